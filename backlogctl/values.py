@@ -255,7 +255,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LedgerEvent:
     """One line of a recovery's record; `hash` covers the line and the previous line's hash."""
 
     recovery_id: str

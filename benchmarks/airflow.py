@@ -58,14 +58,14 @@ def measure(options: Namespace, _: Say) -> Figures:
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         place = Path(scratch)
         if options.smoke:
-            config = demo.write_configuration(place, "localhost:1")
+            config = demo.write_demo_configuration(place, "localhost:1")
             return {"seconds": parse_all_dag_files(config)}
         kafka = stack.enter_context(EmbeddedKafka.start(place / "kafka"))
-        config = demo.write_configuration(place, kafka.bootstrap)
+        config = demo.write_demo_configuration(place, kafka.bootstrap)
         lose_orders(place, kafka.client_properties)
         make_backlog(kafka.bootstrap, demo.PAYMENTS)
         stack.enter_context(ending_consumers(place, kafka.bootstrap, demo.PAYMENTS.topic))
-        demo.start_consumers(config)
+        demo.start_demo_consumers(config)
         await_commits(kafka.bootstrap, demo.PAYMENTS)
         stack.enter_context(demo.watching(config))
         figures |= parse_all_dag_files(config)

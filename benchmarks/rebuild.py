@@ -36,10 +36,10 @@ from backlogctl.partitioners import place_murmur2
 from backlogctl.spark_backfill.injection.brakes import InjectionProgress
 from backlogctl.spark_backfill.injection.job import InjectionJob, record_target_ends
 from backlogctl.spark_backfill.injection.ledger_topic import ensure_ledger_topic, snapshot_ledger
-from backlogctl.spark_backfill.injection.verification import verify
+from backlogctl.spark_backfill.injection.verification import verify_injection
 from backlogctl.spark_backfill.injection.waves import inject
 from backlogctl.spark_backfill.messages.staging import CANARY_CHUNKS
-from backlogctl.spark_backfill.rebuild import plan_rebuild
+from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import RebuildOutcome, RebuildRequest
 from backlogctl.spark_backfill.spark.session import open_session
 from backlogctl.values import Cause, Certainty, Gap, GapState
@@ -246,7 +246,7 @@ def run_rebuild(order: Figures) -> Figures:
             since=datetime(2026, 10, 31, tzinfo=UTC),
         )
         began = time.monotonic()
-        outcome = plan_rebuild(spark, request)
+        outcome = stage_rebuild(spark, request)
         planned = time.monotonic() - began
         assert outcome.verdict != "surplus", outcome
         assert outcome.counts.rebuilt == sum(order["lost"].values()), outcome.counts
@@ -273,7 +273,7 @@ def run_rebuild(order: Figures) -> Figures:
         # The canary is a few small chunks, sent alone and read back: a fixed price.
         canary_at, canary = [mark for mark in marks if mark[1].wave <= CANARY_CHUNKS][-1]
         began = time.monotonic()
-        checked = verify(
+        checked = verify_injection(
             spark,
             properties=properties,
             topic=stream.topic,

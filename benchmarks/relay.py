@@ -18,7 +18,7 @@ import numpy as np
 from confluent_kafka import TopicPartition
 from rich.table import Table
 
-from backlogctl.fanout.relay.guard import Guard
+from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import Order, Position, RelayTask, SourceRange
 from backlogctl.fanout.relay.pool import RelayPool
 from backlogctl.formats import Say
@@ -80,7 +80,7 @@ def relay(broker: Broker, source: str, order: Order, messages: int, scratch: Pat
     group, admin = f"group-{target}", make_admin(broker.properties)
     set_group_offsets(admin, group, source, dict.fromkeys(range(PARTITIONS), 0))
     ends = list_offsets(admin, source, range(PARTITIONS), "latest")
-    guard = Guard(broker.properties, group, source, PARTITIONS, f"r-{number}")
+    guard = GroupGuard(broker.properties, group, source, PARTITIONS, f"r-{number}")
     task = RelayTask(
         broker.properties,
         f"r-20261121-{number:04}",

@@ -22,7 +22,7 @@ from backlogctl.dags.task_context import (
     is_paused,
     is_served,
     list_states,
-    make_console,
+    make_task_console,
     opened,
 )
 from backlogctl.errors import BacklogError, LeaseHeld
@@ -64,7 +64,7 @@ def restore_left_open() -> list[str]:
                 continue
             LOG.info("%s: no task works on it, or will", recovery.id)
             try:
-                restore_layout(workspace, recovery.id, console=make_console(), say=LOG.info)
+                restore_layout(workspace, recovery.id, console=make_task_console(), say=LOG.info)
             except LeaseHeld as held:
                 LOG.info("%s: somebody works on it: %s", recovery.id, held.message)
             except PausedBecause:
@@ -99,7 +99,7 @@ def list_streams() -> list[str]:
         return [workspace.config.stream(name).name for name in dict.fromkeys(named)]
 
 
-def look(stream: str) -> dict[str, Any]:
+def sample_and_judge(stream: str) -> dict[str, Any]:
     """Samples and judges one stream; an alarming one is an event of its asset."""
     context = get_current_context()
     cast("dict[str, Any]", context)["stream"] = stream

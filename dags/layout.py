@@ -76,15 +76,15 @@ class ApprovePlan(HITLOperator):
 
     def execute(self, context: Context) -> Any:
         """Parks until somebody answers, here or elsewhere; not where no answer is needed."""
-        from backlogctl.dags.questions import Question
+        from backlogctl.dags.questions import ApprovalQuestion
 
-        return Question(self, self.plan, context).ask()
+        return ApprovalQuestion(self, self.plan, context).ask()
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Records the answer, by whom, for the plan that was shown and no other."""
-        from backlogctl.dags.questions import ELSEWHERE, Question
+        from backlogctl.dags.questions import ELSEWHERE, ApprovalQuestion
 
-        question = Question(self, self.plan, context)
+        question = ApprovalQuestion(self, self.plan, context)
         if ELSEWHERE in event:
             return question.take_over()
         return question.record(super().execute_complete(context, event))

@@ -18,7 +18,7 @@ from backlogctl.formats import format_moment
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.runbooks.descriptions import (
     carry_out_audit,
-    describe,
+    describe_audit,
     is_alarming,
     list_night_audits,
 )
@@ -148,7 +148,7 @@ def audit(work: dict[str, str]) -> dict[str, Any]:
         stream = workspace.config.stream(work["stream"])
         await_window(context, stream)
         found = carry_out_audit(workspace, stream, work["audit"], LOG.info)
-    told = describe(found)
+    told = describe_audit(found)
     LOG.info("%s: %s: %s", name, told["verdict"], told["sentence"])
     keep_reason(context, f"{told['verdict']}: {told['sentence']}")
     if is_alarming(found):

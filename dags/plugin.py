@@ -40,9 +40,9 @@ class LazyPage:
 
 
 def _make_app() -> ASGIApp:
-    from backlogctl.dags.page.app import make_app
+    from backlogctl.dags.page.app import make_page_app
 
-    return make_app()
+    return make_page_app()
 
 
 # Seen in the address: /backlogctl/ is the page itself, /plugin/backlogctl the page in Airflow.

@@ -45,7 +45,7 @@ from backlogctl.replay.engine.approval import (
 )
 from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import AIRFLOW, Identity, find_identity
+from backlogctl.replay.engine.plan import AIRFLOW, Approver, find_identity
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.runbooks.descriptions import describe_body, describe_subject
 from backlogctl.values import Recovery, RecoveryState
@@ -60,7 +60,7 @@ def waits_for_answer(recovery: Recovery) -> bool:
     return recovery.state is RecoveryState.PLANNED or is_expired(recovery)
 
 
-def park(operator: HITLOperator, context: Context, recovery_id: str) -> None:
+def defer_question(operator: HITLOperator, context: Context, recovery_id: str) -> None:
     """Asks the question and gives the worker back, until it is answered or the time is over.
 
     Raises:
@@ -147,12 +147,12 @@ class AnswerTrigger(HITLTrigger):
 # What the approval does: asks about the plan that was made, and records the answer.
 
 LOG = logging.getLogger("backlogctl.dags")
-__all__ = ["ELSEWHERE", "Question"]
+__all__ = ["ELSEWHERE", "ApprovalQuestion"]
 REJECTED, TIMED_OUT = "rejected", "nobody answered in time"
 _CLOSED = (RecoveryState.REJECTED, RecoveryState.CANCELLED)
 
 
-class Question:
+class ApprovalQuestion:
     """One plan that a task asks a person about."""
 
     def __init__(self, operator: HITLOperator, plan: Any, context: Context) -> None:
@@ -178,14 +178,14 @@ class Question:
             until = format_moment(utc_now() + wait)
             LOG.info("%s waits for its approval, until %s", recovery.id, until)
             keep_reason(context, f"waits for an approval, until {until}")
-        return park(operator, context, recovery.id)
+        return defer_question(operator, context, recovery.id)
 
     def record(self, answer: Mapping[str, Any]) -> Any:
         """Records what somebody chose in Airflow, for the plan that was shown and no other."""
         context = self._context
         responder = answer["responded_by_user"]
         # By name, as Airflow says who triggered a run: an id is a number in some user databases.
-        who = Identity(
+        who = Approver(
             AIRFLOW, str(responder["name"]) if responder else NOBODY, socket.gethostname()
         )
         yes = answer["chosen_options"] == [APPROVE] and responder is not None

@@ -20,7 +20,7 @@ from backlogctl.dags.task_context import (
     find_task_state,
     keep_reason,
     list_states,
-    make_console,
+    make_task_console,
     name_task,
     opened,
     skipping,
@@ -29,7 +29,7 @@ from backlogctl.errors import Refused, UsageError
 from backlogctl.formats import format_moment
 from backlogctl.replay.engine.brakes import INTERRUPTED, PausedBecause
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import Origin, list_recoveries_of_run, name_origin
+from backlogctl.replay.engine.plan import RunOrigin, list_recoveries_of_run, name_origin
 from backlogctl.replay.runbooks.descriptions import describe_end, describe_outcome
 from backlogctl.replay.runbooks.detection import detect_backlog
 from backlogctl.replay.runbooks.requests import (
@@ -44,7 +44,7 @@ from backlogctl.replay.runbooks.work import (
     carry_on,
     hold_for_person,
     lifts_hold,
-    note_task,
+    record_task,
     restore_layout,
 )
 from backlogctl.values import Recovery
@@ -108,7 +108,7 @@ def plan(kind: str, chosen: list[str]) -> dict[str, Any]:
     }
 
 
-def carry_out(approved: dict[str, Any]) -> dict[str, Any]:
+def run_approved(approved: dict[str, Any]) -> dict[str, Any]:
     """Does what the plan says, until it is verified; waits without a worker."""
     context = get_current_context()
     with opened(context) as workspace:
@@ -120,7 +120,7 @@ def carry_out(approved: dict[str, Any]) -> dict[str, Any]:
 def restore(approved: dict[str, Any]) -> None:
     """Gives the layout back, whatever became of the run."""
     with opened(get_current_context()) as workspace:
-        restore_layout(workspace, approved["recovery"], console=make_console(), say=LOG.info)
+        restore_layout(workspace, approved["recovery"], console=make_task_console(), say=LOG.info)
 
 
 def report() -> dict[str, Any]:
@@ -155,9 +155,9 @@ def work_on(workspace: Workspace, context: Context, recovery_id: str) -> Carried
     recovery = workspace.ledger.recoveries.get(recovery_id)
     workspace.kind_of(recovery)
     lifted = lifts_hold(workspace, recovery, task_)
-    note_task(workspace, recovery_id, task_)
+    record_task(workspace, recovery_id, task_)
     try:
-        return carry_on(workspace, recovery_id, make_console(), resumed=lifted)
+        return carry_on(workspace, recovery_id, make_task_console(), resumed=lifted)
     except PausedBecause as pause:
         marked = find_task_state(context, task_) == "failed"
         if pause.why == INTERRUPTED and marked and not recovery.stops_consumers:
@@ -179,7 +179,7 @@ def come_again(context: Context, carried: Carried) -> None:
         raise AirflowRescheduleException(carried.come_again)
 
 
-def make_origin(context: Context, note: str = "") -> Origin:
+def make_origin(context: Context, note: str = "") -> RunOrigin:
     """This run, for the plans that it makes."""
     run = context["dag_run"]
     return name_origin(run.dag_id, run.run_id, note or None)

@@ -32,9 +32,9 @@ from backlogctl.errors import ApprovalNeeded, BacklogError, ConfigurationError, 
 from backlogctl.extras import explain_import
 from backlogctl.replay.engine.brakes import CANARY, CancelRequested, PausedBecause
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import AIRFLOW, Identity, acting_as
+from backlogctl.replay.engine.plan import AIRFLOW, Approver, acting_as
 from backlogctl.replay.opening import open_workspace
-from backlogctl.replay.present.status import say_standing
+from backlogctl.replay.present.status import format_status
 from backlogctl.replay.runbooks.work import WorkTask
 from backlogctl_delivery.visible import escape_text, escape_trace
 
@@ -70,7 +70,7 @@ class RunbookRefusal(AirflowFailException):
 
 def describe_error(error: BacklogError) -> str:
     """An error for people, without secrets."""
-    told = f"\n{say_standing(error.standing)}" if error.standing else ""
+    told = f"\n{format_status(error.standing)}" if error.standing else ""
     return f"{escape_text(mask_secrets(str(error)))}{mask_secrets(told)}"
 
 
@@ -164,15 +164,15 @@ def _say_reason_only(
 # Who a task works for, and what it works with.
 
 
-def find_person(context: Context) -> Identity:
+def find_person(context: Context) -> Approver:
     """Who asked for this run: a user of Airflow, or the DAG that did it by itself."""
     run = context["dag_run"]
     name = getattr(run, "triggering_user_name", None)
-    return Identity(AIRFLOW, name or f"dag/{run.dag_id}", socket.gethostname())
+    return Approver(AIRFLOW, name or f"dag/{run.dag_id}", socket.gethostname())
 
 
 @contextmanager
-def opened(context: Context, person: Identity | None = None) -> Iterator[Workspace]:
+def opened(context: Context, person: Approver | None = None) -> Iterator[Workspace]:
     """Configuration and ledger for one task; what it does is on record as the person's.
 
     Raises:
@@ -182,7 +182,7 @@ def opened(context: Context, person: Identity | None = None) -> Iterator[Workspa
         yield open_workspace(load())
 
 
-def make_console() -> Console:
+def make_task_console() -> Console:
     """Progress as lines of the task's log."""
     return Console(file=sys.stdout, force_terminal=False, width=120)
 

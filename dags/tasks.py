@@ -36,7 +36,7 @@ def carry_out(approved: dict[str, Any]) -> dict[str, Any]:
     """Does what the plan says, until it is verified; waits without a worker."""
     from backlogctl.dags import recoveries
 
-    return recoveries.carry_out(approved)
+    return recoveries.run_approved(approved)
 
 
 @task(**WORK)
@@ -68,7 +68,7 @@ def look(stream: str) -> dict[str, Any]:
     """Samples and judges one stream; an alarming one is an event of its asset."""
     from backlogctl.dags import detection
 
-    return detection.look(stream)
+    return detection.sample_and_judge(stream)
 
 
 @task(trigger_rule="all_done", **LOOK)

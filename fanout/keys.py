@@ -48,7 +48,7 @@ def sample_keys(peek: Peek, unread: Mapping[int, tuple[int, int]]) -> dict[int, 
     return found
 
 
-def measure_skew(keys: Mapping[int, Sequence[bytes | None]], lag: Mapping[int, int]) -> Skew:
+def measure_key_skew(keys: Mapping[int, Sequence[bytes | None]], lag: Mapping[int, int]) -> Skew:
     """The share of the heaviest key; a partition's sample counts by its part of the lag.
 
     Messages without a key are spread evenly, so they are nobody's.

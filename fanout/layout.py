@@ -42,7 +42,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class CanaryLayout:
     """What one consumer drains before the others start."""
 
     messages: int
@@ -64,7 +64,7 @@ class Layout:
     seconds_expanded: float | None
     smallest_factor: int | None
     wins: bool | None
-    canary: Canary
+    canary: CanaryLayout
 
 
 def plan_layout(load: Load, factor: int) -> Layout:
@@ -117,7 +117,7 @@ def find_smallest_factor(load: Load) -> int | None:
     return None
 
 
-def cut_canary(lag: Mapping[int, int], rate_per_consumer: float) -> Canary:
+def cut_canary(lag: Mapping[int, int], rate_per_consumer: float) -> CanaryLayout:
     """What one consumer reads in 10 s: at most a quarter of the backlog, at least 500 messages.
 
     Of a smaller backlog it is all. It takes that long to see the speed of a consumer that commits
@@ -127,10 +127,10 @@ def cut_canary(lag: Mapping[int, int], rate_per_consumer: float) -> Canary:
     wanted = min(math.ceil(CANARY_SECONDS * rate_per_consumer), backlog // CANARY_DIVISOR)
     messages = min(backlog, max(CANARY_AT_LEAST, wanted))
     if not messages:
-        return Canary(0, {})
+        return CanaryLayout(0, {})
     shares = {partition: divmod(messages * behind, backlog) for partition, behind in lag.items()}
     split = {partition: whole for partition, (whole, _) in shares.items()}
     by_rest = sorted(shares, key=lambda partition: (-shares[partition][1], partition))
     for partition in by_rest[: messages - sum(split.values())]:
         split[partition] += 1
-    return Canary(messages, {p: count for p, count in sorted(split.items()) if count})
+    return CanaryLayout(messages, {p: count for p, count in sorted(split.items()) if count})

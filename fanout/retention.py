@@ -33,7 +33,7 @@ HOLD_MARGIN_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadRange:
     """What a group has not read of one partition, `[start, end)`.
 
     `bytes` is the whole partition's size; `oldest_at` the time of the message at `start`; None
@@ -67,7 +67,10 @@ class TimeToLoss:
 
 
 def find_time_to_loss(
-    unread: Iterable[Unread], retention: timedelta | None, limit_bytes: int | None, now: datetime
+    unread: Iterable[UnreadRange],
+    retention: timedelta | None,
+    limit_bytes: int | None,
+    now: datetime,
 ) -> TimeToLoss:
     """The earliest loss over all partitions with something unread, by time or by size.
 
@@ -101,7 +104,7 @@ def needs_hold(loss: TimeToLoss, seconds_to_drain: float | None) -> bool:
     return loss.seconds < HOLD_TIMES * seconds_to_drain + HOLD_MARGIN_SECONDS
 
 
-def _reach_by_size(part: Unread, limit: int) -> float | None:
+def _reach_by_size(part: UnreadRange, limit: int) -> float | None:
     """None where nothing is known, or nothing is written that would push the oldest out."""
     offsets = part.high - part.log_start
     if part.bytes is None or offsets <= 0:
@@ -212,7 +215,7 @@ def raise_retention(
     return ledger.holds.get(hold.id)
 
 
-def give_back(
+def restore_retention(
     ledger: Ledger, connection: Connection, hold: Hold, deadline: Deadline | None = None
 ) -> tuple[str, ...]:
     """Gives a topic the settings that it had before, and releases the hold.

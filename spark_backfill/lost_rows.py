@@ -37,7 +37,7 @@ from backlogctl.spark_backfill.evidence.survivors import (
     LogSpan,
     describe_moves,
     measure_holes,
-    read_offsets,
+    read_current_offsets,
 )
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.messages.candidates import (
@@ -51,8 +51,8 @@ from backlogctl.spark_backfill.messages.candidates import (
 from backlogctl.spark_backfill.messages.rules import ORIGINAL, RESTATED, MessageRules
 from backlogctl.spark_backfill.messages.windows import Bounds, filter_times, find_windows
 from backlogctl.spark_backfill.placing.placement import (
+    GapPlacement,
     Ground,
-    Placement,
     describe_unordered,
     place_candidates,
 )
@@ -111,7 +111,7 @@ def freeze_survivors(
         archives: what was moved off the log.
     """
     topic, properties = rules.stream.topic, request.client_properties
-    offsets = read_offsets(properties, topic, request.partitions)
+    offsets = read_current_offsets(properties, topic, request.partitions)
     for left in reversed(range(_SURVIVOR_TRIES)):
         evidence = SurvivorEvidence(
             spark=spark,
@@ -129,7 +129,7 @@ def freeze_survivors(
         try:
             evidence.freeze()
         except KafkaFailure:
-            again = read_offsets(properties, topic, request.partitions)
+            again = read_current_offsets(properties, topic, request.partitions)
             if not left or not describe_moves(offsets.starts, again.starts):
                 raise
             moved = describe_moves(offsets.starts, again.starts)
@@ -137,7 +137,7 @@ def freeze_survivors(
             offsets = again
             continue
         break
-    now = read_offsets(properties, topic, request.partitions)
+    now = read_current_offsets(properties, topic, request.partitions)
     if moved := describe_moves(offsets.starts, now.starts):
         warn(f"retention moved on meanwhile, {moved}: a new gap may be there")
     return evidence, offsets
@@ -186,7 +186,7 @@ def find_basis(
     holes: Holes,
     counts: LabelCounts,
     proof: Proof,
-    placement: Placement,
+    placement: GapPlacement,
 ) -> VerdictBasis:
     """The basis of the verdict: edges, holes, collapsing, the proof."""
     numbers = placement.gaps
@@ -233,7 +233,7 @@ def _describe_unread(
     return ""
 
 
-def _describe_ragged(placement: Placement) -> str:
+def _describe_ragged(placement: GapPlacement) -> str:
     """Rows that were never sent and rows that are gone, as survivors show them."""
     order = placement.order
     if order is None or not any(placement.gaps.values()):
@@ -393,7 +393,7 @@ MORE_OFTEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LostRowsRequest:
     """What is read, and by which rules."""
 
     spark: SparkSession
@@ -407,7 +407,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LostRows:
     """The candidates with their labels, and what they were judged by.
 
     Attributes:
@@ -422,13 +422,13 @@ class Found:
     injected: InjectedEvidence
     proof: Proof
     zone: str
-    placement: Placement
+    placement: GapPlacement
     young_after: str
     work: Path
     is_short_of_rows: bool
 
 
-def find_lost(reading: Reading, factor: int) -> Found:
+def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     """Reads the table, then the log, and labels each row.
 
     Args:
@@ -479,20 +479,22 @@ def find_lost(reading: Reading, factor: int) -> Found:
         placement = place_candidates(label_candidates(candidates, evidence), ground)
     undated_partitions = {gap.partition for gap in request.gaps if gap.first_time is None}
     short = any(placement.beyond.get(number) for number in undated_partitions)
-    return Found(
+    return LostRows(
         candidates, windows.read, offsets, spans, holes, injected, proof, zone, placement,
         young_after, work, undated is not None and short,
     )  # fmt: skip
 
 
-def _find_undated(reading: Reading, factor: int) -> datetime | None:
+def _find_undated(reading: LostRowsRequest, factor: int) -> datetime | None:
     """From when on rows are read where no sample dates a loss: as many as its partition wrote
     since, and twice that, for partitions that are not written alike."""
     request, access, rules = reading.request, reading.access, reading.rules
     gaps = [gap for gap in request.gaps if gap.first_time is None]
     if not gaps or request.since is not None:
         return None
-    ends = read_offsets(request.client_properties, rules.stream.topic, request.partitions).ends
+    ends = read_current_offsets(
+        request.client_properties, rules.stream.topic, request.partitions
+    ).ends
     total = sum(ends.values())
     rows = max(
         2 * (ends[gap.partition] - (gap.start or 0)) * total // max(1, ends[gap.partition])

@@ -29,11 +29,11 @@ from backlogctl.spark_backfill.existing.messages import place_originals
 from backlogctl.spark_backfill.failures import planning_into
 from backlogctl.spark_backfill.lost_rows import (
     MORE_OFTEN,
-    Found,
-    Reading,
+    LostRows,
+    LostRowsRequest,
     check_policy,
     find_basis,
-    find_lost,
+    find_lost_rows,
     require_messages,
     warn_about_rows,
     warn_about_rules,
@@ -50,7 +50,7 @@ from backlogctl.spark_backfill.placing.placement import (
 from backlogctl.spark_backfill.plan_log import PlanLog
 from backlogctl.spark_backfill.proof import explaining
 from backlogctl.spark_backfill.request import (
-    Counts,
+    CandidateCounts,
     Quarantine,
     RebuildOutcome,
     RebuildRequest,
@@ -69,7 +69,7 @@ from backlogctl.spark_backfill.verdict import (
 from backlogctl.values import Chunk, OffsetRange
 
 
-def plan_rebuild(
+def stage_rebuild(
     spark: SparkSession,
     request: RebuildRequest,
     *,
@@ -108,15 +108,15 @@ def _plan_rows(
 ) -> RebuildOutcome:
     with _open_source(spark, request) as (access, rules, consumed):
         warn_about_rules(request, access, rules, log.warnings)
-        reading = Reading(spark, request, ranges, access, rules, consumed, log, archives)
-        found = find_lost(reading, 1)
+        reading = LostRowsRequest(spark, request, ranges, access, rules, consumed, log, archives)
+        found = find_lost_rows(reading, 1)
         factor = 1
         while found.is_short_of_rows:
             factor *= MORE_OFTEN
             log.warnings.append(
                 f"a loss is older than the rows that were read: {factor} times as many"
             )
-            found = find_lost(reading, factor)
+            found = find_lost_rows(reading, factor)
         stretches = found.injected.list_stretches()
         lost_offsets = count_unsent(request.gaps) or count_expected(ranges, stretches)
         expected = _leave_out_returned(request, found, lost_offsets)
@@ -154,7 +154,7 @@ def _plan_rows(
 
 
 def _leave_out_returned(
-    request: RebuildRequest, found: Found, expected: Mapping[int, int]
+    request: RebuildRequest, found: LostRows, expected: Mapping[int, int]
 ) -> Mapping[int, int]:
     """What an archive gave back again is not lost any more.
 
@@ -176,7 +176,7 @@ def _leave_out_returned(
     return left
 
 
-def _count_gone(request: RebuildRequest, found: Found) -> int:
+def _count_gone(request: RebuildRequest, found: LostRows) -> int:
     """Messages that were put back before and lost again, and that no row makes.
 
     Raises:
@@ -233,16 +233,16 @@ def _fill_gaps(
 class _Result:
     request: RebuildRequest
     rules: MessageRules
-    found: Found
+    found: LostRows
     labels: LabelCounts
     quarantine: Quarantine
     verdict: RebuildVerdict
     uncertain: Uncertain
     slots: Mapping[int, int]
 
-    def counts(self) -> Counts:
+    def counts(self) -> CandidateCounts:
         partitions = self.verdict.partitions
-        return Counts(
+        return CandidateCounts(
             expected=sum(item.expected for item in partitions),
             candidates=self.labels.candidates,
             duplicates=self.labels.duplicates,

@@ -190,7 +190,7 @@ class PartitionOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class CandidateCounts:
     """Totals of a plan: candidates = surviving + consumed + already_injected + outside +
     quarantined + rebuilt.
 
@@ -299,7 +299,7 @@ class RebuildOutcome:
     recovery_id: str
     verdict: str
     reasons: tuple[str, ...]
-    counts: Counts
+    counts: CandidateCounts
     partitions: tuple[PartitionOutcome, ...]
     proof: Proof
     quarantine: Quarantine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backlogctl.config.consumers import Consumers, Expand, Ramp
-from backlogctl.config.delivery import LookBack, LookBackService, Outbox
+from backlogctl.config.delivery import LookBack, LookBackService, OutboxSection
 from backlogctl.config.hooks import Hook
 from backlogctl.config.root import Config, load_config, mask_secrets
 from backlogctl.config.sections import (
@@ -20,7 +20,7 @@ from backlogctl.config.streams import (
     Consumed,
     Expr,
     Identity,
-    Message,
+    MessageSection,
     OffPeak,
     Stream,
     StreamLimits,
@@ -42,9 +42,9 @@ __all__ = [
     "KafkaLedger",
     "LookBack",
     "LookBackService",
-    "Message",
+    "MessageSection",
     "OffPeak",
-    "Outbox",
+    "OutboxSection",
     "Ramp",
     "Source",
     "SourceLimits",

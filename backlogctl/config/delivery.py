@@ -26,7 +26,7 @@ from backlogctl.config.sections import Positive, check_database_url
 from backlogctl_delivery.lookback.settings import LookBackSettings, ServiceSettings
 
 
-class Outbox(Section):
+class OutboxSection(Section):
     """The table `backlog_outbox` in the database of the same name under `sources`."""
 
     cluster: Label = Field(description="A name under `clusters`, where its messages go.")

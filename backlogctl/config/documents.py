@@ -59,7 +59,7 @@ for _tag, _pattern, _first in _PLAIN:
     )
 
 
-def read_document(text: str) -> YamlDocument:
+def parse_document(text: str) -> YamlDocument:
     """Parses the text of a configuration file.
 
     Raises:

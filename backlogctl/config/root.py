@@ -21,8 +21,8 @@ from pydantic import (
 
 from backlogctl.config import base, documents, references
 from backlogctl.config.base import DEFAULT_LEDGER, DatabaseUrl, Label, Section, check_label
-from backlogctl.config.delivery import LookBack, Outbox
-from backlogctl.config.documents import DocumentError, read_document
+from backlogctl.config.delivery import LookBack, OutboxSection
+from backlogctl.config.documents import DocumentError, parse_document
 from backlogctl.config.hooks import Hook, check_hook_streams
 from backlogctl.config.references import Problem, Resolved, resolve_references
 from backlogctl.config.sections import (
@@ -80,7 +80,7 @@ class Config(Section):
         default_factory=dict, description="Kafka clusters by name: client properties."
     )
     sources: dict[Label, Source] = Field(default_factory=dict, description="Databases by name.")
-    outboxes: dict[Label, Outbox] = Field(
+    outboxes: dict[Label, OutboxSection] = Field(
         default_factory=dict,
         description="Databases that hold an [outbox](outbox.md), by their names under `sources`.",
     )
@@ -155,7 +155,7 @@ class Config(Section):
         base_dir = (base_dir or Path.cwd()).absolute()
         problem: ConfigurationError | None = None
         try:
-            document = documents.read_document(text)
+            document = documents.parse_document(text)
         except documents.DocumentError as error:
             where = f"{file}, line {error.line}" if error.line else file
             problem = ConfigurationError(error.problem, subject=where, hint=_HINT)
@@ -393,7 +393,7 @@ def read_outline(path: Path | None = None, env: Mapping[str, str] | None = None)
     env = os.environ if env is None else env
     file = path or Path(env.get("BACKLOG_CONFIG") or DEFAULT_FILE)
     try:
-        data = read_document(file.read_text(encoding="utf-8")).data
+        data = parse_document(file.read_text(encoding="utf-8")).data
     except FileNotFoundError:
         return Outline(file, problem=f"there is no file {file}")
     except (OSError, UnicodeDecodeError) as error:

@@ -163,7 +163,7 @@ class Value(Section):
         return self
 
 
-class Message(Section):
+class MessageSection(Section):
     """How a message is built from a row."""
 
     key: Expr | None = Field(
@@ -283,7 +283,7 @@ class StreamSource(Section):
         description="By how much the gap's time bounds are widened, for rows committed late; with "
         "`sent_time`, for rows marked late.",
     )
-    message: Message = Field(description="How a message is built from a row.")
+    message: MessageSection = Field(description="How a message is built from a row.")
     identity: Identity = Field(description="How a row and its message belong together.")
     consumed: Consumed | None = Field(
         default=None,

@@ -223,7 +223,7 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
         return result
 
 
-def reach(admin: Admin, subject: str, doing: str, limit: Deadline) -> None:
+def wait_for_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> None:
     """Waits until a broker answers, once for a client; before calls that only block.
 
     Raises:

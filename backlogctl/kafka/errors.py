@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError
 
 from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
 from backlogctl_delivery import kafka
-from backlogctl_delivery.kafka import describe, unwrap
+from backlogctl_delivery.kafka import describe_kafka_error, unwrap
 
 
 class TopicMissing(KafkaFailure):
@@ -98,7 +98,7 @@ def translate(
         seconds: the time limit that was given.
     """
     inner = None if isinstance(error, BacklogError) else unwrap(error)
-    code, text = (None, "") if inner is None else (inner.code(), describe(inner))
+    code, text = (None, "") if inner is None else (inner.code(), describe_kafka_error(inner))
     if code in _FENCED:
         return ProducerFenced(
             f"could not {doing}: a newer producer has taken over ({text})",

@@ -159,7 +159,7 @@ def read_group_listings(
     return {one.group_id: GroupListing(name_type(one), name_state(one)) for one in listed}, ""
 
 
-def say_why_not(kind: str | None) -> str:
+def explain_unsupported_group(kind: str | None) -> str:
     """Why a group of this type cannot be recovered; "" where it can."""
     return _WHY.get(kind or "", "")
 

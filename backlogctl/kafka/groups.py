@@ -24,10 +24,10 @@ from backlogctl.kafka.clients import (
     Connection,
     ask,
     connect,
-    reach,
     retry_transient,
     seconds_left,
     wait_for,
+    wait_for_broker,
 )
 from backlogctl.kafka.errors import GroupActive, GroupMissing, TopicMissing
 from backlogctl.kafka.topics import DEFAULT_SECONDS, list_offsets, read_topic_id
@@ -100,7 +100,7 @@ def read_commits(
         return {}
     # Not the admin call: librdkafka 2.16 aborts the process when a broker goes away under an admin
     # request to a coordinator (its issue 4605), and such a client may never recover.
-    reach(admin, subject, doing, limit)
+    wait_for_broker(admin, subject, doing, limit)
     reader = admin.open_reader(group, require_stable)
 
     def call() -> dict[int, Commit | None]:
@@ -170,7 +170,7 @@ def describe_group_states(
 ) -> dict[str, GroupState]:
     """`describe_group_state` of many at once; those that may not or cannot be seen are left out."""
     found: dict[str, GroupState] = {}
-    for some in cut(groups, GROUPS_AT_ONCE):
+    for some in split_batches(groups, GROUPS_AT_ONCE):
         doing, verb = "describe the groups", admin.describe_consumer_groups
         futures = ask(admin, verb, "the cluster", doing, limit, list(some))
         for name, future in futures.items():
@@ -318,7 +318,7 @@ def check_commits(
     return commits
 
 
-def cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+def split_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     """The items in pieces of at most that many."""
     for first in range(0, len(items), size):
         yield items[first : first + size]

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
-from backlogctl.kafka.clients import Properties, find_addresses, make_admin, reach
+from backlogctl.kafka.clients import Properties, find_addresses, make_admin, wait_for_broker
 from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
 
 Result = TypeVar("Result")
@@ -183,7 +183,7 @@ def _explain(properties: Properties, limit: Deadline) -> None:
     try:
         subject = f"cluster {find_addresses(properties)}"
         within = Deadline(min(_EXPLAINED_WITHIN, limit.remaining()))
-        reach(make_admin(properties), subject, "connect", within)
+        wait_for_broker(make_admin(properties), subject, "connect", within)
     except (LoginRefused, EncryptionRefused):
         raise
     except BacklogError:

@@ -33,9 +33,9 @@ from backlogctl.kafka.group_types import (
 from backlogctl.kafka.groups import (
     GROUPS_AT_ONCE,
     check_commits,
-    cut,
     describe_group_states,
     list_consumer_groups,
+    split_batches,
 )
 from backlogctl.kafka.topics import DEFAULT_SECONDS, read_metadata
 from backlogctl_delivery.kafka import AccessDenied
@@ -156,7 +156,7 @@ def read_all_commits(
     Raises:
         ClusterUnreachable, KafkaFailure: a group could not be read for another reason.
     """
-    for some in cut(groups, GROUPS_AT_ONCE):
+    for some in split_batches(groups, GROUPS_AT_ONCE):
         futures = {name: _ask_offsets(admin, name, limit) for name in some}
         for name, future in futures.items():
             try:
@@ -340,7 +340,7 @@ def _read_ends(
     found: dict[tuple[str, int], int] = {}
     latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     subject, doing = "the cluster", "read the ends of all topics"
-    for some in cut(sorted(wanted), _PARTITIONS_AT_ONCE):
+    for some in split_batches(sorted(wanted), _PARTITIONS_AT_ONCE):
         request = {TopicPartition(topic, number): latest for topic, number in some}
         level = IsolationLevel.READ_COMMITTED
         futures = ask(

@@ -31,10 +31,10 @@ from backlogctl.kafka.clients import (
     Connection,
     ask,
     connect,
-    reach,
     retry_transient,
     seconds_left,
     wait_for,
+    wait_for_broker,
 )
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl_delivery.kafka import unwrap
@@ -101,7 +101,7 @@ def read_metadata(
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject = "the cluster" if topic is None else f"topic {topic}"
-    reach(admin, subject, "read the metadata", limit)
+    wait_for_broker(admin, subject, "read the metadata", limit)
     try:
         if topic is None:
             return admin.list_topics(timeout=seconds_left(limit))

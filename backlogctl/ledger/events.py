@@ -18,7 +18,7 @@ from sqlalchemy.engine import RowMapping
 from backlogctl.clock import format_time
 from backlogctl.errors import ApprovalNeeded, InvalidTransition, LeaseHeld, UsageError
 from backlogctl.ledger.schema import Manager, events, make_value, read_values, recoveries, runner
-from backlogctl.values import Event, Recovery, RecoveryState
+from backlogctl.values import LedgerEvent, Recovery, RecoveryState
 from backlogctl_delivery.database import encode_json
 
 # Who holds a lease: a process that can be told from a later one with the same pid.
@@ -162,7 +162,7 @@ class Events(Manager):
         detail: Mapping[str, Any] | None = None,
         *,
         owner: Owner | None = None,
-    ) -> Event:
+    ) -> LedgerEvent:
         """Adds a line at the end of the recovery's record.
 
         Args:
@@ -180,7 +180,7 @@ class Events(Manager):
                 refuse_lost_lease(get_recovery_row(connection, recovery_id), owner)
             return line
 
-    def list(self, recovery_id: str) -> tuple[Event, ...]:
+    def list(self, recovery_id: str) -> tuple[LedgerEvent, ...]:
         """The record, oldest line first."""
         with self._database.read() as connection:
             return _read_events(connection, recovery_id)
@@ -216,7 +216,7 @@ class Events(Manager):
         return None
 
 
-def hash_event(event: Event) -> str:
+def hash_event(event: LedgerEvent) -> str:
     """sha256 over the canonical JSON of a line and the hash of the line before it."""
     line = {
         "recovery": event.recovery_id,
@@ -237,11 +237,13 @@ def append_event(
     actor: str,
     action: str,
     detail: Mapping[str, Any],
-) -> Event:
+) -> LedgerEvent:
     """Adds a line inside a transaction; the recovery's row is locked, so lines do not fork."""
     head = get_recovery_row(connection, recovery_id, *_HEAD, lock=True)
     sequence = int(head["events_length"]) + 1
-    line = Event(recovery_id, sequence, at, actor, action, dict(detail), head["events_head"], "")
+    line = LedgerEvent(
+        recovery_id, sequence, at, actor, action, dict(detail), head["events_head"], ""
+    )
     line = replace(line, hash=hash_event(line))
     connection.execute(insert(events).values(**asdict(line)))
     connection.execute(
@@ -252,6 +254,6 @@ def append_event(
     return line
 
 
-def _read_events(connection: Connection, recovery_id: str) -> tuple[Event, ...]:
+def _read_events(connection: Connection, recovery_id: str) -> tuple[LedgerEvent, ...]:
     query = select(events).where(events.c.recovery_id == recovery_id).order_by(events.c.sequence)
-    return read_values(connection, query, Event)
+    return read_values(connection, query, LedgerEvent)

@@ -38,7 +38,7 @@ from sqlalchemy.types import TypeEngine
 
 from backlogctl.clock import format_time, read_time
 from backlogctl.errors import BacklogError, InvalidTransition, LedgerError, Refused
-from backlogctl.values import Event, Gap, Recovery
+from backlogctl.values import Gap, LedgerEvent, Recovery
 from backlogctl_delivery import database
 from backlogctl_delivery.database import JsonText, UtcTime
 from backlogctl_delivery.database_failures import Trouble, clean_reason, find_trouble
@@ -256,7 +256,7 @@ recovery_gaps = Table(
     Column("gap_id", Text, ForeignKey("backlog_gaps.id"), primary_key=True),
 )
 
-events = table_of("backlog_events", Event, key=("recovery_id", "sequence"))
+events = table_of("backlog_events", LedgerEvent, key=("recovery_id", "sequence"))
 
 
 # The ledger's database, whose triggers and constraints refuse what must not be.

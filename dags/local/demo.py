@@ -56,7 +56,7 @@ WATCH_EVERY = timedelta(seconds=10)
 PAYMENTS = Size(orders=300_000, rate=120, arriving=200, topic="payments", group="payment-service")
 
 
-class Steps:
+class StepPrinter:
     """Says what is done, while it is done."""
 
     def __init__(self, console: Console) -> None:
@@ -114,19 +114,19 @@ def show_shop(console: Console, place: Path, port: int) -> None:
         BacklogError: a part of it could not be started, or has ended.
     """
     check_port(port)  # before all that takes time
-    steps = Steps(console)
+    steps = StepPrinter(console)
     with ExitStack() as stack:
         stack.callback(lambda: console.print("  everything was stopped"))
         with steps.doing("Kafka"):
             kafka = EmbeddedKafka.start(place / "kafka", progress=steps.say)
         stack.enter_context(kafka)
-        config = write_configuration(place, kafka.bootstrap)
+        config = write_demo_configuration(place, kafka.bootstrap)
         with steps.doing("10,000 orders, of which 1,000 are lost"):
             lose_orders(place, kafka.client_properties)
         with steps.doing(f"{PAYMENTS.orders:,} payments that wait, and slow consumers"):
             make_backlog(kafka.bootstrap, PAYMENTS)
             stack.enter_context(ending_consumers(place, kafka.bootstrap, PAYMENTS.topic))
-            start_consumers(config)
+            start_demo_consumers(config)
             await_commits(kafka.bootstrap, PAYMENTS)
             stack.enter_context(NewOrders(kafka.bootstrap, PAYMENTS, published=PAYMENTS.orders))
             stack.enter_context(watching(config))
@@ -147,7 +147,7 @@ def show_shop(console: Console, place: Path, port: int) -> None:
             console.print("\n  stopping Airflow, the consumers and Kafka …")
 
 
-def write_configuration(place: Path, bootstrap: str) -> Path:
+def write_demo_configuration(place: Path, bootstrap: str) -> Path:
     """The shop's backlog.yaml."""
     text = render_configuration(utc_now()) + "\n" + render_stream(PAYMENTS)
     path = place / "backlog.yaml"
@@ -155,7 +155,7 @@ def write_configuration(place: Path, bootstrap: str) -> Path:
     return path
 
 
-def start_consumers(config: Path) -> None:
+def start_demo_consumers(config: Path) -> None:
     """The usual consumers of the payments."""
     workspace, stream = _open(config)
     fleet = fleet_of(workspace, stream, Role.ORIGINAL)

@@ -64,7 +64,7 @@ def check_port(port: int) -> None:
         )
 
 
-def make_environment(
+def make_airflow_environment(
     home: Path, ports: tuple[int, int], config: Path, users: Iterable[User]
 ) -> dict[str, str]:
     """The environment of Airflow, without the user's own settings of it.
@@ -187,7 +187,7 @@ class AirflowStandalone:
         passwords.touch(0o600)
         passwords.write_text(json.dumps({user.name: user.password for user in users}))
         ports = (port, free_port())
-        environment = make_environment(place, ports, config.absolute(), users)
+        environment = make_airflow_environment(place, ports, config.absolute(), users)
         self = cls(place, ports, users, {**environment, **(extra_env or {})})
         self.launch(progress)
         return self

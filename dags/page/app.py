@@ -28,8 +28,8 @@ from backlogctl.errors import BacklogError, ConfigurationError, LedgerError, Ref
 from backlogctl.replay.engine.plan import find_origin, list_recoveries_of_run
 from backlogctl.replay.present.report import make_report
 from backlogctl.replay.present.report_page import render_page
-from backlogctl.replay.web.page.app import Guard, find_root, make_headers
-from backlogctl.replay.web.page.rendering import make_environment
+from backlogctl.replay.web.page.app import PageGuard, find_root, make_headers
+from backlogctl.replay.web.page.rendering import make_templates
 from backlogctl.replay.web.page.words import say_ago
 from backlogctl.values import Recovery
 
@@ -130,7 +130,7 @@ def _render(template: str, status: int, **values: Any) -> HTMLResponse:
 
 @cache
 def _make_environment() -> Environment:
-    return make_environment(mask_secrets, "backlogctl.dags.page", "backlogctl.replay.web.page")
+    return make_templates(mask_secrets, "backlogctl.dags.page", "backlogctl.replay.web.page")
 
 
 LOG = logging.getLogger("backlogctl.airflow.page")
@@ -138,7 +138,7 @@ _STATIC = Path(next(iter(backlogctl.replay.web.page.__path__))) / "static"
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 
-def make_app(cache: PageCache | None = None) -> FastAPI:
+def make_page_app(cache: PageCache | None = None) -> FastAPI:
     """The application; it only reads. Airflow's origin alone may show it in a frame."""
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.cache = cache = cache or PageCache()
@@ -202,7 +202,7 @@ def make_app(cache: PageCache | None = None) -> FastAPI:
             status=500,
         )
 
-    app.add_middleware(Guard, headers=make_headers(), say_fault=say_fault)
+    app.add_middleware(PageGuard, headers=make_headers(), say_fault=say_fault)
     app.add_exception_handler(BacklogError, _say_error)
     app.add_exception_handler(HTTPException, _say_refusal)
     return app

@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import Pool, QueuePool
 from sqlalchemy.types import TypeEngine
 
-from backlogctl_delivery.database_failures import Place, explain_failure
+from backlogctl_delivery.database_failures import DatabasePlace, explain_failure
 from backlogctl_delivery.errors import BacklogError, ConfigurationError
 
 
@@ -136,7 +136,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = parse_url(url, self.what)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.place = Place(self.what, self.url, self.key, self.make_tables_hint)
+        self.place = DatabasePlace(self.what, self.url, self.key, self.make_tables_hint)
         if self.is_sqlite:
             self._make_private_file()
         self._engine = make_engine(self.url)

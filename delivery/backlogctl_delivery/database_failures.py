@@ -138,7 +138,7 @@ _PASSING_NUMBERS = (1021, 1114, 1290, 1836, 3024)  # a full disk or table, read-
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DatabasePlace:
     """A database, as texts name it.
 
     Attributes:
@@ -212,7 +212,9 @@ def find_trouble(error: DBAPIError, url: URL) -> Trouble:
     return Trouble.OTHER
 
 
-def explain_failure(error: SQLAlchemyError, place: Place, make: type[BacklogError]) -> BacklogError:
+def explain_failure(
+    error: SQLAlchemyError, place: DatabasePlace, make: type[BacklogError]
+) -> BacklogError:
     """The error as it is told, with what to do next."""
     if not isinstance(error, DBAPIError):
         # Of the pool: all connections are in use, by statements that hang.
@@ -234,7 +236,7 @@ def explain_failure(error: SQLAlchemyError, place: Place, make: type[BacklogErro
     return make(message, subject=place.label, hint=hint, retryable=is_passing)
 
 
-def _word(trouble: Trouble, reason: str, place: Place) -> tuple[str, str]:
+def _word(trouble: Trouble, reason: str, place: DatabasePlace) -> tuple[str, str]:
     match trouble:
         case Trouble.LOCKED:
             return (

@@ -302,7 +302,7 @@ def translate(
         if isinstance(error, TimeoutError):
             return _unreachable(subject, doing, addresses, last_report, seconds, "timed out")
         return KafkaFailure(f"could not {doing}: {type(error).__name__}: {error}", subject=subject)
-    code, text = inner.code(), describe(inner)
+    code, text = inner.code(), describe_kafka_error(inner)
     if is_refused_login(inner):
         return refuse_login(inner, subject, doing, addresses)
     if code == KafkaError._SSL:
@@ -367,6 +367,6 @@ def _unreachable(
     )
 
 
-def describe(error: KafkaError) -> str:
+def describe_kafka_error(error: KafkaError) -> str:
     text = error.str()
     return f"{error.name()}: {text}" if text else error.name()

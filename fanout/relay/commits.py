@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import Refused
-from backlogctl.fanout.relay.interface import name_transactional_id
+from backlogctl.fanout.relay.interface import name_relay_transactional_id
 from backlogctl.kafka.clients import Admin, make_producer, outlast, seconds_left
 from backlogctl.kafka.errors import translate
 
@@ -241,7 +241,7 @@ def fence_relays(
             producer = make_producer(
                 properties,
                 {
-                    "transactional.id": name_transactional_id(prefix, topic, partition),
+                    "transactional.id": name_relay_transactional_id(prefix, topic, partition),
                     "transaction.timeout.ms": transaction_timeout_ms,
                 },
             )

@@ -33,7 +33,7 @@ _SETTINGS: Mapping[str, object] = {
 }
 
 
-class Guard:
+class GroupGuard:
     """A member of the group that reads nothing. Used from one thread; a second one polls."""
 
     def __init__(

@@ -95,10 +95,10 @@ class RelayTask:
 
     def transactional_id(self, partition: int) -> str:
         """The static transactional.id of a source partition's relay."""
-        return name_transactional_id(self.transactional_prefix, self.source, partition)
+        return name_relay_transactional_id(self.transactional_prefix, self.source, partition)
 
 
-def name_transactional_id(prefix: str, topic: str, partition: int) -> str:
+def name_relay_transactional_id(prefix: str, topic: str, partition: int) -> str:
     """Static, without the recovery's id: else a zombie of a cancelled recovery is not fenced.
 
     A colon is in no topic's name, so it is never an injection's id.

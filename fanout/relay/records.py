@@ -39,7 +39,7 @@ from backlogctl.kafka.clients import (
 )
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
 from backlogctl.partitioners import PARTITIONERS
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 from backlogctl_delivery.kafka import unwrap
 
 # Settings of a relay's reader and writer; a process's partitions share its memory.
@@ -125,7 +125,7 @@ READ_AT_ONCE = 5_000
 
 
 @dataclass
-class Batch:
+class RecordBatch:
     """Messages in order, the position after them, and whether nothing more is there now."""
 
     messages: list[Message]
@@ -133,13 +133,13 @@ class Batch:
     at_end: bool
 
 
-def read_batch(consumer: Consumer, position: int, end: int | None, subject: str) -> Batch:
+def read_batch(consumer: Consumer, position: int, end: int | None, subject: str) -> RecordBatch:
     """The next messages from `position` on, before `end`.
 
     Raises:
         PositionExpired: retention was faster.
     """
-    found = Batch([], position, at_end=False)
+    found = RecordBatch([], position, at_end=False)
     for message in consumer.consume(READ_AT_ONCE, 0.1):
         error = message.error()
         if error is None:
@@ -289,7 +289,7 @@ class _Relay:
         producer = self._producer = self._make_producer()  # 1. with the partition's static id
         take_over = partial(producer.init_transactions, _INIT_SECONDS)
         self._call(take_over, "take over", _INIT_SECONDS)  # 2. fences
-        reach("p4.6.init.after")
+        reach_crashpoint("p4.6.init.after")
         self._read_start(admin)  # 3. the group's stable commit says how far we are
         consumer = self._open_reader(admin)
         try:
@@ -304,7 +304,7 @@ class _Relay:
             consumer.close()
         return self._position()
 
-    def _copy(self, producer: Producer, consumer: Consumer, batch: Batch) -> None:
+    def _copy(self, producer: Producer, consumer: Consumer, batch: RecordBatch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
         self._call(producer.begin_transaction, "begin")  # 5.
         opened = self._opened = _Transaction(time.monotonic())
@@ -316,12 +316,12 @@ class _Relay:
         # All written first: while an offset is pending, a reader of uncommitted data that joins the
         # group would begin before it, and handle these messages too.
         self._flush(producer)
-        reach("p4.6.produce.after")
+        reach_crashpoint("p4.6.produce.after")
         after = self._count(opened)
         self._send_offsets(producer, after)  # 7. into the original group, by the guard's metadata
-        reach("p4.6.offsets.after")
+        reach_crashpoint("p4.6.offsets.after")
         self._call(lambda: producer.commit_transaction(_CALL_SECONDS), "commit")  # 8.
-        reach("p4.6.commit.after")
+        reach_crashpoint("p4.6.commit.after")
         self._call(lambda: producer.poll(0), "commit")
         self._counters = after
         self._notify(self._position())
@@ -361,10 +361,10 @@ class _Relay:
         assign_partitions(consumer, [start])
         return consumer
 
-    def _read(self, consumer: Consumer) -> Batch:
+    def _read(self, consumer: Consumer) -> RecordBatch:
         return read_batch(consumer, self._next, self._part.end, self._subject)
 
-    def _produce(self, producer: Producer, batch: Batch, opened: _Transaction) -> None:
+    def _produce(self, producer: Producer, batch: RecordBatch, opened: _Transaction) -> None:
         assert self._router is not None
         messages, target = batch.messages, self._task.target
         self._next = batch.reached
@@ -397,7 +397,7 @@ class _Relay:
                 except KafkaException as error:
                     self._raise_write(producer, error)
             if at == len(messages) // 2:
-                reach("p4.6.produce.middle")
+                reach_crashpoint("p4.6.produce.middle")
         self._call(lambda: producer.poll(0), "write")
         opened.count += len(messages)
         opened.bytes += size

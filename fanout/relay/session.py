@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced
-from backlogctl.fanout.relay.guard import Guard
+from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import (
     GuardLost,
     Patience,
@@ -48,7 +48,7 @@ class RelaySession:
 
     def __init__(
         self,
-        guard: Callable[[], Guard],
+        guard: Callable[[], GroupGuard],
         task: Callable[[bytes], RelayTask],
         log: Path,
         hooks: Hooks,
@@ -61,7 +61,7 @@ class RelaySession:
         self._log = log
         self._hooks = hooks
         self._processes = processes
-        self._guard: Guard | None = None
+        self._guard: GroupGuard | None = None
         self._metadata = b""
         self._pool: RelayPool | None = None
         self._spares = Spares(log)

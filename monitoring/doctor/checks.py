@@ -14,10 +14,10 @@ from backlogctl.kafka.errors import TopicMissing
 Part = TypeVar("Part")
 Rule = TypeVar("Rule", bound=Callable[..., object])
 CATALOGUE: dict[str, Check] = {}
-_RULES: dict[Callable[..., Any], Room] = {}
+_RULES: dict[Callable[..., Any], CheckScope] = {}
 
 
-class Room(StrEnum):
+class CheckScope(StrEnum):
     """Where a check looks."""
 
     TOPIC = "Topic and brokers"
@@ -52,13 +52,13 @@ class Check:
     """What a finding is about, and why it matters."""
 
     name: str
-    room: Room
+    room: CheckScope
     title: str
     why: str
     more: str
 
 
-class Level(StrEnum):
+class CheckLevel(StrEnum):
     """Worst first."""
 
     LOSES = "loses"  # messages are lost, or will be after one failure that is to be expected
@@ -67,11 +67,11 @@ class Level(StrEnum):
     WARNS = "warns"  # costs time or figures, and loses nothing by itself
 
 
-_ORDER = {level: number for number, level in enumerate(Level)}
+_ORDER = {level: number for number, level in enumerate(CheckLevel)}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """One finding.
 
     Attributes:
@@ -83,7 +83,7 @@ class Finding:
     """
 
     check: str
-    level: Level
+    level: CheckLevel
     subject: str
     found: str
     mend: str
@@ -97,7 +97,7 @@ class Finding:
     @property
     def needs_somebody(self) -> bool:
         """Whether it loses messages or stops a recovery."""
-        return self.level in (Level.LOSES, Level.STOPS)
+        return self.level in (CheckLevel.LOSES, CheckLevel.STOPS)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -113,50 +113,50 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadablePart:
     """A part that could not be read: what needs it cannot be judged."""
 
     part: str
     error: BacklogError
 
-    @Room.RIGHTS.check(
+    @CheckScope.RIGHTS.check(
         "unread",
         "What could not be read",
         "What was not read cannot be judged: no finding is no proof here.",
     )
-    def to_finding(self) -> Finding:
+    def to_finding(self) -> CheckFinding:
         """That it is unknown, and why; without its topic nothing can be recovered."""
-        return Finding(
+        return CheckFinding(
             "unread",
-            Level.STOPS if isinstance(self.error, TopicMissing) else Level.UNKNOWN,
+            CheckLevel.STOPS if isinstance(self.error, TopicMissing) else CheckLevel.UNKNOWN,
             self.error.subject or self.part,
             f"{self.part} could not be read: {self.error.message}",
             self.error.hint or "run `backlogctl doctor` again once it can be read",
         )
 
 
-def read_part(part: str, read: Callable[[], Part]) -> Part | Unread:
+def read_part(part: str, read: Callable[[], Part]) -> Part | UnreadablePart:
     """What it reads, or why it could not."""
     try:
         return read()
     except BacklogError as error:
-        return Unread(part, error)
+        return UnreadablePart(part, error)
 
 
-def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def sort_findings(findings: Iterable[CheckFinding]) -> tuple[CheckFinding, ...]:
     """Worst first, each once."""
     return tuple(sorted(dict.fromkeys(findings), key=lambda one: _ORDER[one.level]))
 
 
-def choose_exit_code(findings: Iterable[Finding]) -> int:
+def choose_exit_code(findings: Iterable[CheckFinding]) -> int:
     """0 well, 1 something loses messages or stops a recovery, 2 cannot tell."""
     found = list(findings)
     if any(one.needs_somebody for one in found):
         return 1
-    return 2 if any(one.level is Level.UNKNOWN for one in found) else 0
+    return 2 if any(one.level is CheckLevel.UNKNOWN for one in found) else 0
 
 
-def apply_rules(rooms: Iterable[Room], parts: Mapping[str, object]) -> Iterator[Finding]:
+def apply_rules(rooms: Iterable[CheckScope], parts: Mapping[str, object]) -> Iterator[CheckFinding]:
     """Calls each rule of these rooms by the names of its parameters.
 
     A rule is left out where a part is unknown, unless its parameter has a default.

@@ -18,7 +18,7 @@ import yaml
 from backlogctl.clock import parse_duration
 from backlogctl.errors import BacklogError, UsageError
 from backlogctl.formats import format_bytes, format_duration
-from backlogctl.monitoring.doctor.checks import Finding, Level, Room, apply_rules
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel, CheckScope, apply_rules
 
 # A client's configuration file: Java properties, librdkafka's, Spring's in YAML or properties.
 
@@ -289,45 +289,45 @@ class _Settings:
         default = "" if name in self.given else f", {self.dialect}'s default"
         return f"{name} is {self.read(name) or 'not set'}{default}"
 
-    def find(self, check: str, level: Level, found: str, mend: str) -> Finding:
-        return Finding(check, level, self.subject, found, mend)
+    def find(self, check: str, level: CheckLevel, found: str, mend: str) -> CheckFinding:
+        return CheckFinding(check, level, self.subject, found, mend)
 
 
-def judge_client(file: ClientFile) -> Iterator[Finding]:
+def judge_client(file: ClientFile) -> Iterator[CheckFinding]:
     """The producer and the consumer of a file, as far as it has them."""
     for room, name, given in (
-        (Room.PRODUCER, "producer", file.producer),
-        (Room.CONSUMER, "consumer", file.consumer),
+        (CheckScope.PRODUCER, "producer", file.producer),
+        (CheckScope.CONSUMER, "consumer", file.consumer),
     ):
         if given is not None:
             settings = _Settings(f"{name} in {file.path.name}", file.dialect, given)
             yield from apply_rules((room,), {"s": settings})
-            if room is Room.PRODUCER or file.producer is None:
+            if room is CheckScope.PRODUCER or file.producer is None:
                 yield from _judge_unreadable(settings)
 
 
-@Room.PRODUCER.check(
+@CheckScope.PRODUCER.check(
     "producer-acks",
     "`acks`",
     "Only with `acks=all` has a message reached more than one broker when it is acknowledged.",
 )
-def _judge_acks(s: _Settings) -> Iterator[Finding]:
+def _judge_acks(s: _Settings) -> Iterator[CheckFinding]:
     if s.read("acks") not in ("all", "-1"):
-        yield s.find("producer-acks", Level.LOSES, s.say("acks"), "acks=all")
+        yield s.find("producer-acks", CheckLevel.LOSES, s.say("acks"), "acks=all")
 
 
-@Room.PRODUCER.check(
+@CheckScope.PRODUCER.check(
     "producer-retries",
     "`retries` and `delivery.timeout.ms`",
     "A leader that moves refuses for some seconds: a producer that gives up before loses what "
     "its application does not send again.",
 )
-def _judge_retries(s: _Settings) -> Iterator[Finding]:
+def _judge_retries(s: _Settings) -> Iterator[CheckFinding]:
     retries, delivery = s.read_number("retries"), s.read_number("delivery.timeout.ms")
     linger, request = s.read_number("linger.ms"), s.read_number("request.timeout.ms")
     if retries == 0:
         yield s.find(
-            *("producer-retries", Level.LOSES, s.say("retries")),
+            *("producer-retries", CheckLevel.LOSES, s.say("retries")),
             "leave retries at its default, and bound the time by delivery.timeout.ms",
         )
     if delivery is None:
@@ -336,7 +336,7 @@ def _judge_retries(s: _Settings) -> Iterator[Finding]:
         least = (linger or 0) + (request or 0)
         if delivery < least and "delivery.timeout.ms" in s.given:
             yield s.find(
-                *("client-file", Level.STOPS),
+                *("client-file", CheckLevel.STOPS),
                 f"delivery.timeout.ms {delivery} is less than linger.ms + request.timeout.ms "
                 f"({least}): the producer does not start",
                 f"delivery.timeout.ms={max(120_000, least)}",
@@ -344,20 +344,20 @@ def _judge_retries(s: _Settings) -> Iterator[Finding]:
             return
     if 0 < delivery < _ELECTION_MS:
         yield s.find(
-            *("producer-retries", Level.LOSES),
+            *("producer-retries", CheckLevel.LOSES),
             f"delivery.timeout.ms is {delivery} ({format_duration(delivery / 1000)}): shorter than "
             "an election of leaders may take",
             "delivery.timeout.ms=120000",
         )
 
 
-@Room.PRODUCER.check(
+@CheckScope.PRODUCER.check(
     "producer-idempotence",
     "`enable.idempotence` and requests in flight",
     "Without idempotence a retry may write a message twice, and with several requests in "
     "flight also change their order (KIP-98).",
 )
-def _judge_idempotence(s: _Settings) -> Iterator[Finding]:
+def _judge_idempotence(s: _Settings) -> Iterator[CheckFinding]:
     flight = s.read_number("max.in.flight.requests.per.connection")
     on, asked = s.read("enable.idempotence") == "true", "enable.idempotence" in s.given
     acks_all = s.read("acks") in ("all", "-1")
@@ -368,14 +368,14 @@ def _judge_idempotence(s: _Settings) -> Iterator[Finding]:
         conflicts.append(s.say("retries"))
     if on and asked and conflicts and "max.in.flight.requests.per.connection" in s.given:
         yield s.find(
-            *("client-file", Level.STOPS),
+            *("client-file", CheckLevel.STOPS),
             f"enable.idempotence is true, but {' and '.join(conflicts)}: the producer does not "
             "start",
             "acks=all and max.in.flight.requests.per.connection=5",
         )
     elif on and asked and not acks_all:
         yield s.find(
-            *("client-file", Level.STOPS),
+            *("client-file", CheckLevel.STOPS),
             f"enable.idempotence is true, but {s.say('acks')}: the producer does not start",
             "acks=all",
         )
@@ -384,24 +384,24 @@ def _judge_idempotence(s: _Settings) -> Iterator[Finding]:
         more = f", and {s.say('max.in.flight.requests.per.connection')}"
         why = s.say("enable.idempotence") if not on else "not in force: " + " and ".join(conflicts)
         yield s.find(
-            *("producer-idempotence", Level.WARNS),
+            *("producer-idempotence", CheckLevel.WARNS),
             why + (more if flight != 1 and not on else ""),
             "enable.idempotence=true, acks=all, max.in.flight.requests.per.connection=5",
         )
 
 
-@Room.PRODUCER.check(
+@CheckScope.PRODUCER.check(
     "producer-buffer",
     "`buffer.memory`, `max.block.ms`, `linger.ms`",
     "What waits in memory is lost when the process ends, and when the buffer is full a send "
     "fails after `max.block.ms`.",
 )
-def _judge_buffer(s: _Settings) -> Iterator[Finding]:
+def _judge_buffer(s: _Settings) -> Iterator[CheckFinding]:
     linger, block = s.read_number("linger.ms"), s.read_number("max.block.ms")
     memory = s.read_number("buffer.memory")
     if linger is not None and linger > _LINGER_MS:
         yield s.find(
-            *("producer-buffer", Level.WARNS),
+            *("producer-buffer", CheckLevel.WARNS),
             f"linger.ms is {linger}: up to {format_duration(linger / 1000)} of messages are in "
             "memory only",
             "linger.ms=20, and flush before the process ends",
@@ -410,7 +410,7 @@ def _judge_buffer(s: _Settings) -> Iterator[Finding]:
         return
     if block < _BLOCK_MS:
         yield s.find(
-            *("producer-buffer", Level.LOSES),
+            *("producer-buffer", CheckLevel.LOSES),
             f"max.block.ms is {block}: once buffer.memory ({format_bytes(memory)}) is full, or "
             "the metadata is late, a send fails after that time, and the message is lost unless "
             "the application sends it again",
@@ -418,19 +418,19 @@ def _judge_buffer(s: _Settings) -> Iterator[Finding]:
         )
     elif memory < 4 * 1024 * 1024:
         yield s.find(
-            *("producer-buffer", Level.WARNS),
+            *("producer-buffer", CheckLevel.WARNS),
             f"buffer.memory is {format_bytes(memory)}: a short outage fills it, and sends wait",
             "buffer.memory=33554432",
         )
 
 
-@Room.CONSUMER.check(
+@CheckScope.CONSUMER.check(
     "consumer-commits",
     "Automatic commits",
     "Offsets that are committed by time say what was fetched, not what was done: after a "
     "crash the difference is skipped, and no hole shows it.",
 )
-def _judge_commits(s: _Settings) -> Iterator[Finding]:
+def _judge_commits(s: _Settings) -> Iterator[CheckFinding]:
     if s.read("enable.auto.commit") != "true":
         return
     stores = s.dialect is Dialect.LIBRDKAFKA and s.read("enable.auto.offset.store") == "true"
@@ -440,7 +440,7 @@ def _judge_commits(s: _Settings) -> Iterator[Finding]:
     if stores:
         found += f"; {s.say('enable.auto.offset.store')}: stored before it is handled"
     yield s.find(
-        *("consumer-commits", Level.LOSES if stores else Level.WARNS, found),
+        *("consumer-commits", CheckLevel.LOSES if stores else CheckLevel.WARNS, found),
         "enable.auto.offset.store=false, and store each offset once its message is handled"
         if stores
         else "enable.auto.commit=false, and commit once messages are handled; it is safe only "
@@ -448,67 +448,67 @@ def _judge_commits(s: _Settings) -> Iterator[Finding]:
     )
 
 
-@Room.CONSUMER.check(
+@CheckScope.CONSUMER.check(
     "consumer-reset",
     "`auto.offset.reset`",
     "It decides without a word where a group without valid commits starts: `latest` skips "
     "everything that is unread, and so does a group whose messages expired.",
 )
-def _judge_reset(s: _Settings) -> Iterator[Finding]:
+def _judge_reset(s: _Settings) -> Iterator[CheckFinding]:
     reset = s.read("auto.offset.reset")
     if reset in ("latest", "largest", "end"):
         yield s.find(
-            *("consumer-reset", Level.LOSES, s.say("auto.offset.reset")),
+            *("consumer-reset", CheckLevel.LOSES, s.say("auto.offset.reset")),
             "auto.offset.reset=none (the consumer fails, and a person decides), or earliest where "
             "repeated messages do no harm",
         )
 
 
-@Room.CONSUMER.check(
+@CheckScope.CONSUMER.check(
     "consumer-polls",
     "`max.poll.interval.ms` and `max.poll.records`",
     "A member that handles its messages for longer is put out of the group: its partitions "
     "move, and what it did is done again.",
 )
-def _judge_polls(s: _Settings) -> Iterator[Finding]:
+def _judge_polls(s: _Settings) -> Iterator[CheckFinding]:
     poll, session = s.read_number("max.poll.interval.ms"), s.read_number("session.timeout.ms")
     if poll is not None and poll < _POLL_MS:
         each = "" if s.dialect is Dialect.LIBRDKAFKA else f" for {s.read('max.poll.records')} each"
         yield s.find(
-            *("consumer-polls", Level.WARNS),
+            *("consumer-polls", CheckLevel.WARNS),
             f"max.poll.interval.ms is {poll} ({format_duration(poll / 1000)}{each})",
             "max.poll.interval.ms=300000, or fewer max.poll.records",
         )
     if s.dialect is Dialect.LIBRDKAFKA and None not in (poll, session) and poll < session:  # type: ignore[operator]
         yield s.find(
-            *("client-file", Level.STOPS),
+            *("client-file", CheckLevel.STOPS),
             f"max.poll.interval.ms {poll} is less than session.timeout.ms {session}: the consumer "
             "does not start",
             "max.poll.interval.ms=300000",
         )
 
 
-@Room.CONSUMER.check(
+@CheckScope.CONSUMER.check(
     "consumer-isolation",
     "`isolation.level`",
     "A reader of uncommitted messages handles those of aborted transactions too, as a "
     "recovery leaves them when it is interrupted.",
 )
-def _judge_isolation(s: _Settings) -> Iterator[Finding]:
+def _judge_isolation(s: _Settings) -> Iterator[CheckFinding]:
     if s.read("isolation.level") == "read_uncommitted":
         yield s.find(
-            *("consumer-isolation", Level.WARNS, s.say("isolation.level")),
+            *("consumer-isolation", CheckLevel.WARNS, s.say("isolation.level")),
             "isolation.level=read_committed, and `isolation: read_committed` in the stream",
         )
 
 
-@Room.CLIENT.check(
+@CheckScope.CLIENT.check(
     "client-file",
     "Settings that are unknown or contradict each other",
     "A client refuses to start with settings that exclude each other, and ignores names it "
     "does not know.",
 )
-def _judge_unreadable(s: _Settings) -> Iterator[Finding]:
+def _judge_unreadable(s: _Settings) -> Iterator[CheckFinding]:
     """Numbers that are none, such as a template's placeholders: what needs them is unknown."""
     names = [
         "delivery.timeout.ms",
@@ -523,7 +523,7 @@ def _judge_unreadable(s: _Settings) -> Iterator[Finding]:
     for name in names:
         if name in s.given and s.read_number(name) is None:
             yield s.find(
-                *("client-file", Level.UNKNOWN),
+                *("client-file", CheckLevel.UNKNOWN),
                 f"{name} is not a number: {s.given[name]!r}",
                 "put the value in, and run it again",
             )

@@ -25,7 +25,7 @@ _PEEK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Brokers:
+class BrokerFacts:
     """`racks` by broker id, "" where a broker names none; `settings` by broker id."""
 
     racks: Mapping[int, str]
@@ -117,7 +117,7 @@ class Controller:
         return min(0.0, self.theirs - self.before)
 
 
-def read_brokers(admin: Admin, limit: Deadline) -> Brokers:
+def read_brokers(admin: Admin, limit: Deadline) -> BrokerFacts:
     """Every broker, with its settings.
 
     Raises:
@@ -133,7 +133,7 @@ def read_brokers(admin: Admin, limit: Deadline) -> Brokers:
         futures = ask(admin, admin.describe_configs, subject, doing, limit, [resource])
         entries = wait_for(admin, futures[resource], subject, doing, limit)
         settings[number] = {n: e.value for n, e in entries.items() if e.value is not None}
-    return Brokers(racks, settings)
+    return BrokerFacts(racks, settings)
 
 
 def list_brokers(admin: Admin, limit: Deadline, subject: str = "the cluster") -> Mapping[int, str]:

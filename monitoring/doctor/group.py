@@ -5,67 +5,67 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backlogctl.formats import format_plural
-from backlogctl.kafka.group_types import say_why_not
+from backlogctl.kafka.group_types import explain_unsupported_group
 from backlogctl.kafka.groups import GroupState
-from backlogctl.monitoring.doctor.checks import Finding, Level, Room
-from backlogctl.monitoring.doctor.facts import Brokers, Topic
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel, CheckScope
+from backlogctl.monitoring.doctor.facts import BrokerFacts, Topic
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 
 _BAD = {
-    Verdict.LOST: Level.LOSES,
-    Verdict.LOSING: Level.LOSES,
-    Verdict.STOP: Level.LOSES,
-    Verdict.STALL: Level.LOSES,
-    Verdict.BEYOND_END: Level.LOSES,
-    Verdict.REWIND: Level.WARNS,
+    Verdict.LOST: CheckLevel.LOSES,
+    Verdict.LOSING: CheckLevel.LOSES,
+    Verdict.STOP: CheckLevel.LOSES,
+    Verdict.STALL: CheckLevel.LOSES,
+    Verdict.BEYOND_END: CheckLevel.LOSES,
+    Verdict.REWIND: CheckLevel.WARNS,
 }
 _OTHER_WAY = {"disabled": "either way", "upgrade": "back to classic", "downgrade": "to KIP-848"}
 
 
-@Room.GROUP.check(
+@CheckScope.GROUP.check(
     "group-course",
     "A group that loses, stands still or jumped",
     "Each of these verdicts loses or repeats messages if nobody acts.",
 )
-def judge_course(status: GroupStatus) -> Iterator[Finding]:
+def judge_course(status: GroupStatus) -> Iterator[CheckFinding]:
     """What `status` says of it, where that is bad."""
     if (level := _BAD.get(status.verdict)) is not None:
-        yield Finding(
+        yield CheckFinding(
             *("group-course", level, f"group {status.group}", status.sentence, ""),
             (*status.next_commands[:1], f"backlogctl status {status.stream}"),
         )
 
 
-@Room.GROUP.check(
+@CheckScope.GROUP.check(
     "group-type",
     "Type of the group",
     "Only classic and consumer groups (KIP-848) have committed offsets that a recovery can "
     "work with.",
 )
-def judge_type(group: str, kind: str | None) -> Iterator[Finding]:
+def judge_type(group: str, kind: str | None) -> Iterator[CheckFinding]:
     """Whether a recovery can work with its commits."""
-    if why := say_why_not(kind):
-        yield Finding(
-            *("group-type", Level.STOPS, f"group {group}", why),
+    if why := explain_unsupported_group(kind):
+        yield CheckFinding(
+            *("group-type", CheckLevel.STOPS, f"group {group}", why),
             "recover it by its own means: `kafka-share-groups.sh`, or the reset tool of "
             "Kafka Streams",
         )
 
 
-@Room.GROUP.check(
+@CheckScope.GROUP.check(
     "group-migration",
     "Change of the group protocol",
     "Consumers of the other protocol cannot join while members of this one are there, so "
     "consumers that are moved one by one stay outside.",
     "`group.consumer.migration.policy` of the brokers; `bidirectional` allows both ways.",
 )
-def judge_migration(group: str, state: GroupState, brokers: Brokers) -> Iterator[Finding]:
+def judge_migration(group: str, state: GroupState, brokers: BrokerFacts) -> Iterator[CheckFinding]:
     """Whether consumers could be moved to the other protocol one by one."""
     policies = brokers.read_words("group.consumer.migration.policy") - {"bidirectional"}
     if policies and state.members and state.type in ("classic", "consumer"):
         policy = min(policies)
-        yield Finding(
-            *("group-migration", Level.WARNS, f"group {group}"),
+        yield CheckFinding(
+            *("group-migration", CheckLevel.WARNS, f"group {group}"),
             f"it is a {state.type} group with members, and group.consumer.migration.policy is "
             f"{policy}: it cannot change {_OTHER_WAY.get(policy, 'freely')} while they are there",
             "stop all members before the others start, or set "
@@ -73,23 +73,23 @@ def judge_migration(group: str, state: GroupState, brokers: Brokers) -> Iterator
         )
 
 
-@Room.GROUP.check(
+@CheckScope.GROUP.check(
     "static-membership",
     "Rebalances without static membership",
     "Each restart of a member moves partitions; with `group.instance.id` a member that comes "
     "back within its session keeps its own (KIP-345).",
 )
-@Room.GROUP.check(
+@CheckScope.GROUP.check(
     "unassigned",
     "Partitions that no member has",
     "Nobody reads them, though the group has members: what is in them expires unread.",
 )
-@Room.GROUP.check(
+@CheckScope.GROUP.check(
     "assignment-skew",
     "Partitions shared out unevenly",
     "The member with the most partitions decides when the backlog is drained.",
 )
-@Room.GROUP.check(
+@CheckScope.GROUP.check(
     "idle-members",
     "Members without work",
     "A partition is read by one member: more members than partitions change nothing.",
@@ -97,7 +97,7 @@ def judge_migration(group: str, state: GroupState, brokers: Brokers) -> Iterator
 )
 def judge_members(
     group: str, state: GroupState, topic: Topic, rebalancing: int, samples: int
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """How the topic's partitions are shared out.
 
     Args:
@@ -110,8 +110,8 @@ def judge_members(
     ours = {number for one in state.members for number in one.partitions.get(topic.name, ())}
     if missing := sorted(set(topic.partitions) - ours):
         shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        yield Finding(
-            *("unassigned", Level.LOSES, subject),
+        yield CheckFinding(
+            *("unassigned", CheckLevel.LOSES, subject),
             f"{format_plural(len(missing), 'partition')} of {topic.name} ({shown}) "
             f"{'is' if len(missing) == 1 else 'are'} assigned to none of its "
             f"{format_plural(len(state.members), 'member')}",
@@ -119,8 +119,8 @@ def judge_members(
             "themselves must name all of them",
         )
     if idle := work.count(0):
-        yield Finding(
-            *("idle-members", Level.WARNS, subject),
+        yield CheckFinding(
+            *("idle-members", CheckLevel.WARNS, subject),
             f"{idle} of {format_plural(len(state.members), 'member')} have no partition: "
             f"{topic.name} has {count}",
             f"{count} consumers are enough; more for a time is what `plan expand` is for",
@@ -128,15 +128,15 @@ def judge_members(
     counts = work[idle:]
     # One more than another is what cannot be shared evenly.
     if counts and counts[-1] > counts[0] + 1 and counts[-1] >= 2 * counts[0]:
-        yield Finding(
-            *("assignment-skew", Level.WARNS, subject),
+        yield CheckFinding(
+            *("assignment-skew", CheckLevel.WARNS, subject),
             f"one member has {counts[-1]} partitions, another {counts[0]}",
             "partition.assignment.strategy CooperativeStickyAssignor, the same on every member, "
             "and the same subscription",
         )
     if rebalancing and not all(one.instance for one in state.members):
-        yield Finding(
-            *("static-membership", Level.WARNS, subject),
+        yield CheckFinding(
+            *("static-membership", CheckLevel.WARNS, subject),
             f"it was rebalancing in {rebalancing} of {format_plural(samples, 'sample')}, and "
             "not every member has a group.instance.id",
             "give each consumer a group.instance.id that it keeps when it is started again",

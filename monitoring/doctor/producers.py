@@ -5,41 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from backlogctl.formats import format_bytes, format_plural
-from backlogctl.monitoring.doctor.checks import Finding, Level, Room
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel, CheckScope
 from backlogctl.monitoring.doctor.facts import Topic
 from backlogctl.monitoring.producers.findings import (
     ADVICE,
     Suspicion,
     SuspicionCode,
+    describe_hot_partition,
     find_suspicions,
     is_hot,
-    tell_hot,
 )
 from backlogctl.monitoring.producers.profile import PartitionProfile
 from backlogctl.monitoring.producers.reader import SHARE_WINDOW, NewestLog
 
 # Of a break nobody can tell from the log whether messages are missing.
-_LEVELS: Mapping[SuspicionCode, Level] = {
-    SuspicionCode.NOT_IDEMPOTENT: Level.WARNS,
-    SuspicionCode.EPOCH_RESTARTED: Level.UNKNOWN,
-    SuspicionCode.SEQUENCE_JUMP: Level.UNKNOWN,
+_LEVELS: Mapping[SuspicionCode, CheckLevel] = {
+    SuspicionCode.NOT_IDEMPOTENT: CheckLevel.WARNS,
+    SuspicionCode.EPOCH_RESTARTED: CheckLevel.UNKNOWN,
+    SuspicionCode.SEQUENCE_JUMP: CheckLevel.UNKNOWN,
 }
 
 
-@Room.LOG.check(
+@CheckScope.LOG.check(
     "sequence-jump",
     "Numbers that do not go on",
     "A broker takes a batch only with the next number, so a break means that it had "
     "forgotten the producer, or lost batches it had taken.",
 )
-@Room.LOG.check(
+@CheckScope.LOG.check(
     "epoch-restarted",
     "Epochs that were raised",
     "An idempotent producer raises its epoch when batches failed and it cannot know whether "
     "the broker has them: messages may be missing, and the log does not show which.",
     "Transactions raise epochs too, and are left out.",
 )
-@Room.LOG.check(
+@CheckScope.LOG.check(
     "not-idempotent",
     "Messages without a producer id",
     "Without idempotence the broker cannot see whether a batch is missing, late or there "
@@ -48,12 +48,12 @@ _LEVELS: Mapping[SuspicionCode, Level] = {
     "each partition, 64 MiB and 10 seconds at all. Each finding says how much it was. "
     "`backlogctl audit producers` reads the whole log.",
 )
-def judge_producers(stream: str, topic: Topic, log: NewestLog) -> Iterator[Finding]:
+def judge_producers(stream: str, topic: Topic, log: NewestLog) -> Iterator[CheckFinding]:
     """One finding of each kind; the audit lists all."""
     found = find_suspicions(log.profile)
     for code, level in _LEVELS.items():
         if same := [one for one in found if one.code is code]:
-            yield Finding(
+            yield CheckFinding(
                 str(code),
                 level,
                 topic.subject,
@@ -63,7 +63,7 @@ def judge_producers(stream: str, topic: Topic, log: NewestLog) -> Iterator[Findi
             )
 
 
-@Room.LOG.check(
+@CheckScope.LOG.check(
     "hot-partition",
     "A partition with much more than its share",
     "The consumer of that partition decides when a backlog is drained, and more consumers do "
@@ -71,7 +71,7 @@ def judge_producers(stream: str, topic: Topic, log: NewestLog) -> Iterator[Findi
     "By the offsets that each partition got in the last hour that has messages: more than "
     "twice the mean, of at least 1,000.",
 )
-def judge_shares(stream: str, topic: Topic, log: NewestLog) -> Iterator[Finding]:
+def judge_shares(stream: str, topic: Topic, log: NewestLog) -> Iterator[CheckFinding]:
     """How much each partition got of the newest hour, and not of the profile, of which all
     partitions have about as much."""
     total, count = sum(log.written.values()), len(log.written)
@@ -81,12 +81,12 @@ def judge_shares(stream: str, topic: Topic, log: NewestLog) -> Iterator[Finding]
         if is_hot(log.written.get(one.partition, 0), _count_batches(one, log), total, count)
     ]
     for one in sorted(hot, key=lambda one: -log.written[one.partition])[:1]:
-        sentence = tell_hot(one.partition, log.written[one.partition], total, count)
+        sentence = describe_hot_partition(one.partition, log.written[one.partition], total, count)
         more = f" {format_plural(len(hot) - 1, 'more partition')} likewise." if len(hot) > 1 else ""
         hours = round(SHARE_WINDOW.total_seconds() / 3600)
-        yield Finding(
+        yield CheckFinding(
             str(SuspicionCode.HOT_PARTITION),
-            Level.WARNS,
+            CheckLevel.WARNS,
             topic.subject,
             f"{sentence}{more} Looked at the newest {format_plural(hours, 'hour')}: "
             f"{format_plural(total, 'offset')}.",

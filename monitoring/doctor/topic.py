@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from backlogctl.formats import format_bytes, format_duration, format_plural
-from backlogctl.monitoring.doctor.checks import Finding, Level, Room
-from backlogctl.monitoring.doctor.facts import Brokers, Newest, Replicas, Topic
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel, CheckScope
+from backlogctl.monitoring.doctor.facts import BrokerFacts, Newest, Replicas, Topic
 from backlogctl.monitoring.verdict.status import GroupStatus
 
 WANTED = 3
 _SHOWN = 5
 
 
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "unclean-leader-election",
     "Unclean leader election",
     "A replica that is behind may become the leader: what it does not have is gone, though "
     "it was acknowledged, and offsets are given a second time.",
     "A loss of this kind leaves no hole in the offsets.",
 )
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "min-insync-replicas",
     "How many copies `acks=all` means",
     "`acks=all` waits for the replicas in sync, and that may be the leader alone: "
@@ -32,14 +32,14 @@ _SHOWN = 5
     "Judged with the replication factor: it should be one less. Equal to it, one broker that "
     "restarts stops every write, and so every recovery that puts messages back.",
 )
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "replication-factor",
     "Copies of each message",
     "With one replica a broken disk loses every message on it; with two, a single failure "
     "leaves either no safety or no writes.",
     "Three replicas with `min.insync.replicas` 2 is what survives one failure and goes on.",
 )
-def judge_replication(topic: Topic) -> Iterator[Finding]:
+def judge_replication(topic: Topic) -> Iterator[CheckFinding]:
     """Copies of the topic's messages."""
     factor, least = topic.replication_factor, topic.read_number("min.insync.replicas")
     least_two = topic.make_alteration("min.insync.replicas", 2)
@@ -48,49 +48,56 @@ def judge_replication(topic: Topic) -> Iterator[Finding]:
         found = f"replication factor {factor}"
         if least is not None:
             found += f", min.insync.replicas {least}"
-        level = Level.LOSES if factor == 1 else Level.WARNS
-        yield Finding("replication-factor", level, topic.subject, found, reassign, (least_two,))
+        level = CheckLevel.LOSES if factor == 1 else CheckLevel.WARNS
+        yield CheckFinding(
+            "replication-factor", level, topic.subject, found, reassign, (least_two,)
+        )
     if least is not None and factor > 1:
         found = f"min.insync.replicas {least} with {format_plural(factor, 'replica')}"
         if least == 1:
             mend = "" if factor > 2 else reassign
-            yield Finding(
-                *("min-insync-replicas", Level.LOSES, topic.subject, found, mend), (least_two,)
+            yield CheckFinding(
+                *("min-insync-replicas", CheckLevel.LOSES, topic.subject, found, mend), (least_two,)
             )
         elif least >= factor:
             less = topic.make_alteration("min.insync.replicas", factor - 1)
-            yield Finding(
-                *("min-insync-replicas", Level.STOPS, topic.subject, found),
+            yield CheckFinding(
+                *("min-insync-replicas", CheckLevel.STOPS, topic.subject, found),
                 "" if factor > 2 else reassign,
                 (less if factor > 2 else least_two,),
             )
     elif least is not None and least > factor:
         found = f"min.insync.replicas {least} with {format_plural(factor, 'replica')}: no write "
-        yield Finding(
-            *("min-insync-replicas", Level.STOPS, topic.subject, found + "with acks=all succeeds"),
+        yield CheckFinding(
+            *(
+                "min-insync-replicas",
+                CheckLevel.STOPS,
+                topic.subject,
+                found + "with acks=all succeeds",
+            ),
             reassign,
             (least_two,),
         )
     if topic.settings.get("unclean.leader.election.enable") == "true":
-        yield Finding(
-            *("unclean-leader-election", Level.LOSES, topic.subject),
+        yield CheckFinding(
+            *("unclean-leader-election", CheckLevel.LOSES, topic.subject),
             "unclean.leader.election.enable is true",
             "",
             (topic.make_alteration("unclean.leader.election.enable", "false"),),
         )
 
 
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "under-replicated",
     "Replicas out of sync",
     "Fewer copies are up to date than the topic is meant to have.",
 )
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "offline-partitions",
     "Partitions without a leader",
     "Nobody can read or write them until a replica comes back.",
 )
-def judge_partitions(topic: Topic) -> Iterator[Finding]:
+def judge_partitions(topic: Topic) -> Iterator[CheckFinding]:
     """Leaders and replicas as they are now."""
     least = topic.read_number("min.insync.replicas") or 1
     mend = "find out which brokers are missing, and start them"
@@ -100,7 +107,9 @@ def judge_partitions(topic: Topic) -> Iterator[Finding]:
     offline = [p for p, one in topic.partitions.items() if one.leader < 0]
     if offline:
         found = f"{_name(offline)} without a leader"
-        yield Finding("offline-partitions", Level.STOPS, topic.subject, found, mend, describe)
+        yield CheckFinding(
+            "offline-partitions", CheckLevel.STOPS, topic.subject, found, mend, describe
+        )
     behind = {
         p: one
         for p, one in topic.partitions.items()
@@ -108,42 +117,42 @@ def judge_partitions(topic: Topic) -> Iterator[Finding]:
     }
     for level, chosen, words in (
         (
-            Level.STOPS,
+            CheckLevel.STOPS,
             [p for p, one in behind.items() if len(one.in_sync) < least],
             f"below min.insync.replicas {least}: writes with acks=all are refused",
         ),
         (
-            Level.LOSES,
+            CheckLevel.LOSES,
             [p for p, one in behind.items() if len(one.in_sync) == 1 >= least],
             "with one replica in sync: one more failure loses what is acknowledged now",
         ),
         (
-            Level.WARNS,
+            CheckLevel.WARNS,
             [p for p, one in behind.items() if len(one.in_sync) >= max(2, least)],
             "with fewer replicas in sync than they have",
         ),
     ):
         if chosen:
             found = f"{_name(chosen)} {words}"
-            yield Finding("under-replicated", level, topic.subject, found, mend, describe)
+            yield CheckFinding("under-replicated", level, topic.subject, found, mend, describe)
 
 
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "racks",
     "Copies in one rack",
     "All copies of a partition in one rack are lost, or away, together.",
     "Only judged where brokers have `broker.rack`.",
 )
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "brokers",
     "Number of brokers",
     "Fewer than three brokers cannot hold three replicas, nor replace one that is away.",
 )
-def judge_brokers(topic: Topic, brokers: Brokers) -> Iterator[Finding]:
+def judge_brokers(topic: Topic, brokers: BrokerFacts) -> Iterator[CheckFinding]:
     """How many brokers, in which racks."""
     if len(brokers.racks) < WANTED:
-        yield Finding(
-            *("brokers", Level.WARNS, "the cluster"),
+        yield CheckFinding(
+            *("brokers", CheckLevel.WARNS, "the cluster"),
             f"it has {format_plural(len(brokers.racks), 'broker')}",
             "add brokers until there are three, then move replicas to them",
         )
@@ -152,8 +161,8 @@ def judge_brokers(topic: Topic, brokers: Brokers) -> Iterator[Finding]:
     together = [p for p, one in topic.partitions.items() if _share_rack(one, brokers)]
     if together:
         racks = sorted(set(brokers.racks.values()))
-        yield Finding(
-            *("racks", Level.WARNS, topic.subject),
+        yield CheckFinding(
+            *("racks", CheckLevel.WARNS, topic.subject),
             f"{_name(together)} with all replicas in one rack; the brokers' racks: "
             + ", ".join(racks),
             "kafka-reassign-partitions.sh with replicas in different racks"
@@ -162,35 +171,35 @@ def judge_brokers(topic: Topic, brokers: Brokers) -> Iterator[Finding]:
         )
 
 
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "commit-log",
     "Replicas of `__consumer_offsets`",
     "Committed offsets are messages of an internal topic: with one replica a broken disk "
     "loses them, and each group starts where `auto.offset.reset` says.",
     "The setting counts when the topic is made, at the cluster's first commit.",
 )
-def judge_internal_topics(brokers: Brokers) -> Iterator[Finding]:
+def judge_internal_topics(brokers: BrokerFacts) -> Iterator[CheckFinding]:
     """Those of commits and transactions, as the brokers make them."""
     there = len(brokers.racks)
     commits = brokers.read_numbers("offsets.topic.replication.factor")
     if commits and commits[-1] > there:
-        yield Finding(
-            *("commit-log", Level.STOPS, "the cluster"),
+        yield CheckFinding(
+            *("commit-log", CheckLevel.STOPS, "the cluster"),
             f"offsets.topic.replication.factor is {commits[-1]} and there "
             f"{'is' if there == 1 else 'are'} {format_plural(there, 'broker')}: where "
             "__consumer_offsets does not exist yet, no group can commit",
             "set offsets.topic.replication.factor on every broker to at most their number",
         )
     elif commits and commits[0] == 1 and there > 1:
-        yield Finding(
-            *("commit-log", Level.LOSES, "the cluster"),
+        yield CheckFinding(
+            *("commit-log", CheckLevel.LOSES, "the cluster"),
             f"offsets.topic.replication.factor is 1 with {there} brokers",
             "set offsets.topic.replication.factor to 3, and give __consumer_offsets three "
             "replicas with kafka-reassign-partitions.sh",
         )
 
 
-def _share_rack(partition: Replicas, brokers: Brokers) -> bool:
+def _share_rack(partition: Replicas, brokers: BrokerFacts) -> bool:
     racks = {brokers.racks.get(number) for number in partition.replicas}
     return len(partition.replicas) > 1 and len(racks) == 1
 
@@ -211,23 +220,23 @@ _OFTEN_MESSAGES = 1_000_000
 _OFTEN_MS = 60_000
 
 
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "message-size",
     "Largest message against `max.message.bytes`",
     "A message that is put back has a few headers more than the first time, and the topic "
     "must still take it.",
     "The newest 200 messages of each partition are looked at, before compression.",
 )
-def judge_message_size(topic: Topic, newest: Newest) -> Iterator[Finding]:
+def judge_message_size(topic: Topic, newest: Newest) -> Iterator[CheckFinding]:
     """The largest message seen against what the topic takes."""
     limit = topic.read_number("max.message.bytes")
     if limit is None or newest.largest is None:
         return
     needed = newest.largest + OVERHEAD_BYTES
     if needed > _FULL * limit:
-        yield Finding(
+        yield CheckFinding(
             "message-size",
-            Level.STOPS if needed > limit else Level.WARNS,
+            CheckLevel.STOPS if needed > limit else CheckLevel.WARNS,
             topic.subject,
             f"the largest of the newest messages has {format_bytes(newest.largest)}, "
             f"max.message.bytes is {format_bytes(limit)}",
@@ -236,7 +245,7 @@ def judge_message_size(topic: Topic, newest: Newest) -> Iterator[Finding]:
         )
 
 
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "flush",
     "Flush settings",
     "Kafka acknowledges from memory and relies on other replicas: with one replica only a "
@@ -244,23 +253,23 @@ def judge_message_size(topic: Topic, newest: Newest) -> Iterator[Finding]:
     "This is where old texts disagree: those that ask for `flush.messages=1` speak of a "
     "single replica, those that forbid it of replicated topics.",
 )
-def judge_flush(topic: Topic) -> Iterator[Finding]:
+def judge_flush(topic: Topic) -> Iterator[CheckFinding]:
     """Whether acknowledged messages wait in memory, and whether that matters here."""
     messages, milliseconds = topic.read_number("flush.messages"), topic.read_number("flush.ms")
     if messages is None or milliseconds is None:
         return
     often = messages < _OFTEN_MESSAGES or milliseconds < _OFTEN_MS
     if topic.replication_factor == 1 and messages > 1:
-        yield Finding(
-            *("flush", Level.LOSES, topic.subject),
+        yield CheckFinding(
+            *("flush", CheckLevel.LOSES, topic.subject),
             f"one replica, and {_say_flush(messages, milliseconds)}: a power cut loses what was "
             "acknowledged last",
             "three replicas; with a single broker",
             (topic.make_alteration("flush.messages", 1),),
         )
     elif topic.replication_factor > 1 and often:
-        yield Finding(
-            *("flush", Level.WARNS, topic.subject),
+        yield CheckFinding(
+            *("flush", CheckLevel.WARNS, topic.subject),
             f"{topic.replication_factor} replicas, and {_say_flush(messages, milliseconds)}: "
             "replication keeps them already",
             "",
@@ -268,42 +277,42 @@ def judge_flush(topic: Topic) -> Iterator[Finding]:
         )
 
 
-@Room.TOPIC.check(
+@CheckScope.TOPIC.check(
     "transactions",
     "Transactions of the cluster",
     "Messages are put back and relayed in transactions: where the cluster cannot begin one, a "
     "recovery stops at its first message.",
 )
-def judge_transactions(brokers: Brokers) -> Iterator[Finding]:
+def judge_transactions(brokers: BrokerFacts) -> Iterator[CheckFinding]:
     """Whether a transaction can begin, and live as long as ours."""
     subject, there = "the cluster", len(brokers.racks)
     longest = brokers.read_numbers("transaction.max.timeout.ms")
     if longest and longest[0] < TRANSACTION_MS:
-        yield Finding(
-            *("transactions", Level.STOPS, subject),
+        yield CheckFinding(
+            *("transactions", CheckLevel.STOPS, subject),
             f"transaction.max.timeout.ms is {longest[0]}, and a recovery asks for {TRANSACTION_MS}",
             f"set transaction.max.timeout.ms on every broker to at least {TRANSACTION_MS}",
         )
     factors = brokers.read_numbers("transaction.state.log.replication.factor")
     leasts = brokers.read_numbers("transaction.state.log.min.isr")
     if factors and factors[-1] > there:
-        yield Finding(
-            *("transactions", Level.STOPS, subject),
+        yield CheckFinding(
+            *("transactions", CheckLevel.STOPS, subject),
             f"transaction.state.log.replication.factor is {factors[-1]} with {there} broker"
             f"{'' if there == 1 else 's'}: where __transaction_state does not exist yet, no "
             "transaction can begin",
             "set transaction.state.log.replication.factor on every broker to at most their number",
         )
     elif factors and leasts and leasts[-1] > factors[0]:
-        yield Finding(
-            *("transactions", Level.STOPS, subject),
+        yield CheckFinding(
+            *("transactions", CheckLevel.STOPS, subject),
             f"transaction.state.log.min.isr is {leasts[-1]} with {factors[0]} replicas: no "
             "transaction can be written",
             f"set transaction.state.log.min.isr on every broker to {max(1, factors[0] - 1)}",
         )
     elif factors and leasts and there > 1 and leasts[-1] == factors[0]:
-        yield Finding(
-            *("transactions", Level.STOPS, subject),
+        yield CheckFinding(
+            *("transactions", CheckLevel.STOPS, subject),
             f"transaction.state.log.min.isr is {leasts[-1]} with as many replicas: one broker that "
             "restarts stops every transaction",
             f"set transaction.state.log.min.isr on every broker to {max(1, factors[0] - 1)}",
@@ -325,7 +334,7 @@ _AHEAD = timedelta(minutes=10)
 _DAY = 86_400_000
 
 
-@Room.RETENTION.check(
+@CheckScope.RETENTION.check(
     "retention",
     "How long a stopped group has",
     "Retention deletes what is old or too much, read or not; this is the time between a "
@@ -340,7 +349,7 @@ def judge_retention(
     horizon: timedelta,
     newest: Newest | None = None,
     status: GroupStatus | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """How long a group may stand still.
 
     Args:
@@ -360,8 +369,8 @@ def judge_retention(
     seconds, how = min(times)
     if seconds >= WEEKEND.total_seconds():
         return
-    level = Level.LOSES if seconds < horizon.total_seconds() else Level.WARNS
-    yield Finding(
+    level = CheckLevel.LOSES if seconds < horizon.total_seconds() else CheckLevel.WARNS
+    yield CheckFinding(
         *("retention", level, topic.subject),
         f"a group that stops now loses its first message in {format_duration(seconds)} ({how})",
         "raise it, for good or for now",
@@ -372,7 +381,7 @@ def judge_retention(
     )
 
 
-@Room.RETENTION.check(
+@CheckScope.RETENTION.check(
     "segments",
     "Segments that make retention coarse",
     "Only whole segments are deleted: with large ones messages stay longer than configured, "
@@ -380,7 +389,7 @@ def judge_retention(
 )
 def judge_segments(
     topic: Topic, newest: Newest | None = None, status: GroupStatus | None = None
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """How coarse retention is."""
     keep = topic.read_number("retention.ms")
     if keep is None or keep <= 0 or "delete" not in topic.settings.get("cleanup.policy", "delete"):
@@ -391,8 +400,8 @@ def judge_segments(
         spans.append(size / rate)
     span = min(spans)
     if span * 1000 > keep:
-        yield Finding(
-            *("segments", Level.WARNS, topic.subject),
+        yield CheckFinding(
+            *("segments", CheckLevel.WARNS, topic.subject),
             f"a segment holds up to {format_duration(span)} and retention is "
             f"{format_duration(keep / 1000)}: messages stay up to "
             f"{format_duration(span + keep / 1000)}, then go a segment at a time",
@@ -401,33 +410,33 @@ def judge_segments(
         )
 
 
-@Room.RETENTION.check(
+@CheckScope.RETENTION.check(
     "compaction",
     "Compaction",
     "Compaction keeps the newest message of each key and deletes those before it, read or "
     "not: right for a table, a loss for events.",
 )
-def judge_compaction(topic: Topic) -> Iterator[Finding]:
+def judge_compaction(topic: Topic) -> Iterator[CheckFinding]:
     """Whether older messages of a key are deleted."""
     policy = topic.settings.get("cleanup.policy", "")
     if "compact" in policy:
-        yield Finding(
-            *("compaction", Level.LOSES, topic.subject),
+        yield CheckFinding(
+            *("compaction", CheckLevel.LOSES, topic.subject),
             f"cleanup.policy is {policy}",
             "leave it where only the newest message of each key matters; else",
             (topic.make_alteration("cleanup.policy", "delete"),),
         )
 
 
-@Room.RETENTION.check(
+@CheckScope.RETENTION.check(
     "offsets-retention",
     "How long commits are kept",
     "A group that is empty for longer than `offsets.retention.minutes` loses its committed "
     "offsets: it then starts at the end and skips, or at the beginning and repeats.",
 )
 def judge_offsets_retention(
-    topic: Topic, brokers: Brokers, horizon: timedelta
-) -> Iterator[Finding]:
+    topic: Topic, brokers: BrokerFacts, horizon: timedelta
+) -> Iterator[CheckFinding]:
     """Whether commits are kept as long as messages."""
     minutes = brokers.read_numbers("offsets.retention.minutes")
     keep = topic.read_number("retention.ms")
@@ -437,9 +446,9 @@ def judge_offsets_retention(
     if keep >= 0 and kept * 1000 >= keep:
         return
     messages = "forever" if keep < 0 else format_duration(keep / 1000)
-    yield Finding(
+    yield CheckFinding(
         "offsets-retention",
-        Level.LOSES if kept < horizon.total_seconds() else Level.WARNS,
+        CheckLevel.LOSES if kept < horizon.total_seconds() else CheckLevel.WARNS,
         "the cluster",
         f"offsets.retention.minutes is {minutes[0]} ({format_duration(kept)}), and {topic.subject} "
         f"keeps its messages {'' if keep < 0 else 'for '}{messages}",
@@ -447,18 +456,18 @@ def judge_offsets_retention(
     )
 
 
-@Room.RETENTION.check(
+@CheckScope.RETENTION.check(
     "future-timestamps",
     "Messages from the future",
     "Retention by time goes by the newest time of a segment: one message dated ahead keeps "
     "its whole segment, and forecasts by age are wrong.",
 )
-def judge_timestamps(topic: Topic, newest: Newest, now: datetime) -> Iterator[Finding]:
+def judge_timestamps(topic: Topic, newest: Newest, now: datetime) -> Iterator[CheckFinding]:
     """Whether messages are dated ahead."""
     if newest.time is not None and newest.time > now + _AHEAD:
         ahead = (newest.time - now).total_seconds()
-        yield Finding(
-            *("future-timestamps", Level.WARNS, topic.subject),
+        yield CheckFinding(
+            *("future-timestamps", CheckLevel.WARNS, topic.subject),
             f"a message is dated {format_duration(ahead)} ahead of this host's clock",
             "look who writes it; this refuses such messages:",
             (topic.make_alteration("message.timestamp.after.max.ms", 3_600_000),),

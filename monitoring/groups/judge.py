@@ -211,7 +211,7 @@ class GroupJudge:
         read = ((committed != UNREAD) & (high >= 0)).any(axis=1)
         ages = [age for age, ok in zip(when.ages, read.tolist(), strict=True) if ok]
         low, high, stable, committed = (one[read] for one in (low, high, stable, committed))
-        end = find_end(committed, stable, high)
+        end = find_group_end(committed, stable, high)
         limit = None if retention.time is None else retention.time.total_seconds()
         return judge_busy(
             PartitionSeries(ages, columns.tolist(), low, committed, end, high),
@@ -226,7 +226,7 @@ def _read_now(of: TopicHistory, past: GroupHistory, when: SampleRows) -> _Newest
     known = (low >= 0) & (high >= 0)
     if not known.all():
         low, high = _fill(of.low, low, known, when.rows), _fill(of.high, high, known, when.rows)
-    end = find_end(committed, stable, high)
+    end = find_group_end(committed, stable, high)
     end = np.where(known, end, np.maximum(end, committed))
     lag = np.where(known, np.maximum(0, end - np.maximum(committed, low)), 0)
     return _Newest(low, high, end, committed, lag, known)
@@ -241,7 +241,7 @@ def _fill(
     return np.maximum(0, filled)
 
 
-def find_end(committed: Offsets, stable: Offsets, high: Offsets) -> Offsets:
+def find_group_end(committed: Offsets, stable: Offsets, high: Offsets) -> Offsets:
     """Where the group's reading ends; its isolation level is not known.
 
     The high watermark; but one whose commit is exactly the last stable offset has read all that a

@@ -15,7 +15,7 @@ from backlogctl.monitoring.watch.disks import forecast_full
 from backlogctl.values import FINAL, RecoveryState
 
 
-class Record:
+class LedgerReader:
     """Reads the ledger; the plans, which do not change, are read once."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -25,7 +25,7 @@ from backlogctl.monitoring.metrics.groups import (
     write_head,
     write_topics,
 )
-from backlogctl.monitoring.metrics.ledger import Record
+from backlogctl.monitoring.metrics.ledger import LedgerReader
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.board import Board, BoardState, ClusterPass, MemberLook
@@ -34,7 +34,7 @@ from backlogctl_delivery.metrics import Poll
 # Families of what is looked at now and then: members of streams in trouble, the doctor.
 
 
-def describe_members(seen: BoardState) -> Iterator[Metric]:
+def render_members(seen: BoardState) -> Iterator[Metric]:
     """Members by client id and host."""
     partitions = GaugeSeries("backlog_member_partitions")
     ages = GaugeSeries("backlog_member_commit_age_seconds")
@@ -139,7 +139,7 @@ class Scrape:
 
     def __init__(self, board: Board, ledger: Ledger, exported: Exported) -> None:
         self._board = board
-        self.ledger = Poll("the ledger", Record(ledger).collect)
+        self.ledger = Poll("the ledger", LedgerReader(ledger).collect)
         self._exported = exported
         self._lock = Lock()
         self._written: dict[str, _Written] = {}
@@ -165,7 +165,7 @@ class Scrape:
         """The families that change with the clock: ages, failures, and the ledger's."""
         seen = self._board.seen
         yield from _describe_looks(self._board, seen, self._exported)
-        yield from describe_members(seen)
+        yield from render_members(seen)
         yield from describe_checkups(seen)
         yield from describe_sequences(seen)
         sent = CounterSeries("backlog_notifications")

@@ -20,7 +20,7 @@ _QUIET: _News = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StreamObservation:
     """A look at a stream.
 
     Attributes:
@@ -41,7 +41,7 @@ class Look:
     status: GroupStatus | None = None
 
     @classmethod
-    def of_status(cls, status: GroupStatus) -> Look:
+    def of_status(cls, status: GroupStatus) -> StreamObservation:
         """A look that gave a status."""
         return cls(
             stream=status.stream,
@@ -56,7 +56,7 @@ class Look:
         )
 
     @classmethod
-    def of_failure(cls, stream: StreamLike, reason: str, at: datetime) -> Look:
+    def of_failure(cls, stream: StreamLike, reason: str, at: datetime) -> StreamObservation:
         """A look that failed: the stream is `unknown`. `reason`: without secrets."""
         return cls(
             stream=stream.name,
@@ -79,11 +79,11 @@ class Look:
 class Damper:
     """Which looks at one stream count: a change for the worse at once, one for the better twice."""
 
-    _counted: Look | None = None
+    _counted: StreamObservation | None = None
     _was_better: bool = False
     _failed: int = 0
 
-    def count(self, look: Look) -> bool:
+    def count(self, look: StreamObservation) -> bool:
         """Whether this look counts."""
         self._failed = self._failed + 1 if look.status is None else 0
         if 0 < self._failed < BLIND_LOOKS:
@@ -104,7 +104,7 @@ class Change:
         before: the verdict that the hook knows of; None where it knows none.
     """
 
-    look: Look
+    look: StreamObservation
     before: Verdict | None
     news: _News
 
@@ -119,7 +119,7 @@ class _Stream:
     """`known` is what the hook knows; None where that is nothing, or not known. `tried` was sent
     once and not taken, as a change from `tried_before`."""
 
-    look: Look
+    look: StreamObservation
     news: _News
     known: _News | None = None
     before: Verdict | None = None
@@ -151,7 +151,7 @@ class Mailbox:
     _streams: dict[str, _Stream] = field(default_factory=dict)
     _changed: Condition = field(default_factory=Condition)
 
-    def put(self, look: Look) -> None:
+    def put(self, look: StreamObservation) -> None:
         """Notes how a stream is; a change waits to be sent."""
         is_loud = look.verdict.severity >= self.least.severity
         if not is_loud and look.verdict in _SAYS_NOTHING:

@@ -32,7 +32,7 @@ _TYPES: Mapping[Verdict, str] = {
 }
 
 
-class Outcome(StrEnum):
+class DeliveryStatus(StrEnum):
     """What came of a message."""
 
     DELIVERED = "delivered"
@@ -41,10 +41,10 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DeliveryResult:
     """What came of it, and why it did not work; `retry_after` in seconds where it was said."""
 
-    outcome: Outcome
+    outcome: DeliveryStatus
     reason: str = ""
     retry_after: float = 0.0
 
@@ -63,7 +63,7 @@ class MessageContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Notification:
     """One message, as each kind of hook takes it.
 
     Attributes:
@@ -77,7 +77,7 @@ class Message:
     kind: str
 
     @classmethod
-    def of_change(cls, change: Change, context: MessageContext) -> Message:
+    def of_change(cls, change: Change, context: MessageContext) -> Notification:
         """The status's own sentence and next commands."""
         look = change.look
         beside = "" if look.beside is Verdict.OK else f", {_name(look.beside)}"
@@ -97,7 +97,7 @@ class Message:
         )
 
     @classmethod
-    def of_test(cls, hook: str) -> Message:
+    def of_test(cls, hook: str) -> Notification:
         """A test: nothing is wrong."""
         text = f"this is a test of the hook {hook}; nothing is wrong"
         document = {"event": "test", "hook": hook, "text": f"backlogctl: {text}"}
@@ -111,15 +111,15 @@ class WebhookClient:
         self._seconds = hook.timeout.total_seconds()
         self._send = _make_apprise(hook) if hook.apprise is not None else _make_webhook(hook)
 
-    def post(self, message: Message) -> Answer:
+    def post(self, message: Notification) -> DeliveryResult:
         """Never raises: what a library says of a request may hold its URL."""
         try:
             return self._send(message)
         except Exception as error:  # noqa: BLE001
-            return Answer(Outcome.FAILED, _explain(error, self._seconds))
+            return DeliveryResult(DeliveryStatus.FAILED, _explain(error, self._seconds))
 
 
-def _make_webhook(hook: Hook) -> Callable[[Message], Answer]:
+def _make_webhook(hook: Hook) -> Callable[[Notification], DeliveryResult]:
     """TLS is verified, no redirect is followed, proxies are the environment's."""
     opener = OpenerDirector()
     https = HTTPSHandler(context=ssl.create_default_context())
@@ -130,7 +130,7 @@ def _make_webhook(hook: Hook) -> Callable[[Message], Answer]:
         headers["Authorization"] = f"Bearer {hook.token.get_secret_value()}"
     url, seconds = hook.reveal_url(), hook.timeout.total_seconds()
 
-    def send(message: Message) -> Answer:
+    def send(message: Notification) -> DeliveryResult:
         body = json.dumps(message.document).encode()
         request = Request(url, body, headers, method="POST")  # noqa: S310
         with opener.open(request, timeout=seconds) as response:
@@ -139,10 +139,10 @@ def _make_webhook(hook: Hook) -> Callable[[Message], Answer]:
     return send
 
 
-def _make_apprise(hook: Hook) -> Callable[[Message], Answer]:
+def _make_apprise(hook: Hook) -> Callable[[Notification], DeliveryResult]:
     url, seconds = hook.reveal_url(), hook.timeout.total_seconds()
 
-    def send(message: Message) -> Answer:
+    def send(message: Notification) -> DeliveryResult:
         import apprise  # takes a second
 
         # Its own words go into reasons only: they may hold parts of the URL.
@@ -152,7 +152,7 @@ def _make_apprise(hook: Hook) -> Callable[[Message], Answer]:
             logger.addHandler(logging.NullHandler())
         service = apprise.Apprise()
         if not service.add(url):
-            return Answer(Outcome.REFUSED, "apprise does not take this URL")
+            return DeliveryResult(DeliveryStatus.REFUSED, "apprise does not take this URL")
         words: list[str] = []
         taken = service.notify(
             message.body,
@@ -164,11 +164,13 @@ def _make_apprise(hook: Hook) -> Callable[[Message], Answer]:
             log_level=logging.WARNING,
         )
         if taken:
-            return Answer(Outcome.DELIVERED)
+            return DeliveryResult(DeliveryStatus.DELIVERED)
         reason = mask_secrets(" ".join(words))
         for secret in hook.reveal_secrets():
             reason = reason.replace(secret, "***")
-        return Answer(Outcome.FAILED, escape_text(reason)[:_REASON_CHARACTERS] or "no reason given")
+        return DeliveryResult(
+            DeliveryStatus.FAILED, escape_text(reason)[:_REASON_CHARACTERS] or "no reason given"
+        )
 
     return send
 
@@ -199,15 +201,15 @@ def _name(verdict: Verdict | None) -> str:
     return str(verdict).replace("_", " ")
 
 
-def _read_answer(status: int, retry_after: str) -> Answer:
+def _read_answer(status: int, retry_after: str) -> DeliveryResult:
     reason = f"it answered {status}"
     if 200 <= status < 300:
-        return Answer(Outcome.DELIVERED)
+        return DeliveryResult(DeliveryStatus.DELIVERED)
     if status in _PASSING or status >= 500:
         wait = float(retry_after) if re.fullmatch(r"[0-9]{1,9}", retry_after) else 0.0
-        return Answer(Outcome.FAILED, reason, wait)
+        return DeliveryResult(DeliveryStatus.FAILED, reason, wait)
     moved = ", and redirects are not followed" if 300 <= status < 400 else ""
-    return Answer(Outcome.REFUSED, f"{reason}{moved}")
+    return DeliveryResult(DeliveryStatus.REFUSED, f"{reason}{moved}")
 
 
 def _explain(error: BaseException, seconds: float) -> str:

@@ -18,12 +18,12 @@ from typing import Any, Self
 from backlogctl.clock import utc_now
 from backlogctl.config import Hook, mask_secrets
 from backlogctl.errors import BacklogError, NotificationFailed
-from backlogctl.monitoring.notifications.changes import Change, Damper, Look, Mailbox
+from backlogctl.monitoring.notifications.changes import Change, Damper, Mailbox, StreamObservation
 from backlogctl.monitoring.notifications.messages import (
-    Answer,
-    Message,
+    DeliveryResult,
+    DeliveryStatus,
     MessageContext,
-    Outcome,
+    Notification,
     WebhookClient,
 )
 from backlogctl.monitoring.offsets.sampler import StreamLike
@@ -33,13 +33,13 @@ from backlogctl.monitoring.watch.loop import OnOutage
 LOG = logging.getLogger("backlogctl.monitoring.notifications")
 
 REPLACED = "replaced"
-OUTCOMES = (*map(str, Outcome), REPLACED)
+OUTCOMES = (*map(str, DeliveryStatus), REPLACED)
 FAILS_AFTER = 3
 MOST_SECONDS = 600.0  # that a hook may ask for by Retry-After
 _LOOK_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 
-FindContext = Callable[[Look], MessageContext]
+FindContext = Callable[[StreamObservation], MessageContext]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Pauses:
 DEFAULT_PAUSES = Pauses()
 
 
-def _find_commands(look: Look) -> MessageContext:
+def _find_commands(look: StreamObservation) -> MessageContext:
     return MessageContext(() if look.status is None else look.status.next_commands)
 
 
@@ -105,11 +105,11 @@ class Notifier:
 
     def note(self, status: GroupStatus) -> None:
         """A stream was looked at."""
-        self._note(Look.of_status(status))
+        self._note(StreamObservation.of_status(status))
 
     def note_failure(self, stream: StreamLike, error: BacklogError) -> None:
         """A stream could not be looked at."""
-        self._note(Look.of_failure(stream, mask_secrets(str(error)), self._clock()))
+        self._note(StreamObservation.of_failure(stream, mask_secrets(str(error)), self._clock()))
 
     def count(self) -> Mapping[tuple[str, str], int]:
         """How often what came of messages, by hook and outcome."""
@@ -119,7 +119,7 @@ class Notifier:
             for outcome in OUTCOMES
         }
 
-    def _note(self, look: Look) -> None:
+    def _note(self, look: StreamObservation) -> None:
         if self._dampers[look.stream].count(look):
             for delivery in self._deliveries:
                 if delivery.hook.is_for(look.stream):
@@ -170,7 +170,7 @@ class _Delivery:
                 continue
             answer = self._send(change)
             self.counts[answer.outcome] += 1
-            if answer.outcome is Outcome.DELIVERED:
+            if answer.outcome is DeliveryStatus.DELIVERED:
                 self.mailbox.note_delivered(change)
                 self._note_success()
             elif is_last:
@@ -178,12 +178,16 @@ class _Delivery:
             else:
                 self._note_failure(change, answer)
 
-    def _send(self, change: Change) -> Answer:
+    def _send(self, change: Change) -> DeliveryResult:
         try:
-            return self._client.post(Message.of_change(change, self._find_context(change.look)))
+            return self._client.post(
+                Notification.of_change(change, self._find_context(change.look))
+            )
         except Exception as error:  # noqa: BLE001 - a bug must not end the messages in silence
             # Without its text, which may hold what is secret.
-            return Answer(Outcome.FAILED, f"internal error ({type(error).__name__}); report it")
+            return DeliveryResult(
+                DeliveryStatus.FAILED, f"internal error ({type(error).__name__}); report it"
+            )
 
     def _note_success(self) -> None:
         self._failures = 0
@@ -191,8 +195,8 @@ class _Delivery:
             self._is_out = False
             self._report(None)
 
-    def _note_failure(self, change: Change, answer: Answer) -> None:
-        is_refused = answer.outcome is Outcome.REFUSED
+    def _note_failure(self, change: Change, answer: DeliveryResult) -> None:
+        is_refused = answer.outcome is DeliveryStatus.REFUSED
         self.mailbox.note_failed(change, self._pauses.refused if is_refused else 0.0)
         self._failures += not is_refused
         if not self._is_out and (is_refused or self._failures >= FAILS_AFTER):
@@ -215,7 +219,7 @@ class HookCheck:
 
     hook: str
     kind: str
-    outcome: Outcome
+    outcome: DeliveryStatus
     reason: str
 
     def to_json(self) -> dict[str, Any]:
@@ -231,6 +235,6 @@ def check_hooks(hooks: Mapping[str, Hook]) -> tuple[HookCheck, ...]:
     """Sends a test message to each hook, once; what is not taken is not tried again."""
     checks = []
     for name, hook in hooks.items():
-        answer = WebhookClient(hook).post(Message.of_test(name))
+        answer = WebhookClient(hook).post(Notification.of_test(name))
         checks.append(HookCheck(name, hook.kind, answer.outcome, answer.reason))
     return tuple(checks)

@@ -17,8 +17,8 @@ from backlogctl.formats import format_count, format_plural
 from backlogctl.kafka.group_types import SHARE
 from backlogctl.monitoring.offsets.history import (
     SETTLE_JUMP,
-    Marks,
     PartitionMarks,
+    StreamHistory,
     is_jump,
     is_memberless,
     is_missing,
@@ -45,7 +45,7 @@ class Suspicion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class OffsetFinding:
     """Something to report that is not a gap.
 
     `alarm`: needs a person now. `undecided`: another sample, a few seconds later, decides.
@@ -68,7 +68,7 @@ class Judgement:
     """
 
     gaps: tuple[Gap, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[OffsetFinding, ...]
     read_to: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -78,7 +78,7 @@ class Judgement:
 
 
 def find_gaps(
-    previous: Sequence[Sample] | Marks,
+    previous: Sequence[Sample] | StreamHistory,
     current: Sample,
     *,
     settle_active: timedelta = SETTLE_ACTIVE,
@@ -90,11 +90,11 @@ def find_gaps(
         settle_active: how long the commit of a group with members, or with a reader that never
             joins, must stand below the log start.
     """
-    marks = previous if isinstance(previous, Marks) else make_marks(previous)
-    found: list[Gap | Finding] = []
+    marks = previous if isinstance(previous, StreamHistory) else make_marks(previous)
+    found: list[Gap | OffsetFinding] = []
     if marks.topic_id and marks.topic_id != current.topic_id:
         found.extend(_report_recreated(marks, current))
-        marks = Marks(earlier_topic_id=marks.topic_id)
+        marks = StreamHistory(earlier_topic_id=marks.topic_id)
     for part in current.partitions:
         old = marks.partitions.get(part.partition)
         if part.committed is None:
@@ -107,12 +107,12 @@ def find_gaps(
             found.extend(_judge_moved(marks, old, current, part, part.committed))
     return Judgement(
         gaps=tuple(item for item in found if isinstance(item, Gap)),
-        findings=tuple(item for item in found if isinstance(item, Finding)),
+        findings=tuple(item for item in found if isinstance(item, OffsetFinding)),
         read_to=_find_read_on(marks, current),
     )
 
 
-def _find_read_on(marks: Marks, current: Sample) -> dict[int, int]:
+def _find_read_on(marks: StreamHistory, current: Sample) -> dict[int, int]:
     """A reset lands on a log start; a commit below the first one seen above the earlier commit
     was reached by reading on. Nobody can reset the offsets of a group with members."""
     if is_memberless(current) and not marks.commits_outside:
@@ -127,7 +127,7 @@ def _find_read_on(marks: Marks, current: Sample) -> dict[int, int]:
     }
 
 
-def _report_recreated(marks: Marks, current: Sample) -> Iterator[Gap]:
+def _report_recreated(marks: StreamHistory, current: Sample) -> Iterator[Gap]:
     for partition in marks.sampled:
         yield _make_gap(
             current,
@@ -141,8 +141,8 @@ def _report_recreated(marks: Marks, current: Sample) -> Iterator[Gap]:
 
 
 def _judge_no_commit(
-    marks: Marks, old: PartitionMarks | None, current: Sample, part: PartitionSample
-) -> Iterator[Gap | Finding]:
+    marks: StreamHistory, old: PartitionMarks | None, current: Sample, part: PartitionSample
+) -> Iterator[Gap | OffsetFinding]:
     if old is not None:
         yield _make_gap(
             current,
@@ -161,7 +161,7 @@ def _judge_no_commit(
         # A name that was mistyped must leave nothing on record; said once, not by partition.
         if part.partition != next(p.partition for p in current.partitions if p.high):
             return
-        yield Finding(
+        yield OffsetFinding(
             Suspicion.NO_SUCH_GROUP,
             part.partition,
             None,
@@ -180,7 +180,7 @@ def _judge_no_commit(
             "the group has no offset: what it read, or lost, is unknown",
         )
     else:
-        yield Finding(
+        yield OffsetFinding(
             Suspicion.NO_COMMIT_YET,
             part.partition,
             None,
@@ -189,8 +189,8 @@ def _judge_no_commit(
         )
 
 
-def _report_beyond_end(part: PartitionSample, committed: int) -> Finding:
-    return Finding(
+def _report_beyond_end(part: PartitionSample, committed: int) -> OffsetFinding:
+    return OffsetFinding(
         Suspicion.BEYOND_END,
         part.partition,
         part.high,
@@ -202,17 +202,17 @@ def _report_beyond_end(part: PartitionSample, committed: int) -> Finding:
 
 
 def _judge_below(
-    marks: Marks,
+    marks: StreamHistory,
     current: Sample,
     part: PartitionSample,
     committed: int,
     settle: timedelta,
-) -> Iterator[Gap | Finding]:
+) -> Iterator[Gap | OffsetFinding]:
     old = marks.partitions.get(part.partition)
     start = committed
     if old is not None and old.highest > committed:
         start = min(old.highest, part.low)
-        yield Finding(
+        yield OffsetFinding(
             Suspicion.REREAD_EXPIRED,
             part.partition,
             committed,
@@ -247,7 +247,7 @@ def _judge_below(
             f"the commit stands at {committed}; {reader} may have read on without committing",
         )
         return
-    yield Finding(
+    yield OffsetFinding(
         Suspicion.SUSPECTED_EXPIRED,
         part.partition,
         start,
@@ -268,12 +268,12 @@ def _moves(old: PartitionMarks | None, current: Sample, committed: int, settle: 
 
 
 def _judge_moved(
-    marks: Marks,
+    marks: StreamHistory,
     old: PartitionMarks,
     current: Sample,
     part: PartitionSample,
     committed: int,
-) -> Iterator[Gap | Finding]:
+) -> Iterator[Gap | OffsetFinding]:
     alone = is_memberless(current) and marks.memberless
     jump = old.jump
     if jump is not None and alone and jump.committed == committed:
@@ -287,7 +287,7 @@ def _judge_moved(
         yield _suspect_skip(part, old.highest, committed)
     else:
         if alone:
-            yield Finding(
+            yield OffsetFinding(
                 Suspicion.POSSIBLE_SKIP,
                 part.partition,
                 old.highest,
@@ -300,8 +300,12 @@ def _judge_moved(
 
 
 def _judge_overtaken(
-    marks: Marks, old: PartitionMarks, current: Sample, part: PartitionSample, committed: int
-) -> Gap | Finding:
+    marks: StreamHistory,
+    old: PartitionMarks,
+    current: Sample,
+    part: PartitionSample,
+    committed: int,
+) -> Gap | OffsetFinding:
     """The log start passed the earlier commit c0 and stands at l1; the group is at c1 >= l1.
 
     A fetch below the log start is refused, and `auto.offset.reset=earliest` sets the position to
@@ -324,7 +328,7 @@ def _judge_overtaken(
             f"retention overtook the group: it moved from {old.highest} to {committed} and can "
             f"have read {limit} of that; at least {least} and at most {width} offsets were lost",
         )
-    return Finding(
+    return OffsetFinding(
         Suspicion.POSSIBLE_EXPIRED,
         part.partition,
         old.highest,
@@ -334,8 +338,8 @@ def _judge_overtaken(
     )
 
 
-def _suspect_skip(part: PartitionSample, start: int, committed: int) -> Finding:
-    return Finding(
+def _suspect_skip(part: PartitionSample, start: int, committed: int) -> OffsetFinding:
+    return OffsetFinding(
         Suspicion.SUSPECTED_SKIP,
         part.partition,
         start,

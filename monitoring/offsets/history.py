@@ -26,7 +26,7 @@ LEAST_COMMITS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CommitMove:
     """One partition between two samples; `low` and `stable`, the last stable offset, are the later
     one's."""
 
@@ -47,7 +47,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class BacklogAtCommit:
     """What there was to read on one partition when a commit was seen, `end`, and for how long the
     commits have stayed below that.
 
@@ -75,13 +75,13 @@ class ConsumptionBound:
     proven: frozenset[int] = frozenset()
     moved: int = 0  # since `best` was last compared, over `span`
     span: timedelta = ZERO
-    backlogs: Mapping[int, Backlog] = field(default_factory=dict)
+    backlogs: Mapping[int, BacklogAtCommit] = field(default_factory=dict)
 
     @property
     def pace(self) -> float:
         return max(self.best, self.moved / max(self.span, COMMIT_RHYTHM).total_seconds())
 
-    def add(self, moves: Iterable[Move], took: timedelta) -> ConsumptionBound:
+    def add(self, moves: Iterable[CommitMove], took: timedelta) -> ConsumptionBound:
         whole = [move for move in moves if move.is_whole]
         if took <= ZERO:
             return self
@@ -120,12 +120,14 @@ class ConsumptionBound:
         return int(self.pace * SPEED_UP * seconds) + BURST
 
 
-def _follow_backlog(known: Backlog | None, move: Move, took: timedelta) -> Backlog | None:
+def _follow_backlog(
+    known: BacklogAtCommit | None, move: CommitMove, took: timedelta
+) -> BacklogAtCommit | None:
     """The backlog after a move; it begins with a commit, and anew with one that passes its end."""
     if not move.has_moved:
         return known and replace(known, lasted=known.lasted + took)
     if known is None or move.after >= known.end:
-        return Backlog(move.stable)
+        return BacklogAtCommit(move.stable)
     return replace(known, lasted=known.lasted + took, commits=known.commits + 1)
 
 
@@ -171,7 +173,7 @@ class PartitionMarks:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class StreamHistory:
     """A stream's past. `commits_outside`: its reader commits without being a member.
 
     `empty_tails` are ranges [first, end) that were read and held no data, the last of a partition.
@@ -203,15 +205,17 @@ def is_missing(sample: Sample) -> bool:
     return sample.group_state == "dead" and all(p.committed is None for p in sample.partitions)
 
 
-def make_marks(samples: Iterable[Sample]) -> Marks:
+def make_marks(samples: Iterable[Sample]) -> StreamHistory:
     """The marks of samples, oldest first."""
-    marks = Marks()
+    marks = StreamHistory()
     for sample in samples:
         marks = advance_marks(marks, sample)
     return marks
 
 
-def raise_marks(marks: Marks, topic_id: str, commits: Mapping[int, tuple[int, int]]) -> Marks:
+def raise_marks(
+    marks: StreamHistory, topic_id: str, commits: Mapping[int, tuple[int, int]]
+) -> StreamHistory:
     """Adds what is known of commits older than the samples: partition -> (highest, last)."""
     if topic_id != marks.topic_id:
         return marks
@@ -226,9 +230,9 @@ def raise_marks(marks: Marks, topic_id: str, commits: Mapping[int, tuple[int, in
     return replace(marks, partitions=partitions)
 
 
-def advance_marks(marks: Marks, sample: Sample) -> Marks:
+def advance_marks(marks: StreamHistory, sample: Sample) -> StreamHistory:
     if marks.topic_id and marks.topic_id != sample.topic_id:
-        marks = Marks(earlier_topic_id=marks.topic_id)
+        marks = StreamHistory(earlier_topic_id=marks.topic_id)
     memberless = is_memberless(sample)
     alone = memberless and marks.memberless
     # Only a reader's own commit carries a leader epoch: this group reads without joining.
@@ -256,7 +260,7 @@ def advance_marks(marks: Marks, sample: Sample) -> Marks:
                     else alone and part.committed > old.committed
                 ),
             )
-    return Marks(
+    return StreamHistory(
         topic_id=sample.topic_id,
         earlier_topic_id=marks.earlier_topic_id,
         memberless=memberless,
@@ -269,11 +273,11 @@ def advance_marks(marks: Marks, sample: Sample) -> Marks:
     )
 
 
-def _advance_bound(marks: Marks, sample: Sample) -> ConsumptionBound:
+def _advance_bound(marks: StreamHistory, sample: Sample) -> ConsumptionBound:
     if marks.taken_at is None:
         return marks.bound
     moves = [
-        Move(part.partition, old.committed, part.committed, part.low, part.lso)
+        CommitMove(part.partition, old.committed, part.committed, part.low, part.lso)
         for part in sample.partitions
         if part.committed is not None
         and (old := marks.partitions.get(part.partition)) is not None
@@ -283,7 +287,7 @@ def _advance_bound(marks: Marks, sample: Sample) -> ConsumptionBound:
 
 
 def _read_from(
-    marks: Marks,
+    marks: StreamHistory,
     old: PartitionMarks | None,
     sample: Sample,
     part: PartitionSample,
@@ -310,7 +314,7 @@ def has_moved(old: PartitionMarks | None, part: PartitionSample) -> bool:
     return old is not None and part.committed is not None and part.committed > old.highest
 
 
-def is_jump(marks: Marks, part: PartitionSample, memberless: bool) -> bool:
+def is_jump(marks: StreamHistory, part: PartitionSample, memberless: bool) -> bool:
     """Whether a commit moved as only an operator's does (decision 0002)."""
     old = marks.partitions.get(part.partition)
     return (

@@ -36,7 +36,7 @@ class EmptyReading:
     denied: Mapping[str, BacklogError] = field(default_factory=dict)
 
 
-def find_end(part: PartitionSample, isolation: str) -> int:
+def find_partition_end(part: PartitionSample, isolation: str) -> int:
     """Where the group's reading ends: the LSO if it reads committed, else the high watermark."""
     return part.lso if isolation == "read_committed" else part.high
 
@@ -47,7 +47,7 @@ def count_lag(part: PartitionSample, isolation: str) -> int | None:
     """
     if part.committed is None or part.committed > part.high:
         return None
-    return max(0, find_end(part, isolation) - max(part.committed, part.low))
+    return max(0, find_partition_end(part, isolation) - max(part.committed, part.low))
 
 
 def read_tails(

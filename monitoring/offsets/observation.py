@@ -13,9 +13,9 @@ from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Connection, connect
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
-from backlogctl.monitoring.offsets.gaps import Finding, Suspicion, find_gaps
+from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps
 from backlogctl.monitoring.offsets.history import (
-    Marks,
+    StreamHistory,
     Timeline,
     advance_marks,
     make_marks,
@@ -40,12 +40,12 @@ class Observation:
 
     sample: Sample
     gaps: tuple[Gap, ...]
-    findings: tuple[Finding, ...]
-    marks: Marks
+    findings: tuple[OffsetFinding, ...]
+    marks: StreamHistory
     unmarked: BacklogError | None = None
 
 
-def load_marks(ledger: Ledger, stream: StreamLike) -> Marks:
+def load_marks(ledger: Ledger, stream: StreamLike) -> StreamHistory:
     """The past of a stream, from its samples and commit marks in the ledger."""
     samples = ledger.samples.history(stream.name, utc_now() - RECENT)
     if not samples:
@@ -66,7 +66,7 @@ def observe_stream(
     connection: Connection,
     deadline: Deadline | None = None,
     *,
-    marks: Marks | None = None,
+    marks: StreamHistory | None = None,
     settle: bool = True,
     bookmarker: Bookmarker | None = None,
 ) -> Observation:
@@ -88,7 +88,7 @@ def observe_stream(
     recorded: dict[str, Gap] = {}
     first: Sample | None = None
     looks = 0
-    skew = measure_skew(ledger)
+    skew = measure_clock_skew(ledger)
     while True:
         sample = take_sample(stream, admin, limit, skew)
         first = first or sample
@@ -114,7 +114,7 @@ def observe_stream(
     return Observation(sample, tuple(recorded.values()), findings, past, unmarked)
 
 
-def measure_skew(ledger: Ledger) -> timedelta:
+def measure_clock_skew(ledger: Ledger) -> timedelta:
     """How far the ledger's clock is ahead of this host's.
 
     Hosts whose clocks differ write samples of one stream: in the ledger's time they stay in order,
@@ -178,11 +178,11 @@ def _is_recorded(gap: Gap, known: Iterable[Gap]) -> bool:
     return cursor >= gap.end
 
 
-def _compare_lows(first: Sample, last: Sample, gaps: Iterable[Gap]) -> tuple[Finding, ...]:
+def _compare_lows(first: Sample, last: Sample, gaps: Iterable[Gap]) -> tuple[OffsetFinding, ...]:
     before: dict[int, PartitionSample] = {part.partition: part for part in first.partitions}
     hit = {gap.partition for gap in gaps if gap.cause is Cause.EXPIRED}
     return tuple(
-        Finding(
+        OffsetFinding(
             Suspicion.LOW_MOVED,
             part.partition,
             before[part.partition].low,

@@ -91,7 +91,7 @@ def find_suspicions(profile: LogProfile) -> tuple[Suspicion, ...]:
     )
 
 
-def tell_limits(profile: LogProfile) -> tuple[str, ...]:
+def describe_limits(profile: LogProfile) -> tuple[str, ...]:
     """What this profile cannot say, each in a sentence; none where it is as good as headers go."""
     told = []
     if profile.is_compacted:
@@ -226,7 +226,7 @@ def is_hot(messages: int, batches: float, total: int, partitions: int) -> bool:
     return is_much and batches >= _HOT_BATCHES
 
 
-def tell_hot(partition: int, messages: int, total: int, partitions: int) -> str:
+def describe_hot_partition(partition: int, messages: int, total: int, partitions: int) -> str:
     """That it is, in a sentence."""
     return (
         f"Partition {partition} has {messages / total:.0%} of the messages, "
@@ -238,7 +238,7 @@ def _find_hot(profile: LogProfile) -> Iterator[Suspicion]:
     total, count = profile.messages, len(profile.partitions)
     for one in profile.partitions:
         if is_hot(one.messages, one.batches, total, count):
-            sentence = tell_hot(one.partition, one.messages, total, count)
+            sentence = describe_hot_partition(one.partition, one.messages, total, count)
             yield _about(SuspicionCode.HOT_PARTITION, one, sentence)
 
 

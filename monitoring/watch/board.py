@@ -9,7 +9,7 @@ from datetime import datetime
 from threading import Lock
 from typing import Any
 
-from backlogctl.monitoring.doctor.checks import Finding
+from backlogctl.monitoring.doctor.checks import CheckFinding
 from backlogctl.monitoring.verdict.status import GroupStatus, Unseen
 
 
@@ -49,7 +49,7 @@ class Checkup:
     """What the doctor found, worst first, and when."""
 
     taken_at: datetime
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
 
 
 @dataclass(frozen=True, slots=True)

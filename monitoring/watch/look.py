@@ -18,10 +18,10 @@ from backlogctl.kafka.peek import peek_at
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.holds import keeps_longer
 from backlogctl.ledger.steps import has_stopped_consumers
-from backlogctl.monitoring.offsets.history import Marks, is_memberless
+from backlogctl.monitoring.offsets.history import StreamHistory, is_memberless
 from backlogctl.monitoring.offsets.lag import (
     count_lost,
-    find_end,
+    find_partition_end,
     read_retention,
     read_size_limit,
     read_tails,
@@ -212,7 +212,7 @@ def assess_stream(
     ]
     pasts = _group_by_partition([*earlier, sample], isolation, 2 * window)
     known = tuple(gaps)
-    marks = Marks(empty_tails=around.empty_tails or {})
+    marks = StreamHistory(empty_tails=around.empty_tails or {})
     parts = [
         judge_partition(
             PartitionView(
@@ -269,12 +269,12 @@ def _group_by_partition(
             past = pasts.setdefault(part.partition, _PartitionHistory([], []))
             past.ends.append((seconds, part.high))
             if near:
-                end = find_end(part, isolation)
+                end = find_partition_end(part, isolation)
                 past.points.append(Point(seconds, part.low, part.committed, end, part.high))
     return pasts
 
 
-def _skip_empty(part: PartitionSample, marks: Marks) -> PartitionSample:
+def _skip_empty(part: PartitionSample, marks: StreamHistory) -> PartitionSample:
     if part.committed is None:
         return part
     return replace(part, committed=marks.skip_empty(part.partition, part.committed))
@@ -313,7 +313,7 @@ def look_at_stream(
     deadline: Deadline | None = None,
     *,
     admin: Admin | None = None,
-    marks: Marks | None = None,
+    marks: StreamHistory | None = None,
 ) -> StreamLook:
     """Samples a stream, records its gaps, and judges it.
 
@@ -372,14 +372,14 @@ def assess_now(
     for part in sample.partitions:
         if part.partition in tails and part.committed is not None:
             begin = max(part.committed, part.low)
-            remembered[part.partition] = (begin, find_end(part, stream.isolation))
+            remembered[part.partition] = (begin, find_partition_end(part, stream.isolation))
     around = replace(around, tails=tails, empty_tails=remembered)
     # Only partitions that are behind need more.
     starts = {
         part.partition: begin
         for part in sample.partitions
         if part.committed is not None and part.partition not in tails
-        if (begin := max(part.committed, part.low)) < find_end(part, stream.isolation)
+        if (begin := max(part.committed, part.low)) < find_partition_end(part, stream.isolation)
         if part.committed <= part.high
     }
     status = assess_stream(

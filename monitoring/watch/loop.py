@@ -15,7 +15,7 @@ from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka.clients import Admin, connect
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
-from backlogctl.monitoring.offsets.history import Marks
+from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import STREAM_WHATS, GroupStatus, PartitionStatus
@@ -184,7 +184,7 @@ class _StreamWatcher:
         self._on_observation = on_observation
         self._on_status = on_status
         self._admins: dict[str, Admin] = {}
-        self._pasts: dict[str, Marks] = {}
+        self._pasts: dict[str, StreamHistory] = {}
         self._tails: dict[str, dict[int, tuple[int, int]]] = {}
 
     def look(self, stream: StreamLike) -> BacklogError | None:

@@ -114,7 +114,7 @@ Say = Callable[[str], None]
 GRACE = timedelta(minutes=5)
 
 
-class Level(StrEnum):
+class AuditLevel(StrEnum):
     """Worst first."""
 
     LOST = "lost"  # messages are missing, and nothing else explains it
@@ -123,7 +123,7 @@ class Level(StrEnum):
     NOTED = "noted"  # worth knowing; no message is missing
 
 
-_ORDER = {level: number for number, level in enumerate(Level)}
+_ORDER = {level: number for number, level in enumerate(AuditLevel)}
 
 
 class SpanOptions(Options):
@@ -158,7 +158,7 @@ class AuditOptions(SpanOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One thing that was found.
 
     Attributes:
@@ -170,7 +170,7 @@ class Finding:
     """
 
     check: str
-    level: Level
+    level: AuditLevel
     found: str
     mend: str = ""
     commands: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AuditOutcome:
     """What an audit found.
 
     Attributes:
@@ -203,7 +203,7 @@ class Outcome:
     """
 
     figures: Mapping[str, int | None]
-    findings: Iterable[Finding]
+    findings: Iterable[AuditFinding]
     claims: str
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     losses: tuple[Gap, ...] = ()
@@ -212,7 +212,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What one audit of one stream came to; as in `Outcome`, with the findings worst first.
+    """What one audit of one stream came to; as in `AuditOutcome`, with the findings worst first.
 
     Attributes:
         recorded: the gaps that have the losses on record, as they are now.
@@ -226,7 +226,7 @@ class AuditResult:
     began_at: datetime
     seconds: float
     figures: Mapping[str, int | None]
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     claims: str
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     losses: tuple[Gap, ...] = ()
@@ -237,14 +237,14 @@ class AuditResult:
     @property
     def verdict(self) -> str:
         """Its worst level; `clean` where nothing is missing as far as it can tell."""
-        worst = min((_ORDER[one.level] for one in self.findings), default=_ORDER[Level.NOTED])
-        level = list(Level)[worst]
-        return "clean" if level is Level.NOTED else str(level)
+        worst = min((_ORDER[one.level] for one in self.findings), default=_ORDER[AuditLevel.NOTED])
+        level = list(AuditLevel)[worst]
+        return "clean" if level is AuditLevel.NOTED else str(level)
 
     @property
     def missing(self) -> int:
         """Messages that are lost for all that is known."""
-        return sum(one.count or 0 for one in self.findings if one.level is Level.LOST)
+        return sum(one.count or 0 for one in self.findings if one.level is AuditLevel.LOST)
 
     @property
     def exit_code(self) -> int:
@@ -311,5 +311,5 @@ class Audit(ABC):
         )
 
     @abstractmethod
-    def look(self, workspace: Workspace, stream: Stream, bounds: Any, say: Say) -> Outcome:
+    def look(self, workspace: Workspace, stream: Stream, bounds: Any, say: Say) -> AuditOutcome:
         """As `examine`: what each audit does itself."""

@@ -89,7 +89,7 @@ MOST_GAPS = 1_000
 _KEPT_FINDINGS, _KEPT_WINDOWS = 50, 250
 
 
-def carry_out(
+def run_audit(
     audit: Audit, workspace: Workspace, stream: Stream, bounds: SpanOptions, say: Say
 ) -> AuditResult:
     """Examines, then records.
@@ -113,7 +113,7 @@ def carry_out(
                 at=found.began_at,
                 verdict=found.verdict,
                 missing=found.missing,
-                document=shorten(found.to_json()),
+                document=shorten_document(found.to_json()),
             )
         )
     return found
@@ -128,7 +128,7 @@ def _record_losses(workspace: Workspace, found: AuditResult) -> AuditResult:
     return replace(found, recorded=tuple(known.values()), next_commands=tuple(commands))
 
 
-def shorten(document: Mapping[str, Any]) -> dict[str, Any]:
+def shorten_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """Without tables and lists that grow with the topic; windows of time do not."""
     findings = [
         {**one, "detail": {k: v for k, v in one["detail"].items() if not isinstance(v, list)}}

@@ -13,17 +13,17 @@ from backlogctl.errors import UsageError
 from backlogctl.formats import format_duration, format_moment, format_plural
 from backlogctl.replay.audits.audit import (
     Audit,
+    AuditFinding,
+    AuditLevel,
     AuditOptions,
-    Finding,
-    Level,
-    Outcome,
+    AuditOutcome,
     Say,
     open_folder,
     reading_topic,
     start_spark,
 )
 from backlogctl.replay.audits.carrying import make_unprocessed
-from backlogctl.replay.audits.span import Look, look_at_group
+from backlogctl.replay.audits.span import GroupSnapshot, look_at_group
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.values import Cause, Gap, GapState, OffsetRange
 
@@ -45,7 +45,9 @@ class ConsumedAuditing(Audit):
     name = "consumed"
     summary = "Find messages that were committed and are not in the consumer's own table."
 
-    def look(self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say) -> Outcome:
+    def look(
+        self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say
+    ) -> AuditOutcome:
         """Reads the offsets, then the table, then the messages.
 
         Raises:
@@ -62,7 +64,7 @@ class ConsumedAuditing(Audit):
         found = _compare(workspace, stream, consumed, bounds, look, say)
         teller = _Teller(stream, f"table {consumed.database}.{consumed.table}", bounds, look)
         not_judged = teller.count_not_judged(found)
-        return Outcome(
+        return AuditOutcome(
             figures={**asdict(found.counts), "not_judged": not_judged},
             findings=teller.judge(found),
             claims=f"{_say_not_judged(not_judged)}. {CLAIMS}" if not_judged else CLAIMS,
@@ -90,7 +92,7 @@ def _compare(
     stream: Stream,
     consumed: Consumed,
     bounds: AuditOptions,
-    look: Look,
+    look: GroupSnapshot,
     say: Say,
 ) -> ConsumedAudit:
     from backlogctl.spark_backfill.audits.consumed import (
@@ -141,14 +143,14 @@ class _Teller:
     stream: Stream
     table: str
     bounds: AuditOptions
-    look: Look
+    look: GroupSnapshot
 
-    def judge(self, found: ConsumedAudit) -> Iterator[Finding]:
+    def judge(self, found: ConsumedAudit) -> Iterator[AuditFinding]:
         counts = found.counts
         if all(at is None for at in self.look.committed.values()):
-            yield Finding(
+            yield AuditFinding(
                 "nothing-committed",
-                Level.UNKNOWN,
+                AuditLevel.UNKNOWN,
                 f"group {self.stream.group} has committed nothing on {self.stream.topic}",
                 "look at its name in the configuration, and whether its consumers commit",
                 (f"backlogctl status {self.stream.name}",),
@@ -165,9 +167,9 @@ class _Teller:
             if counts.older and not is_bounded:
                 yield self._tell_older(found)
         if not found.is_whole:
-            yield Finding(
+            yield AuditFinding(
                 "too-many",
-                Level.UNKNOWN,
+                AuditLevel.UNKNOWN,
                 "there are more ranges of such messages than can be listed; the count is of all",
                 "look at less at once, with --since and --until",
             )
@@ -212,16 +214,16 @@ class _Teller:
             and not any(_overlaps(gap, one) for one in found.ranges)
         }
 
-    def _tell_lost(self, ranges: Sequence[UnhandledRange], many: int) -> Finding:
+    def _tell_lost(self, ranges: Sequence[UnhandledRange], many: int) -> AuditFinding:
         mend = "the consumer commits before it has handled them; once that is mended, put them back"
         if self.look.span.is_compacted:
             mend = (
                 "the topic is compacted, where an old message must not come after a newer one: "
                 "handle them by hand, or have their producer send the newest state"
             )
-        return Finding(
+        return AuditFinding(
             "unprocessed",
-            Level.LOST,
+            AuditLevel.LOST,
             f"{_say_many(many)} committed and {'is' if many == 1 else 'are'} not in {self.table}: "
             f"{_describe(ranges)}",
             mend,
@@ -229,12 +231,12 @@ class _Teller:
             detail=_detail(ranges),
         )
 
-    def _tell_older(self, found: ConsumedAudit) -> Finding:
+    def _tell_older(self, found: ConsumedAudit) -> AuditFinding:
         ranges = [one for one in found.ranges if one.is_older]
         many = found.counts.older
-        return Finding(
+        return AuditFinding(
             "older-than-the-table",
-            Level.SUSPECT,
+            AuditLevel.SUSPECT,
             f"{_say_many(many)} committed, not in {self.table}, and older than any message that it "
             f"names: {_describe(ranges)}. They may have been handled before the table or the group "
             "began, or their rows were removed",
@@ -243,11 +245,11 @@ class _Teller:
             detail=_detail(ranges),
         )
 
-    def _tell_no_match(self, found: ConsumedAudit) -> Finding:
+    def _tell_no_match(self, found: ConsumedAudit) -> AuditFinding:
         many = found.counts.unhandled
-        return Finding(
+        return AuditFinding(
             "no-match",
-            Level.SUSPECT,
+            AuditLevel.SUSPECT,
             f"{_say_many(many)} committed, and {self.table} has the identity of none",
             "see whether `source.consumed` names the right table and column, and whether it holds "
             "what `source.identity.message` says; if it does, say since when it is complete",
@@ -265,13 +267,13 @@ class _Teller:
         assert self.stream.source is not None
         return found.counts.repeated if self.stream.source.identity.header is None else 0
 
-    def _tell_unsure(self, found: ConsumedAudit) -> Iterator[Finding]:
+    def _tell_unsure(self, found: ConsumedAudit) -> Iterator[AuditFinding]:
         counts, waits = found.counts, format_duration(self.bounds.waits.total_seconds())
         again = (f"backlogctl audit consumed {self.stream.name}",)
         if counts.not_settled:
-            yield Finding(
+            yield AuditFinding(
                 "not-settled",
-                Level.UNKNOWN,
+                AuditLevel.UNKNOWN,
                 f"{format_plural(counts.not_settled, 'message')} of those committed less than "
                 f"{waits} ago, for all that samples show, cannot be found in "
                 f"{self.table}; they may still be handled",
@@ -280,29 +282,29 @@ class _Teller:
             )
         if self.look.hidden:
             places = ", ".join(f"{r.partition}:{r.start}-{r.end - 1}" for r in self.look.hidden)
-            yield Finding(
+            yield AuditFinding(
                 "open-transaction",
-                Level.UNKNOWN,
+                AuditLevel.UNKNOWN,
                 f"offsets {places} were committed; an open transaction hides what is there",
                 "look again when it has ended",
                 again,
                 detail={"offsets": [[r.partition, r.start, r.end] for r in self.look.hidden]},
             )
         if many := self.count_not_judged(found):
-            yield Finding(
+            yield AuditFinding(
                 "repeated-keys",
                 # It alarms nobody (alert and nightly event take lost and suspect); NOTED would
                 # let the audit end as clean, of messages that it never judged.
-                Level.UNKNOWN,
+                AuditLevel.UNKNOWN,
                 f"{_say_not_judged(many)}: {self.table} has the key, and does not say of which of "
                 "its messages",
                 "where each message has an id in a header, identify it by that "
                 "(`source.identity.message`)",
             )
         if counts.coming_again:
-            yield Finding(
+            yield AuditFinding(
                 "coming-again",
-                Level.NOTED,
+                AuditLevel.NOTED,
                 f"{format_plural(counts.coming_again, 'message')} not in {self.table} will come "
                 "again: the group is still to read a message of the same identity",
                 "look again when it has",
@@ -358,7 +360,7 @@ def _to_ms(at: datetime | None) -> int | None:
     return None if at is None else round(at.timestamp() * 1000)
 
 
-def _list_partitions(look: Look) -> list[dict[str, Any]]:
+def _list_partitions(look: GroupSnapshot) -> list[dict[str, Any]]:
     return [
         {
             **asdict(item),

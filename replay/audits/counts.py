@@ -12,16 +12,16 @@ from backlogctl.formats import format_duration, format_moment, format_plural
 from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.replay.audits.audit import (
     Audit,
+    AuditFinding,
+    AuditLevel,
     AuditOptions,
-    Finding,
-    Level,
-    Outcome,
+    AuditOutcome,
     Say,
     start_spark,
 )
 from backlogctl.replay.audits.tiers import (
-    Counted,
     Counting,
+    RowCount,
     count_again,
     list_archives,
     require_source,
@@ -45,7 +45,9 @@ class CountsAuditing(Audit):
     name = "counts"
     summary = "Compare counts of rows, messages and handled rows in windows of event time."
 
-    def look(self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say) -> Outcome:
+    def look(
+        self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say
+    ) -> AuditOutcome:
         """Reads the group's offsets, then the topic's ends, then the tables: what is handled or
         sent meanwhile looks like no loss.
 
@@ -68,7 +70,7 @@ class CountsAuditing(Audit):
         spark = start_spark(workspace, stream, self.name, archives)
         counting = Counting(workspace, stream, source, bounds, began_at, sample, spark, say)
         counted = count_again(counting)
-        return Outcome(
+        return AuditOutcome(
             figures=_list_figures(counted, has_consumed=source.consumed is not None),
             findings=_judge(counting, counted),
             claims=CLAIMS,
@@ -81,7 +83,7 @@ class _Difference:
     """Words for one difference between two tiers."""
 
     check: str
-    level: Level
+    level: AuditLevel
     count: str
     one: str
     many: str
@@ -89,14 +91,14 @@ class _Difference:
     commands: tuple[str, ...]
 
 
-def _list_differences(counting: Counting, counted: Counted) -> Iterator[_Difference]:
+def _list_differences(counting: Counting, counted: RowCount) -> Iterator[_Difference]:
     name, source = counting.stream.name, counting.source
-    level = Level.SUSPECT
+    level = AuditLevel.SUSPECT
     mend = "each may never have been sent, or its transaction was aborted: look at its producer"
     if source.mutable and not counted.judged.is_whole:
         mend += "; or it was sent long ago, has expired, and the row has changed since"
     if counted.span.is_compacted and source.identity.header is not None:
-        level = Level.UNKNOWN
+        level = AuditLevel.UNKNOWN
         mend = "the topic is compacted: a newer message of the same key may have replaced it"
     yield _Difference(
         "rows-without-messages",
@@ -109,7 +111,7 @@ def _list_differences(counting: Counting, counted: Counted) -> Iterator[_Differe
     )
     yield _Difference(
         "messages-not-handled",
-        Level.SUSPECT,
+        AuditLevel.SUSPECT,
         "not_handled",
         "message that the group has read is not in the consumer's own table",
         "messages that the group has read are not in the consumer's own table",
@@ -119,7 +121,7 @@ def _list_differences(counting: Counting, counted: Counted) -> Iterator[_Differe
     )
     yield _Difference(
         "messages-without-rows",
-        Level.NOTED,
+        AuditLevel.NOTED,
         "messages_without_row",
         "message has no row in the table",
         "messages have no row in the table",
@@ -129,14 +131,14 @@ def _list_differences(counting: Counting, counted: Counted) -> Iterator[_Differe
     )
 
 
-def _judge(counting: Counting, counted: Counted) -> Iterator[Finding]:
+def _judge(counting: Counting, counted: RowCount) -> Iterator[AuditFinding]:
     judged, found, name = counted.judged, counted.found, counting.stream.name
     if found is None or judged.begin is None or counted.width is None:
         yield _tell_nothing(counting, counted)
         return
-    yield Finding(
+    yield AuditFinding(
         "span",
-        Level.NOTED,
+        AuditLevel.NOTED,
         f"rows of {format_moment(judged.begin)} to {format_moment(judged.end)} are judged, in "
         f"{format_plural(len(found.windows), 'window')} of "
         f"{format_duration(counted.width.total_seconds())}"
@@ -145,39 +147,41 @@ def _judge(counting: Counting, counted: Counted) -> Iterator[Finding]:
     )
     if counted.zone:
         # Its counts would be of other times than they say.
-        yield Finding("zone", Level.UNKNOWN, counted.zone, "set it right, and count again")
+        yield AuditFinding(
+            "zone", AuditLevel.UNKNOWN, counted.zone, "set it right, and count again"
+        )
         return
     for difference in _list_differences(counting, counted):
         yield from _tell(difference, found)
     if waiting := sum(window.archived for window in found.windows):
-        yield Finding(
+        yield AuditFinding(
             "in-an-archive",
-            Level.NOTED,
+            AuditLevel.NOTED,
             f"of {format_plural(waiting, 'row')} the message waits in the archive of an offload",
             "no loss: a rebuild puts back what waits in archives",
             (f"backlogctl plan rebuild {name}",),
         )
     handled = sum(w.rows - w.messages - w.archived - w.rows_without_message for w in found.windows)
     if handled:
-        yield Finding(
+        yield AuditFinding(
             "handled-without-messages",
-            Level.NOTED,
+            AuditLevel.NOTED,
             f"{format_plural(handled, 'row')} without a message in the topic "
             f"{'was' if handled == 1 else 'were'} handled all the same",
             "compaction may have taken the message, or the consumer gets rows in another way",
         )
     if found.unplaced_rows:
-        yield Finding(
+        yield AuditFinding(
             "unplaced-rows",
-            Level.UNKNOWN,
+            AuditLevel.UNKNOWN,
             f"{format_plural(found.unplaced_rows, 'row')} without a message cannot be compared: "
             "the time or the identity is NULL or cannot be read",
             f"look at `{counting.source.time_column}` in {counting.source.table}",
         )
     if found.without_identity:
-        yield Finding(
+        yield AuditFinding(
             "without-identity",
-            Level.NOTED,
+            AuditLevel.NOTED,
             f"{format_plural(found.without_identity, 'message')} without an identity "
             f"(`{counting.source.identity.message}`): whose they are is not known",
             "rows without messages may be theirs",
@@ -185,9 +189,9 @@ def _judge(counting: Counting, counted: Counted) -> Iterator[Finding]:
     if counting.source.consumed is not None and not any(
         part.committed is not None for part in counting.sample.partitions
     ):
-        yield Finding(
+        yield AuditFinding(
             "no-commits",
-            Level.UNKNOWN,
+            AuditLevel.UNKNOWN,
             f"the group {counting.stream.group} has committed no offsets: whether messages were "
             "handled is not judged",
             "is it the right group, and has it run?",
@@ -195,7 +199,7 @@ def _judge(counting: Counting, counted: Counted) -> Iterator[Finding]:
         )
 
 
-def _tell_nothing(counting: Counting, counted: Counted) -> Finding:
+def _tell_nothing(counting: Counting, counted: RowCount) -> AuditFinding:
     judged = counted.judged
     found = f"nothing can be judged: {judged.why}"
     if judged.begin is not None:
@@ -204,16 +208,16 @@ def _tell_nothing(counting: Counting, counted: Counted) -> Finding:
             f"have lost messages, and from {format_moment(judged.end)} on they may still come"
         )
         found += f" ({judged.why})" if judged.why else ""
-    return Finding(
+    return AuditFinding(
         "nothing-judged",
-        Level.UNKNOWN,
+        AuditLevel.UNKNOWN,
         found,
         f"look again in {format_duration(counting.bounds.waits.total_seconds())}, or at other "
         "times with --since and --until",
     )
 
 
-def _tell(difference: _Difference, found: CountsAudit) -> Iterator[Finding]:
+def _tell(difference: _Difference, found: CountsAudit) -> Iterator[AuditFinding]:
     from backlogctl.spark_backfill.audits.counts import list_stretches
 
     counted = [(w, getattr(w, difference.count) or 0) for w in found.windows]
@@ -228,7 +232,7 @@ def _tell(difference: _Difference, found: CountsAudit) -> Iterator[Finding]:
     if rest := ranked[_SHOWN:]:
         others = sum(one.count for one in rest)
         shown.append(f"{others:,} at {format_plural(len(rest), 'other time')}")
-    yield Finding(
+    yield AuditFinding(
         difference.check,
         difference.level,
         f"{many:,} {difference.one if many == 1 else difference.many}: {', '.join(shown)}",
@@ -245,7 +249,7 @@ def _tell(difference: _Difference, found: CountsAudit) -> Iterator[Finding]:
     )
 
 
-def _list_figures(counted: Counted, *, has_consumed: bool) -> dict[str, int | None]:
+def _list_figures(counted: RowCount, *, has_consumed: bool) -> dict[str, int | None]:
     found = counted.found
     if found is None or counted.zone:
         names = ("rows", "messages", "archived", *(("handled",) if has_consumed else ()))
@@ -265,7 +269,7 @@ def _list_figures(counted: Counted, *, has_consumed: bool) -> dict[str, int | No
     }
 
 
-def _list_windows(counted: Counted) -> list[dict[str, Any]]:
+def _list_windows(counted: RowCount) -> list[dict[str, Any]]:
     if counted.found is None or counted.zone:
         return []
     return [

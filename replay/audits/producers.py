@@ -14,19 +14,26 @@ from backlogctl.monitoring.producers.findings import (
     BLIND_SPOTS,
     Suspicion,
     SuspicionCode,
+    describe_limits,
     find_suspicions,
-    tell_limits,
 )
 from backlogctl.monitoring.producers.profile import LogProfile, ProducerProfile
 from backlogctl.monitoring.producers.reader import profile_topic
-from backlogctl.replay.audits.audit import Audit, Finding, Level, Outcome, Say, SpanOptions
+from backlogctl.replay.audits.audit import (
+    Audit,
+    AuditFinding,
+    AuditLevel,
+    AuditOutcome,
+    Say,
+    SpanOptions,
+)
 from backlogctl.replay.engine.kind import Workspace
 
 # The others only cost time.
-_LEVELS: Mapping[SuspicionCode, Level] = {
-    SuspicionCode.EPOCH_RESTARTED: Level.SUSPECT,
-    SuspicionCode.SEQUENCE_JUMP: Level.SUSPECT,
-    SuspicionCode.NOT_IDEMPOTENT: Level.UNKNOWN,  # its losses leave no trace in a log
+_LEVELS: Mapping[SuspicionCode, AuditLevel] = {
+    SuspicionCode.EPOCH_RESTARTED: AuditLevel.SUSPECT,
+    SuspicionCode.SEQUENCE_JUMP: AuditLevel.SUSPECT,
+    SuspicionCode.NOT_IDEMPOTENT: AuditLevel.UNKNOWN,  # its losses leave no trace in a log
 }
 
 
@@ -42,14 +49,19 @@ class ProducerAuditing(Audit):
         every = super().list_rights(stream)
         return tuple(right for right in every if right.resource is Resource.TOPIC)
 
-    def look(self, workspace: Workspace, stream: Stream, bounds: SpanOptions, say: Say) -> Outcome:
+    def look(
+        self, workspace: Workspace, stream: Stream, bounds: SpanOptions, say: Say
+    ) -> AuditOutcome:
         """Reads the headers of every batch once."""
         say("reading batch headers")
         properties = workspace.properties(stream)
         profile = profile_topic(properties, stream.topic, bounds.since, bounds.until, say=say)
         findings = [_to_finding(one, stream.name) for one in find_suspicions(profile)]
-        findings += [Finding("limits", Level.NOTED, sentence) for sentence in tell_limits(profile)]
-        return Outcome(
+        findings += [
+            AuditFinding("limits", AuditLevel.NOTED, sentence)
+            for sentence in describe_limits(profile)
+        ]
+        return AuditOutcome(
             figures={
                 "messages": profile.messages,
                 "batches": profile.batches,
@@ -67,10 +79,10 @@ class ProducerAuditing(Audit):
         )
 
 
-def _to_finding(one: Suspicion, stream: str) -> Finding:
-    return Finding(
+def _to_finding(one: Suspicion, stream: str) -> AuditFinding:
+    return AuditFinding(
         check=str(one.code),
-        level=_LEVELS.get(one.code, Level.NOTED),
+        level=_LEVELS.get(one.code, AuditLevel.NOTED),
         found=one.sentence,
         mend=ADVICE[one.code],
         commands=(f"backlogctl audit sequence {stream}",) if one.code in _LEVELS else (),

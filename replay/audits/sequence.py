@@ -12,10 +12,10 @@ from backlogctl.config import Stream
 from backlogctl.formats import format_duration, format_moment, format_plural
 from backlogctl.replay.audits.audit import (
     Audit,
+    AuditFinding,
+    AuditLevel,
     AuditOptions,
-    Finding,
-    Level,
-    Outcome,
+    AuditOutcome,
     Say,
     reading_topic,
     start_spark,
@@ -31,7 +31,7 @@ from backlogctl_delivery.sequenced.sequence import RangeSet
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from backlogctl.spark_backfill.audits.sequence import Hole, SequenceAudit
+    from backlogctl.spark_backfill.audits.sequence import SequenceAudit, SequenceHole
 
 CLAIMS = (
     "Each hole is messages that their producer numbered and that are nowhere in the topic. What a "
@@ -40,24 +40,24 @@ CLAIMS = (
 _SHOWN = 20
 _LONGEST_RUN_MS = 10 * 365 * 86_400_000
 SURE = "hole"
-UNSURE: Mapping[str, tuple[Level, str, str]] = {
+UNSURE: Mapping[str, tuple[AuditLevel, str, str]] = {
     "compacted": (
-        Level.UNKNOWN,
+        AuditLevel.UNKNOWN,
         "are missing from a compacted topic, where messages vanish by themselves",
         "audit a topic that keeps its messages",
     ),
     "beside-unreadable": (
-        Level.SUSPECT,
+        AuditLevel.SUSPECT,
         "are missing beside messages whose stamp cannot be read, which may be these",
         "see who writes them",
     ),
     "not-settled": (
-        Level.UNKNOWN,
+        AuditLevel.UNKNOWN,
         "are missing near the end of the log, and may still come",
         "producers retry, and only what was in the log for some time is judged: look again in",
     ),
     "at-the-head": (
-        Level.NOTED,
+        AuditLevel.NOTED,
         "are missing right after the log's start: retention may have taken them",
         "",
     ),
@@ -70,7 +70,9 @@ class SequenceAuditing(Audit):
     name = "sequence"
     summary = "Find messages that were numbered by a SequencedProducer and are not in the topic."
 
-    def look(self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say) -> Outcome:
+    def look(
+        self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say
+    ) -> AuditOutcome:
         """Reads every message once; nothing near the end of the log is judged before its grace."""
         from backlogctl.spark_backfill.audits.sequence import audit_sequence
         from backlogctl.spark_backfill.spark.kafka_options import make_java_options
@@ -89,7 +91,7 @@ class SequenceAuditing(Audit):
         holes, closed = _leave_out_closed(workspace, stream, span.topic.topic_id, found.holes)
         found = replace(found, holes=holes)
         judged = _sort_holes(found, span, settled, bounds)
-        return Outcome(
+        return AuditOutcome(
             figures=_list_figures(found),
             findings=_tell(found, judged, bounds, stream, closed),
             claims=CLAIMS,
@@ -116,8 +118,8 @@ def _open(
 
 
 def _leave_out_closed(
-    workspace: Workspace, stream: Stream, topic_id: str, holes: Iterable[Hole]
-) -> tuple[tuple[Hole, ...], int]:
+    workspace: Workspace, stream: Stream, topic_id: str, holes: Iterable[SequenceHole]
+) -> tuple[tuple[SequenceHole, ...], int]:
     """The holes without what was put back or given up, and how many messages that is: a rebuilt
     message has no number, so its place stays empty."""
     closed: dict[tuple[int, str, int], RangeSet] = {}
@@ -136,7 +138,7 @@ def _leave_out_closed(
     return kept, sum(hole.count for hole in holes) - sum(hole.count for hole in kept)
 
 
-def _make_loss(stream: Stream, topic_id: str, hole: Hole) -> Gap:
+def _make_loss(stream: Stream, topic_id: str, hole: SequenceHole) -> Gap:
     before = _guess_start(hole) if hole.before is None else hole.before.at_ms
     times = [at for at in (before, hole.after.at_ms) if at is not None]
     return make_producer_gap(
@@ -148,7 +150,7 @@ def _make_loss(stream: Stream, topic_id: str, hole: Hole) -> Gap:
     )
 
 
-def _guess_start(hole: Hole) -> int | None:
+def _guess_start(hole: SequenceHole) -> int | None:
     """When the producer began, in ms: our own epochs are microseconds of that."""
     began, after = hole.id.epoch // 1000, hole.after.at_ms
     return began if after is not None and after - _LONGEST_RUN_MS < began <= after else None
@@ -156,9 +158,9 @@ def _guess_start(hole: Hole) -> int | None:
 
 def _sort_holes(
     found: SequenceAudit, span: Span, settled: Mapping[int, int], bounds: AuditOptions
-) -> dict[str, list[Hole]]:
+) -> dict[str, list[SequenceHole]]:
     """By what is known of them: `SURE`, or why they may be no loss."""
-    judged: dict[str, list[Hole]] = {name: [] for name in (SURE, *UNSURE)}
+    judged: dict[str, list[SequenceHole]] = {name: [] for name in (SURE, *UNSURE)}
     within_ms = round(bounds.waits.total_seconds() * 1000)
     for hole in found.holes:
         if bounds.until is not None and not _is_before(hole, bounds.until):
@@ -181,46 +183,46 @@ def _sort_holes(
 
 def _tell(
     found: SequenceAudit,
-    judged: Mapping[str, list[Hole]],
+    judged: Mapping[str, list[SequenceHole]],
     bounds: AuditOptions,
     stream: Stream,
     closed: int,
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     if not found.counts.stamped:
-        yield Finding(
+        yield AuditFinding(
             "not-stamped",
-            Level.UNKNOWN,
+            AuditLevel.UNKNOWN,
             f"none of {format_plural(found.counts.read, 'message')} is stamped",
             "take the sequenced producer in: until then losses on the way to Kafka leave no trace",
         )
     if found.counts.unreadable:
-        yield Finding(
+        yield AuditFinding(
             "unreadable-stamp",
-            Level.UNKNOWN,
+            AuditLevel.UNKNOWN,
             f"{format_plural(found.counts.unreadable, 'message')} are stamped in a way that cannot "
             "be read: what they number is not known",
             "see who writes them, and compare with the format",
         )
     if found.counts.misplaced:
-        yield Finding(
+        yield AuditFinding(
             "misplaced",
-            Level.UNKNOWN,
+            AuditLevel.UNKNOWN,
             f"{format_plural(found.counts.misplaced, 'message')} in another partition than the "
             "stamp says: each fills its own place, and what is missing behind it is not known",
             "see who sends on what others numbered, and have it leave out the headers, or what "
             "moves messages of the sequenced producer to another partition",
         )
     if not found.is_whole:
-        yield Finding(
+        yield AuditFinding(
             "too-many",
-            Level.UNKNOWN,
+            AuditLevel.UNKNOWN,
             "there are more producers, holes or reports than can be listed: more may be missing",
             "look at less at once, with --since",
         )
     if closed:
-        yield Finding(
+        yield AuditFinding(
             "put-back",
-            Level.NOTED,
+            AuditLevel.NOTED,
             f"{format_plural(closed, 'message')} never reached the topic, and were put back or "
             "waived since",
         )
@@ -230,12 +232,12 @@ def _tell(
     )
 
 
-def _is_before(hole: Hole, until: datetime) -> bool:
+def _is_before(hole: SequenceHole, until: datetime) -> bool:
     at = hole.after.at_ms
     return at is None or at < until.timestamp() * 1000
 
 
-def _is_beside(hole: Hole, doubtful: tuple[int, int] | None) -> bool:
+def _is_beside(hole: SequenceHole, doubtful: tuple[int, int] | None) -> bool:
     """Whether an illegible message may be one of the hole's."""
     if doubtful is None:
         return False
@@ -244,12 +246,12 @@ def _is_beside(hole: Hole, doubtful: tuple[int, int] | None) -> bool:
     return doubtful[0] <= last and first <= doubtful[1]
 
 
-def _tell_lost(holes: list[Hole], stream: Stream) -> Iterator[Finding]:
+def _tell_lost(holes: list[SequenceHole], stream: Stream) -> Iterator[AuditFinding]:
     again = "send them again" if stream.source is None else "put back what the table knows"
     for hole in holes[:_SHOWN]:
-        yield Finding(
+        yield AuditFinding(
             SURE,
-            Level.LOST,
+            AuditLevel.LOST,
             f"{_describe(hole)} never reached the topic{_date(hole)}",
             "the producer numbered them and did not report that they failed: look at its acks, its "
             f"retries and what it does with failed deliveries; then {again}",
@@ -259,9 +261,9 @@ def _tell_lost(holes: list[Hole], stream: Stream) -> Iterator[Finding]:
         )
     if rest := holes[_SHOWN:]:
         many = sum(hole.count for hole in rest)
-        yield Finding(
+        yield AuditFinding(
             SURE,
-            Level.LOST,
+            AuditLevel.LOST,
             f"{format_plural(many, 'message')} in {format_plural(len(rest), 'more hole')}",
             "`--json` lists them all",
             count=many,
@@ -269,17 +271,19 @@ def _tell_lost(holes: list[Hole], stream: Stream) -> Iterator[Finding]:
         )
 
 
-def _tell_unsure(name: str, holes: list[Hole], bounds: AuditOptions, stream: str) -> Finding:
+def _tell_unsure(
+    name: str, holes: list[SequenceHole], bounds: AuditOptions, stream: str
+) -> AuditFinding:
     many = format_plural(sum(hole.count for hole in holes), "message")
     level, found, mend = UNSURE[name]
     if name == "not-settled":
         mend = f"{mend} {format_duration(bounds.waits.total_seconds())}"
     again = (f"backlogctl audit sequence {stream}",) if name == "not-settled" else ()
     detail = {"holes": [_detail(hole) for hole in holes]}
-    return Finding(name, level, f"{many} {found}", mend, again, detail=detail)
+    return AuditFinding(name, level, f"{many} {found}", mend, again, detail=detail)
 
 
-def _describe(hole: Hole) -> str:
+def _describe(hole: SequenceHole) -> str:
     places = f"{hole.first:,}" if hole.count == 1 else f"{hole.first:,} to {hole.last:,}"
     return (
         f"{format_plural(hole.count, 'message')} (sequence {places}) of producer "
@@ -287,7 +291,7 @@ def _describe(hole: Hole) -> str:
     )
 
 
-def _date(hole: Hole) -> str:
+def _date(hole: SequenceHole) -> str:
     before = None if hole.before is None else hole.before.at_ms
     if before is None or hole.after.at_ms is None:
         return ""
@@ -298,7 +302,7 @@ def _write(at_ms: int) -> str:
     return format_moment(datetime.fromtimestamp(at_ms / 1000, UTC))
 
 
-def _detail(hole: Hole) -> dict[str, Any]:
+def _detail(hole: SequenceHole) -> dict[str, Any]:
     return {
         "partition": hole.id.partition,
         "producer": hole.id.producer,

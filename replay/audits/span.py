@@ -10,7 +10,7 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Stream
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets
-from backlogctl.monitoring.offsets.observation import measure_skew, observe_stream
+from backlogctl.monitoring.offsets.observation import measure_clock_skew, observe_stream
 from backlogctl.replay.audits.audit import AuditOptions
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.values import OffsetRange, Sample
@@ -82,7 +82,7 @@ def find_settled(
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GroupSnapshot:
     """A group as it was before its table was read.
 
     Attributes:
@@ -101,7 +101,7 @@ class Look:
     hidden: tuple[OffsetRange, ...]
 
 
-def look_at_group(workspace: Workspace, stream: Stream, bounds: AuditOptions) -> Look:
+def look_at_group(workspace: Workspace, stream: Stream, bounds: AuditOptions) -> GroupSnapshot:
     """The topic and the group's offsets; samples the stream, so that a later audit can judge more.
 
     Raises:
@@ -113,7 +113,7 @@ def look_at_group(workspace: Workspace, stream: Stream, bounds: AuditOptions) ->
     if span.topic.topic_id != seen.topic_id:
         subject = f"topic {stream.topic}"
         raise KafkaFailure("it was made anew meanwhile", subject=subject, hint="look again")
-    now = utc_now() + measure_skew(workspace.ledger)  # the samples are in the ledger's time
+    now = utc_now() + measure_clock_skew(workspace.ledger)  # the samples are in the ledger's time
     settled = find_settled_commits(workspace, stream, seen, bounds.waits, now)
     committed = {part.partition: part.committed for part in seen.partitions}
     ends = {part.partition: part.high for part in seen.partitions}
@@ -126,7 +126,7 @@ def look_at_group(workspace: Workspace, stream: Stream, bounds: AuditOptions) ->
         old = min(settled.get(item.partition, 0), ends.get(item.partition, 0))
         if old > item.end:
             hidden.append(OffsetRange(item.partition, item.end, old))
-    return Look(span, tuple(below), tuple(ahead), committed, settled, tuple(hidden))
+    return GroupSnapshot(span, tuple(below), tuple(ahead), committed, settled, tuple(hidden))
 
 
 def find_settled_commits(

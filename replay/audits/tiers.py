@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backlogctl.clock import format_time
 from backlogctl.config import Stream, StreamSource
-from backlogctl.config.streams import Message, Value
+from backlogctl.config.streams import MessageSection, Value
 from backlogctl.errors import KafkaFailure, UsageError
 from backlogctl.formats import format_plural
 from backlogctl.ledger.archives import ArchiveRecord
@@ -43,7 +43,7 @@ class ArchivedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
+class ArchivedCounts:
     """What the archives of a topic have.
 
     Attributes:
@@ -75,7 +75,7 @@ def list_archives(workspace: Workspace, topic_id: str) -> tuple[ArchiveRecord, .
     return tuple(one for one in reversed(records) if one.topic_id == topic_id)
 
 
-def find_archived(records: Iterable[ArchiveRecord], lows: Mapping[int, int]) -> Archived:
+def find_archived(records: Iterable[ArchiveRecord], lows: Mapping[int, int]) -> ArchivedCounts:
     """What archives have that a topic lacks.
 
     Args:
@@ -93,7 +93,7 @@ def find_archived(records: Iterable[ArchiveRecord], lows: Mapping[int, int]) -> 
     for item in sorted(taken, key=lambda one: -one.start):
         if item.end == begins.get(item.partition):
             begins[item.partition] = item.start
-    return Archived(tuple(parts), begins)
+    return ArchivedCounts(tuple(parts), begins)
 
 
 def read_parts(spark: SparkSession, parts: Iterable[ArchivedPart]) -> DataFrame:
@@ -103,14 +103,14 @@ def read_parts(spark: SparkSession, parts: Iterable[ArchivedPart]) -> DataFrame:
         StagingError: an archive is not there, or not the one that is on record.
     """
     from backlogctl.spark_backfill.archive.reading import read_archive
-    from backlogctl.spark_backfill.archive.verification import read_manifest
+    from backlogctl.spark_backfill.archive.verification import read_archive_manifest
     from backlogctl.spark_backfill.existing.messages import ORIGINALS_SCHEMA, as_originals
     from backlogctl.spark_backfill.spark.frames import make_empty
 
     messages = make_empty(spark, ORIGINALS_SCHEMA)
     for part in parts:
         at = part.record.location
-        manifest = read_manifest(spark, at, part.record.manifest_sha256)
+        manifest = read_archive_manifest(spark, at, part.record.manifest_sha256)
         messages = messages.unionAll(as_originals(read_archive(spark, at, manifest, part.ranges)))
     return messages
 
@@ -157,7 +157,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RowCount:
     """`found` is None where nothing can be judged; `zone` says that rows seem to be read in a wrong
     time zone, "" for no."""
 
@@ -186,7 +186,7 @@ def require_source(stream: Stream, bounds: AuditOptions) -> StreamSource:
     return stream.source
 
 
-def count_again(counting: Counting) -> Counted:
+def count_again(counting: Counting) -> RowCount:
     """Counts; once more where retention moved on while the topic was read."""
     for left in reversed(range(_TRIES)):
         span = _read_span(counting)
@@ -208,7 +208,7 @@ def _read_span(counting: Counting) -> Span:
     return read_span(counting.workspace, counting.stream, lower)
 
 
-def _count(counting: Counting, span: Span) -> Counted:
+def _count(counting: Counting, span: Span) -> RowCount:
     from pyspark.sql import functions as F  # noqa: N812
 
     from backlogctl.spark_backfill.audits.counts import as_tier, choose_width, count_tiers
@@ -224,7 +224,7 @@ def _count(counting: Counting, span: Span) -> Counted:
         is_date = access.table.column(source.time_column).kind is ColumnKind.DATE
         judged = _find_judged(counting, span, archived, is_date=is_date)
         if judged.begin is None or judged.is_empty:
-            return Counted(judged, span)
+            return RowCount(judged, span)
         width = _DAY if is_date else choose_width(judged.begin, judged.end)
         if consumed is not None:
             counting.say(f"reading {consumed.access.table.label}")
@@ -261,7 +261,7 @@ def _count(counting: Counting, span: Span) -> Counted:
         times = [(log_ms, _write(row_ms)) for log_ms, row_ms in found.pairs]
         # Of rows that change, the time is not that of their message.
         zone = "" if source.mutable else suspect_zone(times, rules, access.table)
-    return Counted(judged, span, width, found, zone)
+    return RowCount(judged, span, width, found, zone)
 
 
 @contextmanager
@@ -295,7 +295,7 @@ def _open_tables(counting: Counting) -> Iterator[tuple[SourceAccess, MessageRule
 
 def _without_contents(stream: Stream, source: StreamSource) -> Stream:
     """Only keys, times and identities are read of the table, not what messages are made of."""
-    bare = Message(value=Value(column=source.time_column))
+    bare = MessageSection(value=Value(column=source.time_column))
     update = {"message": bare, "order_by": ()}
     return stream.model_copy(update={"source": source.model_copy(update=update)})
 
@@ -323,7 +323,9 @@ def _is_younger(record: ArchiveRecord, than: datetime) -> bool:
     return any(item.last_time is None or item.last_time >= than for item in record.ranges)
 
 
-def _find_judged(counting: Counting, span: Span, archived: Archived, *, is_date: bool) -> Judged:
+def _find_judged(
+    counting: Counting, span: Span, archived: ArchivedCounts, *, is_date: bool
+) -> Judged:
     """From the time on from which no message is gone, and that the topic has begun by."""
     from backlogctl.spark_backfill.audits.counts import find_heads
     from backlogctl.spark_backfill.existing.messages import read_log

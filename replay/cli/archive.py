@@ -32,14 +32,14 @@ def list_all(
     """List archives, oldest first, with what is put back and what still waits."""
     from backlogctl.replay.engine.archives import list_archives
     from backlogctl.replay.observe.archives import describe_archive
-    from backlogctl.replay.present.tables import draw_archives
+    from backlogctl.replay.present.tables import render_archives
 
     workspace = session.open_workspace()
     if stream is not None:
         workspace.config.stream(stream)
     found = list_archives(workspace, stream)
     document = {"archives": [describe_archive(state) for state in found]}
-    session.emit(document, lambda console: console.print(draw_archives(document["archives"])))
+    session.emit(document, lambda console: console.print(render_archives(document["archives"])))
 
 
 @archive.command("show")
@@ -48,14 +48,14 @@ def show(session: Session, archive: ArchiveId) -> None:
     """Show what an archive holds, by partition, and what became of it."""
     from backlogctl.replay.engine.archives import find_archive
     from backlogctl.replay.observe.archives import describe_whole
-    from backlogctl.replay.present.tables import draw_archive
+    from backlogctl.replay.present.tables import render_archive
     from backlogctl.replay.present.terminal import print_next
 
     state = find_archive(session.open_workspace(), archive)
     document = describe_whole(state)
 
     def draw(console: Console) -> None:
-        console.print(draw_archive(document))
+        console.print(render_archive(document))
         print_next(console, *_list_next(state))
 
     session.emit(document, draw)
@@ -73,7 +73,7 @@ def peek_messages(
 ) -> None:
     """Show some messages; what the stream's `mask` names is hidden."""
     from backlogctl.replay.observe.archives import peek
-    from backlogctl.replay.present.messages import Mask, draw_message, show_message
+    from backlogctl.replay.present.messages import Mask, mask_message, render_message
     from backlogctl.spark_backfill.archive.local_place import Wanted
 
     workspace = session.open_workspace()
@@ -82,7 +82,7 @@ def peek_messages(
     mask = Mask.read(workspace.config.stream(record.stream).mask)
     wanted = Wanted(partition, offset, None if key is None else key.encode(), count)
     shown = [
-        show_message(
+        mask_message(
             mask,
             partition=one.partition,
             offset=one.offset,
@@ -101,7 +101,7 @@ def peek_messages(
         for number, message in enumerate(shown):
             if number:
                 print_text(console, "")
-            console.print(draw_message(message))
+            console.print(render_message(message))
 
     session.emit(document, draw)
 
@@ -113,17 +113,17 @@ def verify_files(session: Session, archive: ArchiveId) -> None:
 
     Exit code: 0 all is there as it was written, 1 it is not.
     """
-    from backlogctl.replay.observe.archives import describe_check, verify
+    from backlogctl.replay.observe.archives import describe_check, verify_archived
     from backlogctl.replay.present.layout import spin
-    from backlogctl.replay.present.tables import draw_check
+    from backlogctl.replay.present.tables import render_check
 
     workspace = session.open_workspace()
     record = workspace.ledger.archives.get(archive)
     with spin(session.err) as say:
         say(f"reading {record.location}")
-        check = verify(workspace, record)
+        check = verify_archived(workspace, record)
     document = describe_check(record, check)
-    session.emit(document, lambda console: console.print(draw_check(document)))
+    session.emit(document, lambda console: console.print(render_check(document)))
     if not check.is_good:
         raise typer.Exit(1)
 

@@ -64,7 +64,7 @@ def status(session: Session, stream: StreamName) -> None:
 
 def _emit(session: Session, document: dict[str, Any]) -> None:
     from backlogctl.config import mask_secrets
-    from backlogctl.replay.present.terminal import draw_standing, print_next
+    from backlogctl.replay.present.terminal import print_next, render_recovery_status
 
     document["problem"] = mask_secrets(document["problem"])
     document["standings"] = [mask_document(standing) for standing in document["standings"]]
@@ -72,7 +72,7 @@ def _emit(session: Session, document: dict[str, Any]) -> None:
     def show(console: Console) -> None:
         console.print(_draw(document))
         for standing in document["standings"]:
-            console.print(draw_standing(standing))
+            console.print(render_recovery_status(standing))
             print_next(console, *standing["next_commands"])
 
     session.emit(document, show)

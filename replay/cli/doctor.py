@@ -45,7 +45,7 @@ def examine(
     Exit code: 0 well, 1 something will lose messages or stop a recovery, 2 cannot tell.
     """
     from backlogctl.replay.doctor.stream import describe_examinations
-    from backlogctl.replay.present.tables import draw_examinations
+    from backlogctl.replay.present.tables import render_examinations
 
     found: list[Examination] = []
     if client is not None:
@@ -58,7 +58,7 @@ def examine(
         adopting = suggest_adoption(bootstrap, cluster, group)
         found += _examine_streams(session, workspace, streams or [], unopened, adopting)
     document = mask_document(describe_examinations(found))
-    session.emit(document, lambda console: console.print(draw_examinations(document)))
+    session.emit(document, lambda console: console.print(render_examinations(document)))
     if document["result"]:
         raise typer.Exit(document["result"])
 
@@ -100,15 +100,15 @@ def _open(
 ) -> tuple[Workspace, Examination | None]:
     """Where the ledger cannot be opened, that is a finding, and the rest is judged without it."""
     from backlogctl.errors import LedgerError
-    from backlogctl.monitoring.doctor.checks import Finding, Level
+    from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
     from backlogctl.replay.doctor.stream import Examination
     from backlogctl.replay.opening import open_workspace as open_passing
 
     try:
         return open_workspace(), None
     except LedgerError as error:
-        finding = Finding(
-            *("ledger", Level.STOPS, error.subject or "the ledger", error.message),
+        finding = CheckFinding(
+            *("ledger", CheckLevel.STOPS, error.subject or "the ledger", error.message),
             error.hint or "check `ledger` in the configuration",
         )
         workspace = open_passing(session.load_config(), passing=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backlogctl.errors import BacklogError
-from backlogctl.replay.cli.plan import Verb, make_app, name_options
+from backlogctl.replay.cli.plan import Verb, make_verb_group, name_options
 from backlogctl.replay.cli.shared import (
     Session,
     mask_document,
@@ -46,10 +46,10 @@ def list_gaps(
     from rich.console import Console
 
     from backlogctl.replay.injection.archived import suggest_plan, suggest_redrive
-    from backlogctl.replay.kinds.rebuild.losses import say_why_not
-    from backlogctl.replay.observe.stream import choose_streams, look_at_stream
+    from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable
+    from backlogctl.replay.observe.stream import choose_streams, sample_stream
     from backlogctl.replay.present.status import describe_gap
-    from backlogctl.replay.present.terminal import draw_gaps, draw_warnings, print_next
+    from backlogctl.replay.present.terminal import print_next, render_gaps, render_warnings
     from backlogctl.values import GapState
 
     states = read_states(GapState, state)
@@ -58,7 +58,7 @@ def list_gaps(
     warnings: dict[str, None] = {}
     if look:
         for stream in chosen:
-            warnings.update(dict.fromkeys(look_at_stream(workspace, stream)[1]["warnings"]))
+            warnings.update(dict.fromkeys(sample_stream(workspace, stream)[1]["warnings"]))
     found = [
         gap
         for stream in chosen
@@ -70,8 +70,8 @@ def list_gaps(
     }
 
     def show(console: Console) -> None:
-        console.print(draw_gaps(document))
-        for line in draw_warnings(list(warnings)):
+        console.print(render_gaps(document))
+        for line in render_warnings(list(warnings)):
             console.print(line)
         ledger, adopting = workspace.ledger, suggest_adoption(bootstrap, cluster, group)
         waiting = {gap.id for gap in ledger.gaps.list_waiting()}
@@ -85,7 +85,7 @@ def list_gaps(
         reasons = {
             gap.id: ""
             if suggest_redrive(ledger, gap)
-            else say_why_not(ledger, gap, whose[gap.stream])
+            else explain_unrebuildable(ledger, gap, whose[gap.stream])
             for gap in lost
         }
         for gap_id, reason in reasons.items():
@@ -134,16 +134,16 @@ def _list_verbs() -> Iterator[Verb]:
         yield Verb(one.name, one.summary, one.options_model, partial(examine, one))
 
 
-audit = make_app("Find losses that offsets do not show; nothing is changed.", _list_verbs)
+audit = make_verb_group("Find losses that offsets do not show; nothing is changed.", _list_verbs)
 
 
 def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -> None:
     """Audits, and prints what was found; the exit code says whether something is missing."""
-    from backlogctl.replay.audits.carrying import carry_out
+    from backlogctl.replay.audits.carrying import run_audit
     from backlogctl.replay.engine.interrupts import Interrupts
     from backlogctl.replay.engine.options import read_options
     from backlogctl.replay.present.layout import spin
-    from backlogctl.replay.present.tables import draw_audit
+    from backlogctl.replay.present.tables import render_audit
 
     config = session.load_config()
     chosen = config.stream(stream)
@@ -155,11 +155,11 @@ def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -
     interrupts = Interrupts()
     with interrupts.installed(), interrupts.restored(), spin(session.err) as say:
         try:
-            found = carry_out(audit, workspace, chosen, options, say)
+            found = run_audit(audit, workspace, chosen, options, say)
         except BacklogError as failure:
             # 1 would say that messages are lost.
             raise typer.Exit(max(2, show_error(failure, as_json=session.json))) from None
     document = mask_document(found.to_json())
-    session.emit(document, lambda console: console.print(draw_audit(document)))
+    session.emit(document, lambda console: console.print(render_audit(document)))
     if found.exit_code:
         raise typer.Exit(found.exit_code)

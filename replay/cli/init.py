@@ -96,7 +96,7 @@ def _write_found(
     from backlogctl.config.template import render_discovered
     from backlogctl.replay.observe import discovery
     from backlogctl.replay.present.layout import spin
-    from backlogctl.replay.present.tables import draw_groups
+    from backlogctl.replay.present.tables import render_groups
 
     # What the variables will hold; those that are set already may hold something else.
     environment = {**os.environ, **client.values}
@@ -109,7 +109,7 @@ def _write_found(
     document = discovery.describe_discovery(found)
     asked = not (patterns or every)
     if asked and not session.json:
-        session.out.print(draw_groups(document))
+        session.out.print(render_groups(document))
     if patterns:
         chosen = discovery.choose_groups(found, patterns)
     elif every:

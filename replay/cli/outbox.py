@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from rich.console import Console, RenderableType
 
-    from backlogctl.config import Config, Outbox
+    from backlogctl.config import Config, OutboxSection
     from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxEntry
     from backlogctl_delivery.outbox.sender import OutboxSender
 
@@ -50,7 +50,7 @@ class Chosen:
 
     name: str
     url: str
-    settings: Outbox | None
+    settings: OutboxSection | None
     config: Config | None
 
     def open_desk(self) -> OutboxAdmin:

@@ -39,7 +39,7 @@ class Verb:
     call: Call
 
 
-def make_app(summary: str, list_verbs: Callable[[], Iterable[Verb]]) -> typer.Typer:
+def make_verb_group(summary: str, list_verbs: Callable[[], Iterable[Verb]]) -> typer.Typer:
     """A group of verbs, as `app.add_typer` takes it."""
     app = typer.Typer(help=summary, cls=make_group(summary, list_verbs), no_args_is_help=True)
     app.callback()(_describe(summary))
@@ -138,7 +138,7 @@ def _list_verbs() -> Iterator[Verb]:
         yield Verb(kind.name, kind.summary, kind.options_model, partial(make_plan, kind))
 
 
-plan = make_app("Plan a recovery; nothing is changed.", _list_verbs)
+plan = make_verb_group("Plan a recovery; nothing is changed.", _list_verbs)
 
 
 def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[st
     from backlogctl.replay.engine.options import read_options
     from backlogctl.replay.present.layout import spin
     from backlogctl.replay.present.status import describe_recovery, list_next_commands, preview_plan
-    from backlogctl.replay.present.terminal import draw_plan, print_next
+    from backlogctl.replay.present.terminal import print_next, render_plan
 
     config = session.load_config()
     chosen = config.stream(stream)
@@ -161,7 +161,7 @@ def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[st
     document = describe_recovery(workspace, recovery)
 
     def show(console: Console) -> None:
-        console.print(draw_plan(recovery, preview_plan(workspace, recovery)))
+        console.print(render_plan(recovery, preview_plan(workspace, recovery)))
         print_next(console, *list_next_commands(workspace, recovery))
 
     session.emit(document, show)

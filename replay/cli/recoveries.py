@@ -27,7 +27,7 @@ def list_recoveries(
 ) -> None:
     """List recoveries, newest first."""
     from backlogctl.replay.present.status import describe_recovery
-    from backlogctl.replay.present.terminal import draw_recoveries
+    from backlogctl.replay.present.terminal import render_recoveries
     from backlogctl.values import RecoveryState
 
     states = read_states(RecoveryState, state)
@@ -37,7 +37,7 @@ def list_recoveries(
     found = workspace.ledger.recoveries.list(stream=stream, states=states)
     newest = sorted(found, key=lambda recovery: recovery.created_at, reverse=True)
     document = {"recoveries": [describe_recovery(workspace, recovery) for recovery in newest]}
-    session.emit(document, lambda console: console.print(draw_recoveries(document)))
+    session.emit(document, lambda console: console.print(render_recoveries(document)))
 
 
 # `backlogctl approve`: let a plan run, by name.
@@ -55,7 +55,7 @@ def approve_recovery(
     from backlogctl.formats import format_duration
     from backlogctl.replay.engine.approval import approve_plan, describe_expiry
     from backlogctl.replay.present.status import describe_recovery, list_next_commands
-    from backlogctl.replay.present.terminal import print_next, say_done
+    from backlogctl.replay.present.terminal import print_done, print_next
 
     if not by.strip():
         raise UsageError("a name is needed", subject="--by")
@@ -65,7 +65,7 @@ def approve_recovery(
 
     def show(console: Console) -> None:
         left = describe_expiry(found)
-        say_done(
+        print_done(
             console,
             found.id,
             "approved",
@@ -106,10 +106,10 @@ def run_recovery(
     session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
 ) -> None:
     """Carry out an approved plan, canary first, then verify. Safe to run again."""
-    carry_out(session, session.open_workspace(), recovery)
+    run_and_print(session, session.open_workspace(), recovery)
 
 
-def carry_out(
+def run_and_print(
     session: Session, workspace: Workspace, recovery_id: str, *, resumed: bool = False
 ) -> None:
     """Runs a recovery and prints what came of it."""
@@ -117,7 +117,7 @@ def carry_out(
     from backlogctl.replay.engine.runner import Run
     from backlogctl.replay.observe.retention import release_due
     from backlogctl.replay.present.status import describe_run
-    from backlogctl.replay.present.terminal import say_done
+    from backlogctl.replay.present.terminal import print_done
 
     run = Run(workspace, recovery_id, session.err, resumed=resumed)
     found = run.carry_out()
@@ -130,7 +130,7 @@ def carry_out(
         told += " (it was verified before; nothing was done now)"
     else:
         told += f"; this run took {format_duration(run.seconds)}"
-    session.emit(document, lambda console: say_done(console, found.id, str(found.state), told))
+    session.emit(document, lambda console: print_done(console, found.id, str(found.state), told))
 
 
 # `backlogctl pause`: stop between two waves, and stay so until `resume`.
@@ -164,7 +164,7 @@ def resume_recovery(
     workspace = session.open_workspace()
     found, holder = withdraw_pause(workspace, recovery)
     if holder is None:
-        carry_out(session, workspace, recovery, resumed=True)
+        run_and_print(session, workspace, recovery, resumed=True)
         return
     message = f"the pause of {recovery} is taken back; runner {holder} goes on"
     document = {**describe_recovery(workspace, found), "message": message}
@@ -235,11 +235,11 @@ def show_recovery(
     from backlogctl.errors import UsageError
     from backlogctl.replay.present.document import read_document
     from backlogctl.replay.present.terminal import (
-        draw_document_plan,
-        draw_events,
-        draw_progress,
-        draw_standing,
         print_next,
+        render_document_plan,
+        render_events,
+        render_progress,
+        render_recovery_status,
     )
 
     if watch and session.json:
@@ -253,14 +253,14 @@ def show_recovery(
 
     def show(console: Console) -> None:
         if not watch:
-            console.print(draw_document_plan(document))
+            console.print(render_document_plan(document))
             if document.progress["steps"]:
-                console.print(draw_progress(document.progress))
-        console.print(draw_events(document.events))
+                console.print(render_progress(document.progress))
+        console.print(render_events(document.events))
         if document.record.problem:
             console.print("the record was changed after it was written", style="bold red")
         if document.standing:
-            console.print(draw_standing(document.standing))
+            console.print(render_recovery_status(document.standing))
         print_next(console, *document.next_commands)
 
     session.emit(document.to_json(), show)
@@ -292,13 +292,17 @@ def _draw(workspace: Workspace, recovery: Recovery) -> RenderableType:
 
     from backlogctl.replay.present.document import read_document, read_record, tell_progress
     from backlogctl.replay.present.status import describe_recovery
-    from backlogctl.replay.present.terminal import draw_document_plan, draw_head, draw_progress
+    from backlogctl.replay.present.terminal import (
+        render_document_plan,
+        render_head,
+        render_progress,
+    )
 
     progress = tell_progress(read_record(workspace, recovery))
     if not progress["steps"]:
-        return draw_document_plan(read_document(workspace, recovery, asks=False, previews=True))
+        return render_document_plan(read_document(workspace, recovery, asks=False, previews=True))
     verdict = describe_recovery(workspace, recovery)["verdict"]
-    return Group(draw_head(recovery, verdict), draw_progress(progress))
+    return Group(render_head(recovery, verdict), render_progress(progress))
 
 
 # `backlogctl report`: the incident report of a recovery, as one HTML file.
@@ -345,14 +349,14 @@ def report_recovery(
 
     def show(console: Console) -> None:
         from backlogctl.replay.present.layout import Text
-        from backlogctl.replay.present.report_page import draw_summary
+        from backlogctl.replay.present.report_page import render_summary
         from backlogctl.replay.present.terminal import print_next
 
         if path is not None:
             told = Text.assemble(("wrote ", "dim"), (str(path), "bold"))
             console.print(told, soft_wrap=True)
             return
-        console.print(draw_summary(document))
+        console.print(render_summary(document))
         print_next(console, *_list_next(document))
 
     session.emit(document, show)

@@ -155,11 +155,11 @@ def make_console(*, stderr: bool) -> Console:
 
 
 def print_text(console: Console, text: str, style: str = "") -> None:
-    """Prints a text as it is, by `print_line`: nothing in it is markup."""
+    """Prints a text as it is, by `print_wrapped`: nothing in it is markup."""
     """Prints a text as it is: nothing in it is markup, and a long line stays one line."""
-    from backlogctl.replay.present.layout import Text, print_line
+    from backlogctl.replay.present.layout import Text, print_wrapped
 
-    print_line(console, Text(text, style=style))
+    print_wrapped(console, Text(text, style=style))
 
 
 SESSION = Session()
@@ -259,19 +259,19 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
 
 
 def _print_standing(standing: Mapping[str, Any]) -> None:
-    from backlogctl.replay.present.terminal import draw_standing, print_next
+    from backlogctl.replay.present.terminal import print_next, render_recovery_status
 
-    SESSION.err.print(draw_standing(standing))
+    SESSION.err.print(render_recovery_status(standing))
     print_next(SESSION.err, *standing["next_commands"])
 
 
 def _print_error(document: Mapping[str, Any]) -> None:
-    from backlogctl.replay.present.layout import Text, print_line
+    from backlogctl.replay.present.layout import Text, print_wrapped
 
     text = Text("error: ", style="bold red")
     if document["subject"]:
         text.append(f"{document['subject']}: ", style="bold default")
     text.append(str(document["message"]), style="default")
-    print_line(SESSION.err, text)
+    print_wrapped(SESSION.err, text)
     if document["hint"]:
         print_text(SESSION.err, f"hint: {document['hint']}", "cyan")

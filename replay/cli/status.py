@@ -54,7 +54,7 @@ def show_status(
     from backlogctl.replay.observe.retention import release_due
     from backlogctl.replay.observe.stream import choose_streams
     from backlogctl.replay.present.layout import Folded
-    from backlogctl.replay.present.terminal import draw_status
+    from backlogctl.replay.present.terminal import render_status
 
     if watch and session.json:
         raise UsageError("--watch has no end, and --json prints one document", subject="--watch")
@@ -65,7 +65,7 @@ def show_status(
     adopting = suggest_adoption(bootstrap, cluster, group)
     if not watch:
         document = collect_status(workspace, chosen, adopting)
-        session.emit(document, lambda console: console.print(draw_status(document)))
+        session.emit(document, lambda console: console.print(render_status(document)))
         if check and any(needs_somebody(entry) for entry in document["streams"]):
             raise typer.Exit(1)
         _fail_if_unseen(document)
@@ -74,7 +74,7 @@ def show_status(
     with Live(console=session.out, auto_refresh=False) as live:
         try:
             while True:
-                view = draw_status(collect_status(workspace, chosen, adopting))
+                view = render_status(collect_status(workspace, chosen, adopting))
                 live.update(Folded(view), refresh=True)
                 time.sleep(interval)
         except KeyboardInterrupt:
@@ -91,14 +91,14 @@ def collect_status(
     """
     from backlogctl.errors import BacklogError
     from backlogctl.replay.consumers.members import describe_trouble
-    from backlogctl.replay.observe.stream import look_at_stream
+    from backlogctl.replay.observe.stream import sample_stream
     from backlogctl.replay.present.status import list_open_standings
 
     entries: list[dict[str, Any]] = []
     for stream in streams:
         standings = [mask_document(one) for one in list_open_standings(workspace, stream.name)]
         try:
-            entry = look_at_stream(workspace, stream)[1]
+            entry = sample_stream(workspace, stream)[1]
             if len(streams) == 1:
                 entry |= describe_trouble(workspace, stream, entry)
         except BacklogError as error:

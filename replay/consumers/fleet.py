@@ -132,7 +132,7 @@ CONSUMERS_MISSING = "the group's own consumers could not be started"
 
 
 @dataclass(slots=True)
-class Leftovers:
+class CleanupErrors:
     """What could not be given back in this run, and why."""
 
     _failed: dict[str, BacklogError] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class StoppingContext(RunContext[PlanT]):
     closing: bool = False
     cancelling: bool = False
     quiet: bool = False
-    leftovers: Leftovers = field(default_factory=Leftovers)
+    leftovers: CleanupErrors = field(default_factory=CleanupErrors)
     _requests_at: float = 0.0
 
     @property

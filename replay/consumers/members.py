@@ -14,7 +14,7 @@ from backlogctl.fanout.launchers import Fleet, Launcher, ProcessLauncher, Role
 from backlogctl.fanout.relay.guard import find_others, is_guard
 from backlogctl.formats import Say, format_moment
 from backlogctl.kafka.admin import GroupState, Member, describe_group_state
-from backlogctl.kafka.group_types import read_group_type, say_why_not
+from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
 from backlogctl.replay.engine.kind import Workspace
@@ -50,7 +50,7 @@ def describe_members(workspace: Workspace, stream: Stream) -> dict[str, Any]:
         properties, limit = workspace.properties(stream), Deadline(_SECONDS)
         kind = read_group_type(properties, stream.group, limit)
         document["type"] = kind or None
-        if why := say_why_not(kind):
+        if why := explain_unsupported_group(kind):
             raise Refused(why, subject=f"group {stream.group}")
         group = describe_group_state(properties, stream.group, limit)
     except BacklogError as error:

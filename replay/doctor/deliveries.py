@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from backlogctl.clock import Deadline
 from backlogctl.config import Config
 from backlogctl.kafka.clients import connect
-from backlogctl.monitoring.doctor.checks import Finding, Unread, read_part, sort_findings
+from backlogctl.monitoring.doctor.checks import (
+    CheckFinding,
+    UnreadablePart,
+    read_part,
+    sort_findings,
+)
 from backlogctl.monitoring.doctor.facts import list_brokers
 from backlogctl.replay.doctor.look_back import judge_look_back
 from backlogctl.replay.doctor.outboxes import judge_outbox
@@ -20,9 +25,9 @@ _SECONDS = 30.0
 def examine_deliveries(workspace: Workspace) -> Iterator[Examination]:
     """Of those that are configured."""
     config = workspace.config
-    away: dict[str, tuple[Finding, ...]] = {}
+    away: dict[str, tuple[CheckFinding, ...]] = {}
 
-    def ask(cluster: str) -> tuple[Finding, ...]:
+    def ask(cluster: str) -> tuple[CheckFinding, ...]:
         """Why it does not answer; nothing where it does."""
         if cluster not in away:
             away[cluster] = _ask(config, cluster)
@@ -38,10 +43,10 @@ def examine_deliveries(workspace: Workspace) -> Iterator[Examination]:
         yield Examination("look-back", "look-back", sort_findings([*silent, *found]))
 
 
-def _ask(config: Config, cluster: str) -> tuple[Finding, ...]:
+def _ask(config: Config, cluster: str) -> tuple[CheckFinding, ...]:
     subject, properties = f"cluster {cluster}", config.clusters[cluster].client_properties()
     brokers = read_part(
         f"the brokers of {subject}",
         lambda: list_brokers(connect(properties), Deadline(_SECONDS), subject),
     )
-    return (brokers.to_finding(),) if isinstance(brokers, Unread) else ()
+    return (brokers.to_finding(),) if isinstance(brokers, UnreadablePart) else ()

@@ -14,7 +14,13 @@ from backlogctl.errors import Refused
 from backlogctl.formats import format_duration, format_plural
 from backlogctl.kafka.clients import connect, find_addresses
 from backlogctl.kafka.errors import TopicMissing
-from backlogctl.monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
+from backlogctl.monitoring.doctor.checks import (
+    CheckFinding,
+    CheckLevel,
+    CheckScope,
+    UnreadablePart,
+    read_part,
+)
 from backlogctl.monitoring.doctor.facts import Topic, read_topic
 from backlogctl.monitoring.doctor.topic import judge_partitions, judge_replication, judge_retention
 from backlogctl.replay.observe.deliveries import opened_look_back, within
@@ -47,22 +53,22 @@ _RESOLVE_SECONDS = 5.0
 
 def judge_look_back(
     config: Config, settings: LookBack, *, kafka_answers: bool
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Its tables, what waits in them, its services, and where Kafka answers its topic."""
     if kafka_answers:
         yield from _judge_topic(config, settings)
     tables = read_part(
         "the tables of look-back", lambda: within(_SECONDS, SUBJECT, lambda: _read(config))
     )
-    if isinstance(tables, Unread):
+    if isinstance(tables, UnreadablePart):
         yield tables.to_finding()
     else:
         yield from judge_tables(tables)
         yield from judge_stuck(tables, settings.late, kafka_answers=kafka_answers)
     services = settings.to_settings().services
     if not services:
-        yield Finding(
-            *("look-back-service", Level.WARNS, SUBJECT),
+        yield CheckFinding(
+            *("look-back-service", CheckLevel.WARNS, SUBJECT),
             "no service is listed: an application that falls silent is asked by nobody, and its "
             "messages are parked",
             "list each application under `look_back.services`",
@@ -71,17 +77,17 @@ def judge_look_back(
         yield from judge_service(name, service)
 
 
-def _judge_topic(config: Config, settings: LookBack) -> Iterator[Finding]:
+def _judge_topic(config: Config, settings: LookBack) -> Iterator[CheckFinding]:
     properties = config.clusters[settings.cluster].client_properties()
     topic = read_part(
         f"settings of topic {settings.topic}",
         lambda: read_topic(connect(properties), properties, settings.topic, Deadline(_SECONDS)),
     )
-    if isinstance(topic, Unread) and not isinstance(topic.error, TopicMissing):
+    if isinstance(topic, UnreadablePart) and not isinstance(topic.error, TopicMissing):
         yield topic.to_finding()
         return
     yield from judge_topic(
-        None if isinstance(topic, Unread) else topic,
+        None if isinstance(topic, UnreadablePart) else topic,
         *(settings.topic, find_addresses(properties), settings.keep),
         config.watch.horizon,
     )
@@ -124,22 +130,22 @@ def _resolve(service: ServiceSettings) -> str:
     return ""
 
 
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "look-back-database",
     "The database of look-back",
     "SQLite is for trying out: instances on other hosts cannot share it.",
 )
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "look-back-tables",
     "The tables of look-back",
     "What is prepared is stored by day; without a partition for today nothing can be stored.",
     "`lookback run` makes tables, and partitions three days ahead.",
 )
-def judge_tables(tables: LookBackTables) -> Iterator[Finding]:
+def judge_tables(tables: LookBackTables) -> Iterator[CheckFinding]:
     """Whether the service has been here, and keeps partitions ahead."""
     if not tables.are_there:
-        yield Finding(
-            *("look-back-tables", Level.STOPS, SUBJECT),
+        yield CheckFinding(
+            *("look-back-tables", CheckLevel.STOPS, SUBJECT),
             "its tables are missing: the service has never run",
             *("keep one running; it makes them", _RUN),
         )
@@ -148,28 +154,28 @@ def judge_tables(tables: LookBackTables) -> Iterator[Finding]:
         missing = [day for day in wanted if day not in tables.days]
         if missing:
             is_now = tables.today in missing
-            yield Finding(
-                *("look-back-tables", Level.STOPS if is_now else Level.WARNS, SUBJECT),
+            yield CheckFinding(
+                *("look-back-tables", CheckLevel.STOPS if is_now else CheckLevel.WARNS, SUBJECT),
                 "no partition of look_back_messages for "
                 + ", ".join(day.isoformat() for day in missing)
                 + (": nothing new can be stored" if is_now else ""),
                 *("the service makes them three days ahead: does it run?", _RUN),
             )
     if tables.is_sqlite:
-        yield Finding(
-            *("look-back-database", Level.WARNS, SUBJECT),
+        yield CheckFinding(
+            *("look-back-database", CheckLevel.WARNS, SUBJECT),
             "its database is SQLite: one writer at a time, on one host",
             "PostgreSQL in `look_back.database`, before it is relied on",
         )
 
 
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "look-back-keep",
     "How long look-back knows what has ended",
     "A message that is read again after it was forgotten is a new one, and is sent again.",
     "Offsets are read again after a reset, or when the group's commits have expired.",
 )
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "look-back-topic",
     "The topic of look-back",
     "Applications prepare their messages on it, keyed by business id: what is lost there, was "
@@ -178,7 +184,7 @@ def judge_tables(tables: LookBackTables) -> Iterator[Finding]:
 )
 def judge_topic(
     topic: Topic | None, name: str, addresses: str, keep: timedelta, horizon: timedelta
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """The topic that applications prepare messages on.
 
     Args:
@@ -186,8 +192,8 @@ def judge_topic(
         keep: for so long messages that have ended are known.
     """
     if topic is None:
-        yield Finding(
-            *("look-back-topic", Level.STOPS, f"topic {name}"),
+        yield CheckFinding(
+            *("look-back-topic", CheckLevel.STOPS, f"topic {name}"),
             "there is no such topic: applications cannot prepare a message",
             "",
             (
@@ -199,14 +205,14 @@ def judge_topic(
         return
     policy = topic.settings.get("cleanup.policy", "")
     if "compact" in policy:
-        yield Finding(
-            *("look-back-topic", Level.LOSES, topic.subject),
+        yield CheckFinding(
+            *("look-back-topic", CheckLevel.LOSES, topic.subject),
             f"cleanup.policy is {policy}: a decision replaces the prepared message of its key",
             *("", (topic.make_alteration("cleanup.policy", "delete"),)),
         )
     if len(topic.partitions) == 1:
-        yield Finding(
-            *("look-back-topic", Level.WARNS, topic.subject),
+        yield CheckFinding(
+            *("look-back-topic", CheckLevel.WARNS, topic.subject),
             "it has 1 partition: of several instances one reads",
             "as many partitions as instances; add them while no transaction is open, since that "
             "moves keys",
@@ -214,8 +220,8 @@ def judge_topic(
     kept = topic.read_number("retention.ms")
     if kept is not None and (kept < 0 or kept >= keep.total_seconds() * 1000):
         told = "forever" if kept < 0 else f"for {format_duration(kept / 1000)}"
-        yield Finding(
-            *("look-back-keep", Level.WARNS, topic.subject),
+        yield CheckFinding(
+            *("look-back-keep", CheckLevel.WARNS, topic.subject),
             f"it keeps its messages {told}, and look-back forgets what has ended after "
             f"{format_duration(keep.total_seconds())}",
             "make `look_back.keep` longer, or",
@@ -231,13 +237,13 @@ def judge_topic(
 
 def judge_stuck(
     tables: LookBackTables, late: timedelta, *, kafka_answers: bool
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Whether messages end."""
     from backlogctl_delivery.lookback.messages import State
 
     if parked := sum(one.messages for one in tables.counts if one.state is State.PARKED):
-        yield Finding(
-            *("parked", Level.STOPS, SUBJECT),
+        yield CheckFinding(
+            *("parked", CheckLevel.STOPS, SUBJECT),
             f"{format_plural(parked, 'message')} {'is' if parked == 1 else 'are'} parked",
             "mend why, then take them up again",
             ("backlogctl lookback list --state parked", "backlogctl lookback resume --all"),
@@ -247,8 +253,8 @@ def judge_stuck(
     if worst is None or not kafka_answers:
         return
     if worst.oldest_seconds is not None and worst.oldest_seconds > late.total_seconds():
-        yield Finding(
-            *("late", Level.STOPS, SUBJECT),
+        yield CheckFinding(
+            *("late", CheckLevel.STOPS, SUBJECT),
             f"{format_plural(worst.messages, 'message')} {worst.state}, the oldest for "
             f"{format_duration(worst.oldest_seconds)}, and Kafka answers: the service does not "
             "run, or what it asks does not answer",
@@ -256,17 +262,17 @@ def judge_stuck(
         )
 
 
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "look-back-service",
     "Services that look-back asks",
     "Of an application that falls silent only its service knows what became of a transaction.",
     "Its name is resolved and compared with the addresses that may be asked; nobody is asked.",
 )
-def judge_service(name: str, service: ServiceSettings) -> Iterator[Finding]:
+def judge_service(name: str, service: ServiceSettings) -> Iterator[CheckFinding]:
     """Whether it may be asked: its name resolves, and to where it may."""
     if problem := _resolve(service):
-        yield Finding(
-            *("look-back-service", Level.STOPS, f"service {name}"),
+        yield CheckFinding(
+            *("look-back-service", CheckLevel.STOPS, f"service {name}"),
             f"it cannot be asked at {service.address[0]}: {problem}",
             f"mend its name, or list where it may be under `look_back.services.{name}.networks`",
         )

@@ -6,10 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Config, Outbox, Stream
+from backlogctl.config import Config, OutboxSection, Stream
 from backlogctl.formats import format_duration, format_plural
 from backlogctl.kafka.clients import connect
-from backlogctl.monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
+from backlogctl.monitoring.doctor.checks import (
+    CheckFinding,
+    CheckLevel,
+    CheckScope,
+    UnreadablePart,
+    read_part,
+)
 from backlogctl.monitoring.doctor.facts import Topic, read_topic
 from backlogctl.replay.observe.deliveries import opened_outbox, within
 
@@ -20,14 +26,14 @@ if TYPE_CHECKING:
 _SECONDS = 30.0
 
 
-def judge_outbox(config: Config, name: str, *, kafka_answers: bool) -> Iterator[Finding]:
+def judge_outbox(config: Config, name: str, *, kafka_answers: bool) -> Iterator[CheckFinding]:
     """Its table, what waits in it, and the streams that are rebuilt from it."""
     settings, subject = config.outboxes[name], f"outbox {name}"
     table = read_part(
         f"the table of {subject}",
         lambda: within(_SECONDS, subject, lambda: _read_table(config, name)),
     )
-    if isinstance(table, Unread):
+    if isinstance(table, UnreadablePart):
         yield table.to_finding()
     else:
         yield from judge_table(name, table)
@@ -38,29 +44,33 @@ def judge_outbox(config: Config, name: str, *, kafka_answers: bool) -> Iterator[
             yield from _judge_stream(config, name, settings, stream)
 
 
-def _judge_waiting(config: Config, name: str, *, kafka_answers: bool) -> Iterator[Finding]:
+def _judge_waiting(config: Config, name: str, *, kafka_answers: bool) -> Iterator[CheckFinding]:
     subject = f"outbox {name}"
     waiting = read_part(
         f"what waits in {subject}",
         lambda: within(_SECONDS, subject, lambda: _read_status(config, name)),
     )
-    if isinstance(waiting, Unread):
+    if isinstance(waiting, UnreadablePart):
         yield waiting.to_finding()
     else:
         late = config.outboxes[name].late.total_seconds()
         yield from judge_waiting(name, waiting, late, kafka_answers=kafka_answers)
 
 
-def _judge_stream(config: Config, name: str, settings: Outbox, stream: Stream) -> Iterator[Finding]:
+def _judge_stream(
+    config: Config, name: str, settings: OutboxSection, stream: Stream
+) -> Iterator[CheckFinding]:
     properties = config.cluster_of(stream).client_properties()
     topic = read_part(
         f"settings of topic {stream.topic}",
         lambda: read_topic(connect(properties), properties, stream.topic, Deadline(_SECONDS)),
     )
-    if isinstance(topic, Unread):
+    if isinstance(topic, UnreadablePart):
         # The stream's own examination says it as well: each once.
         yield topic.to_finding()
-    yield from judge_stream(name, settings, stream, None if isinstance(topic, Unread) else topic)
+    yield from judge_stream(
+        name, settings, stream, None if isinstance(topic, UnreadablePart) else topic
+    )
 
 
 def _is_fed(stream: Stream, outbox: str) -> bool:
@@ -86,14 +96,14 @@ def _read_status(config: Config, name: str) -> OutboxStatus:
         return OutboxAdmin(database).read_status()
 
 
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "outbox-locks",
     "SKIP LOCKED",
     "Senders pass by rows that another one holds; where the database cannot, one sender that "
     "hangs holds up all others.",
     "PostgreSQL, MariaDB from 10.6 and MySQL from 8.0.1 can.",
 )
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "outbox-table",
     "The table of an outbox",
     "Messages are committed into it and sent from it: where it is missing, or is of another "
@@ -101,49 +111,49 @@ def _read_status(config: Config, name: str) -> OutboxStatus:
     "Compared with the columns and indexes of this version; indexes by their columns, whatever "
     "they are called.",
 )
-def judge_table(name: str, table: Shape) -> Iterator[Finding]:
+def judge_table(name: str, table: Shape) -> Iterator[CheckFinding]:
     """Whether it can be sent from, and by several at once."""
     subject = f"outbox {name}"
     create = (f"backlogctl outbox create --outbox {name}",)
     migrate = "run the application's own migrations, or"
     if not table.is_there:
-        yield Finding(
-            *("outbox-table", Level.STOPS, subject),
+        yield CheckFinding(
+            *("outbox-table", CheckLevel.STOPS, subject),
             f"there is no table backlog_outbox in its database ({table.database})",
             *(migrate, create),
         )
     if table.columns:
-        yield Finding(
-            *("outbox-table", Level.STOPS, subject),
+        yield CheckFinding(
+            *("outbox-table", CheckLevel.STOPS, subject),
             "its table is of another version: it has no "
             f"{'column' if len(table.columns) == 1 else 'columns'} " + ", ".join(table.columns),
             "run the application's own migrations; the columns are those of "
             "backlogctl_delivery/outbox/tables.py",
         )
     if table.indexes:
-        yield Finding(
-            *("outbox-table", Level.WARNS, subject),
+        yield CheckFinding(
+            *("outbox-table", CheckLevel.WARNS, subject),
             "its senders and the page read the whole table: "
             f"{'an index is' if len(table.indexes) == 1 else 'indexes are'} missing",
             *("", table.indexes),
         )
     if not table.can_skip_locked:
         is_sqlite = table.database.startswith("SQLite")
-        yield Finding(
-            *("outbox-locks", Level.WARNS, subject),
+        yield CheckFinding(
+            *("outbox-locks", CheckLevel.WARNS, subject),
             f"it is in {table.database}, which "
             + ("has one writer at a time" if is_sqlite else "does not know SKIP LOCKED"),
             "PostgreSQL, MariaDB from 10.6 or MySQL from 8.0.1",
         )
 
 
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "parked",
     "Parked messages",
     "A message that failed as often as it may is tried no more, until somebody takes it up; in "
     "an outbox it holds up its key.",
 )
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "late",
     "Messages that are late",
     "What was committed is told to nobody until they are sent.",
@@ -152,7 +162,7 @@ def judge_table(name: str, table: Shape) -> Iterator[Finding]:
 )
 def judge_waiting(
     name: str, status: OutboxStatus, late: float, *, kafka_answers: bool
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Whether it is sent.
 
     Args:
@@ -170,28 +180,28 @@ def judge_waiting(
     if status.parked:
         parked = format_plural(status.parked, "message")
         # Those that wait may all be later ones of its key.
-        yield Finding(
-            *("parked", Level.STOPS, subject),
+        yield CheckFinding(
+            *("parked", CheckLevel.STOPS, subject),
             f"{parked} {'is' if status.parked == 1 else 'are'} parked{waiting and f'; {waiting}'}",
             "mend why, then take them up again",
             (f"{listing} --state parked", f"backlogctl outbox retry --outbox {name} --all"),
         )
     elif waiting and kafka_answers:
-        yield Finding(
-            *("late", Level.STOPS, subject),
+        yield CheckFinding(
+            *("late", CheckLevel.STOPS, subject),
             f"{waiting}, and Kafka answers: nobody sends, or it is refused",
             "look at the last errors; where there are none, keep a sender running",
             (listing, f"backlogctl outbox run --outbox {name}"),
         )
 
 
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "outbox-stream",
     "A stream and its outbox",
     "A rebuild places each message where it was sent at first: it must know the same cluster "
     "and partitioner as the sender.",
 )
-@Room.DELIVERY.check(
+@CheckScope.DELIVERY.check(
     "outbox-keep",
     "How long an outbox keeps what was sent",
     "A stream is rebuilt from these rows: those that are deleted before their message expires "
@@ -199,8 +209,8 @@ def judge_waiting(
     "Where a stream's source is this outbox: `keep` against the retention of its topic.",
 )
 def judge_stream(
-    outbox: str, settings: Outbox, stream: Stream, topic: Topic | None
-) -> Iterator[Finding]:
+    outbox: str, settings: OutboxSection, stream: Stream, topic: Topic | None
+) -> Iterator[CheckFinding]:
     """Whether a rebuild of the stream would have the rows, and would place them as they were sent.
 
     Args:
@@ -215,8 +225,8 @@ def judge_stream(
         if theirs != ours
     ]
     if wrong:
-        yield Finding(
-            *("outbox-stream", Level.STOPS, f"stream {stream.name}"),
+        yield CheckFinding(
+            *("outbox-stream", CheckLevel.STOPS, f"stream {stream.name}"),
             f"it is rebuilt from outbox {outbox} and has {'; '.join(wrong)}",
             f"say the same under `streams.{stream.name}` and `outboxes.{outbox}`",
         )
@@ -224,8 +234,8 @@ def judge_stream(
     if settings.keep is None or topic is None or keep is None or keep < 0:
         return
     if settings.keep.total_seconds() * 1000 <= keep:
-        yield Finding(
-            *("outbox-keep", Level.LOSES, f"outbox {outbox}"),
+        yield CheckFinding(
+            *("outbox-keep", CheckLevel.LOSES, f"outbox {outbox}"),
             f"what was sent is deleted after {format_duration(settings.keep.total_seconds())}, "
             f"and {topic.subject} of stream {stream.name} keeps it for "
             f"{format_duration(keep / 1000)}: when a message expires unread, its row is gone",

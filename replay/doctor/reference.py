@@ -11,7 +11,7 @@ from backlogctl.monitoring.doctor import (
     producers,  # noqa: F401
     topic,  # noqa: F401
 )
-from backlogctl.monitoring.doctor.checks import CATALOGUE, Room
+from backlogctl.monitoring.doctor.checks import CATALOGUE, CheckScope
 from backlogctl.replay.doctor import (
     deliveries,  # noqa: F401
     stream,  # noqa: F401
@@ -56,10 +56,10 @@ What it does not see: settings of clients that are given no file, quotas, the di
 
 def render_page() -> str:
     """The whole page."""
-    return _HEAD + "".join(f"\n## {room}\n" + "".join(_render_checks(room)) for room in Room)
+    return _HEAD + "".join(f"\n## {room}\n" + "".join(_render_checks(room)) for room in CheckScope)
 
 
-def _render_checks(room: Room) -> Iterator[str]:
+def _render_checks(room: CheckScope) -> Iterator[str]:
     for check in CATALOGUE.values():
         if check.room is room:
             text = " ".join(filter(None, (check.why, check.more)))

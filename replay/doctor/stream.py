@@ -14,13 +14,13 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Admin, Properties, connect
-from backlogctl.kafka.group_types import read_group_type, say_why_not
+from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
 from backlogctl.kafka.groups import describe_group_state
 from backlogctl.monitoring.doctor.checks import (
-    Finding,
-    Level,
-    Room,
-    Unread,
+    CheckFinding,
+    CheckLevel,
+    CheckScope,
+    UnreadablePart,
     apply_rules,
     choose_exit_code,
     read_part,
@@ -34,13 +34,13 @@ from backlogctl.replay.doctor.tool import judge_host, judge_rights
 from backlogctl.replay.engine.kind import Workspace
 
 
-@Room.TOOL.check(
+@CheckScope.TOOL.check(
     "sources",
     "Source tables",
     "A rebuild reads them: it has to reach them, and an index on the time column decides "
     "between seconds and hours of load on the database.",
 )
-def judge_sources(config: Config, stream: Stream) -> Iterator[Finding]:
+def judge_sources(config: Config, stream: Stream) -> Iterator[CheckFinding]:
     """Whether they can be read, and have an index on the time column."""
     if (source := stream.source) is None or find_spec("pyspark") is None:
         return  # the check of this host says that nothing is rebuilt without Spark
@@ -60,22 +60,22 @@ def judge_sources(config: Config, stream: Stream) -> Iterator[Finding]:
             finally:
                 engine.dispose()
         except BacklogError as error:
-            yield Finding(
-                *("sources", Level.STOPS, subject, f"it could not be read: {error.message}"),
+            yield CheckFinding(
+                *("sources", CheckLevel.STOPS, subject, f"it could not be read: {error.message}"),
                 error.hint or f"check `sources.{database}.url`",
             )
             continue
         names = {one.name for one in table.columns}
         if column is not None and column not in names:
-            yield Finding(
-                *("sources", Level.STOPS, subject, f"it has no column {column}"),
+            yield CheckFinding(
+                *("sources", CheckLevel.STOPS, subject, f"it has no column {column}"),
                 f"`streams.{stream.name}.source.time_column` must be one of "
                 + ", ".join(sorted(names)),
             )
         elif column is not None and column not in table.indexed:
             index = f"{table.label}_{column}".replace(".", "_")
-            yield Finding(
-                *("sources", Level.WARNS, subject),
+            yield CheckFinding(
+                *("sources", CheckLevel.WARNS, subject),
                 f"no index begins with its time column {column}: a rebuild reads all of it",
                 "",
                 (f"CREATE INDEX {index} ON {table.label} ({column})",),
@@ -86,7 +86,7 @@ def judge_sources(config: Config, stream: Stream) -> Iterator[Finding]:
 
 Part = TypeVar("Part")
 _SECONDS = 30.0
-_STREAM_ROOMS = (Room.TOPIC, Room.RETENTION, Room.GROUP, Room.LOG)
+_STREAM_ROOMS = (CheckScope.TOPIC, CheckScope.RETENTION, CheckScope.GROUP, CheckScope.LOG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Examination:
 
     about: Literal["tool", "stream", "client", "outbox", "look-back"]
     name: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -135,7 +135,7 @@ def examine_stream(
     return Examination("stream", stream.name, found)
 
 
-def _replace_ours(finding: Finding, adopting: Sequence[str]) -> Finding:
+def _replace_ours(finding: CheckFinding, adopting: Sequence[str]) -> CheckFinding:
     theirs = [one for one in finding.commands if not one.startswith("backlogctl ")]
     ours = adopting if len(theirs) < len(finding.commands) else ()
     return replace(finding, commands=(*theirs, *ours))
@@ -146,19 +146,19 @@ class _Parts:
 
     def __init__(self, **known: object) -> None:
         self.known = known
-        self.unread: list[Unread] = []
+        self.unread: list[UnreadablePart] = []
 
     def read(self, name: str, part: str, read: Callable[[Deadline], Part]) -> Part | None:
         """Adds a part; None where it could not be read."""
         result = read_part(part, lambda: read(Deadline(_SECONDS)))
-        if isinstance(result, Unread):
+        if isinstance(result, UnreadablePart):
             self.unread.append(result)
             return None
         self.known[name] = result
         return result
 
 
-def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
+def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]:
     parts = _Parts(
         stream=stream.name,
         group=stream.group,
@@ -223,7 +223,7 @@ def _read_group(parts: _Parts, workspace: Workspace, stream: Stream, admin: Admi
         f"the type of group {group}",
         lambda limit: read_group_type(workspace.properties(stream), group, limit),
     )
-    if len(parts.unread) > known or say_why_not(kind):
+    if len(parts.unread) > known or explain_unsupported_group(kind):
         return
     state = parts.read(
         "state",

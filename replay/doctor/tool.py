@@ -16,7 +16,13 @@ from backlogctl.formats import format_bytes, format_duration
 from backlogctl.jars import SUPPORTED_JAVA, find_java, find_java_version
 from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.rights import Right, make_acl_lines, read_rights
-from backlogctl.monitoring.doctor.checks import Finding, Level, Room, Unread, read_part
+from backlogctl.monitoring.doctor.checks import (
+    CheckFinding,
+    CheckLevel,
+    CheckScope,
+    UnreadablePart,
+    read_part,
+)
 from backlogctl.monitoring.doctor.facts import Controller, read_controller
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.rights import (
@@ -40,13 +46,13 @@ def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, 
     return {job: list_rights(workspace.kinds, job, config, stream) for job in jobs}
 
 
-@Room.RIGHTS.check(
+@CheckScope.RIGHTS.check(
     "rights",
     "What the tool may do",
     "What a recovery needs is asked for before anything is touched: a missing right stops it.",
     "By job, in docs/permissions.md.",
 )
-def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
+def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]:
     """One finding for each job that misses rights."""
     properties, subject = workspace.properties(stream), f"stream {stream.name}"
     wanted = list_wanted(workspace, stream)
@@ -55,12 +61,12 @@ def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
         "what the tool is allowed",
         lambda: read_rights(properties, every, Deadline(_RIGHTS_SECONDS)),
     )
-    if isinstance(found, Unread):
+    if isinstance(found, UnreadablePart):
         yield found.to_finding()
         return
     if found.unknown:
-        yield Finding(
-            *("rights", Level.UNKNOWN, subject),
+        yield CheckFinding(
+            *("rights", CheckLevel.UNKNOWN, subject),
             f"whether the tool may do what is needed: {found.reason}",
             "compare its rules with docs/permissions.md",
         )
@@ -72,9 +78,9 @@ def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[Finding]:
             continue
         needed = any(right.needed for right in missing)
         lines = make_acl_lines(missing, find_principal(properties), find_addresses(properties))
-        yield Finding(
+        yield CheckFinding(
             "rights",
-            Level.STOPS if needed else Level.UNKNOWN,
+            CheckLevel.STOPS if needed else CheckLevel.UNKNOWN,
             subject,
             f"{job}: the tool may not {describe_rights(missing)}",
             "who administers the cluster grants it with",
@@ -94,7 +100,7 @@ MESSAGE_BYTES = 2_000
 _SECONDS = 15.0
 
 
-def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Finding]:
+def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[CheckFinding]:
     """Everything that is the same for all streams; each cluster's clock once."""
     yield from _judge_ledger_clock(workspace)
     clusters = {stream.cluster: workspace.properties(stream) for stream in streams}
@@ -106,18 +112,18 @@ def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Find
         yield from _judge_spark()
 
 
-@Room.TOOL.check(
+@CheckScope.TOOL.check(
     "ledger",
     "The ledger",
     "Gaps, plans, approvals and progress are in it: without it nothing is planned or run.",
 )
-def _judge_ledger_clock(workspace: Workspace) -> Iterator[Finding]:
+def _judge_ledger_clock(workspace: Workspace) -> Iterator[CheckFinding]:
     ledger = workspace.ledger
     before = utc_now()
     now = read_part("the ledger's clock", ledger.now)
-    if isinstance(now, Unread):
-        yield Finding(
-            *("ledger", Level.STOPS, f"ledger {ledger.label}", now.error.message),
+    if isinstance(now, UnreadablePart):
+        yield CheckFinding(
+            *("ledger", CheckLevel.STOPS, f"ledger {ledger.label}", now.error.message),
             now.error.hint or "check `ledger.url`",
         )
         return
@@ -125,23 +131,23 @@ def _judge_ledger_clock(workspace: Workspace) -> Iterator[Finding]:
     yield from _judge_skew(f"ledger {ledger.label}", max(0.0, ahead) - max(0.0, behind))
 
 
-@Room.TOOL.check(
+@CheckScope.TOOL.check(
     "clock",
     "Clocks",
     "Leases, holds, windows and forecasts compare times of several hosts.",
     "The clock of the cluster's controller (DescribeQuorum, KIP-836) and of a PostgreSQL "
     "ledger are compared with this host's.",
 )
-def _judge_controller(properties: Properties) -> Iterator[Finding]:
+def _judge_controller(properties: Properties) -> Iterator[CheckFinding]:
     subject = f"cluster {find_addresses(properties)}"
     found = read_part(
         "the controller's clock", lambda: read_controller(properties, Deadline(_SECONDS))
     )
-    if isinstance(found, Unread):
+    if isinstance(found, UnreadablePart):
         yield found.to_finding()
     elif found is None:
-        yield Finding(
-            *("clock", Level.UNKNOWN, subject),
+        yield CheckFinding(
+            *("clock", CheckLevel.UNKNOWN, subject),
             "the controller's clock cannot be asked for with this login",
             "compare it by hand: `date -u` on both hosts",
         )
@@ -150,27 +156,27 @@ def _judge_controller(properties: Properties) -> Iterator[Finding]:
         yield from _judge_version(subject, found)
 
 
-@Room.TOOL.check(
+@CheckScope.TOOL.check(
     "versions",
     "Versions",
     "With versions that it was never tried with, the tool may fail when it is needed.",
     "Tested: Kafka 4.3, Java 17. Java 21 is taken; older brokers may work.",
 )
-def _judge_version(subject: str, found: Controller) -> Iterator[Finding]:
+def _judge_version(subject: str, found: Controller) -> Iterator[CheckFinding]:
     if found.version < TESTED_KAFKA:
-        yield Finding(
-            *("versions", Level.WARNS, subject),
+        yield CheckFinding(
+            *("versions", CheckLevel.WARNS, subject),
             f"its brokers speak as Kafka {'.'.join(map(str, found.version))}; tested is "
             f"{'.'.join(map(str, TESTED_KAFKA))} and later",
             "try a plan, and an expansion with --try, before they are needed",
         )
 
 
-def _judge_skew(subject: str, skew: float) -> Iterator[Finding]:
+def _judge_skew(subject: str, skew: float) -> Iterator[CheckFinding]:
     if abs(skew) > SKEW_SECONDS:
-        yield Finding(
+        yield CheckFinding(
             "clock",
-            Level.STOPS if abs(skew) > SKEW_STOPS else Level.WARNS,
+            CheckLevel.STOPS if abs(skew) > SKEW_STOPS else CheckLevel.WARNS,
             subject,
             f"its clock is {format_duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'} "
             f"this host's ({platform.node()})",
@@ -178,26 +184,26 @@ def _judge_skew(subject: str, skew: float) -> Iterator[Finding]:
         )
 
 
-@Room.TOOL.check(
+@CheckScope.TOOL.check(
     "staging-disk",
     "Disk of staging",
     "Rebuilt messages lie in `staging.dir` until they are verified.",
 )
-def _judge_staging(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Finding]:
+def _judge_staging(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[CheckFinding]:
     directory = workspace.config.staging.dir
     there = next(path for path in (directory, *directory.parents) if path.exists())
     subject = f"directory {directory}"
     if not os.access(there, os.W_OK | os.X_OK):
-        yield Finding(
-            *("staging-disk", Level.STOPS, subject, f"{there} cannot be written"),
+        yield CheckFinding(
+            *("staging-disk", CheckLevel.STOPS, subject, f"{there} cannot be written"),
             "give the tool's user write access, or set `staging.dir`",
         )
         return
     needed = max(LEAST_FREE, _count_lost(workspace, streams) * MESSAGE_BYTES)
     free = shutil.disk_usage(there).free
     if free < needed:
-        yield Finding(
-            *("staging-disk", Level.STOPS, subject),
+        yield CheckFinding(
+            *("staging-disk", CheckLevel.STOPS, subject),
             f"{format_bytes(free)} are free, and a rebuild of what is lost may need "
             f"{format_bytes(needed)}",
             "make room, or set `staging.dir` to a larger disk",
@@ -216,25 +222,25 @@ def _count_lost(workspace: Workspace, streams: Sequence[Stream]) -> int:
         return 0  # the ledger's own finding says so
 
 
-@Room.TOOL.check(
+@CheckScope.TOOL.check(
     "spark",
     "Java and Spark",
     "A rebuild starts Spark, which needs Java and a few libraries.",
 )
-def _judge_spark() -> Iterator[Finding]:
+def _judge_spark() -> Iterator[CheckFinding]:
     try:
         java = find_java()
     except BacklogError as error:
-        yield Finding(
-            *("spark", Level.STOPS, error.subject or "java", error.message), error.hint or ""
+        yield CheckFinding(
+            *("spark", CheckLevel.STOPS, error.subject or "java", error.message), error.hint or ""
         )
     else:
         yield from _judge_java(java)
     if importlib.util.find_spec("pyspark") is None:
-        yield Finding(
+        yield CheckFinding(
             *(
                 "spark",
-                Level.STOPS,
+                CheckLevel.STOPS,
                 "pyspark",
                 "PySpark is not installed: rebuilds, redrives and archives need it",
             ),
@@ -244,8 +250,8 @@ def _judge_spark() -> Iterator[Finding]:
     from backlogctl.spark_backfill.spark.session import find_spark_jars
 
     if not (jars := find_spark_jars()).is_dir():
-        yield Finding(
-            *("spark", Level.WARNS, f"directory {jars}"),
+        yield CheckFinding(
+            *("spark", CheckLevel.WARNS, f"directory {jars}"),
             "Spark's Kafka connector is not there yet: the first rebuild fetches it from Maven "
             "Central (30 MB)",
             "run a first `backlogctl plan rebuild` where Maven Central can be reached, or set "
@@ -253,11 +259,11 @@ def _judge_spark() -> Iterator[Finding]:
         )
 
 
-def _judge_java(java: Path) -> Iterator[Finding]:
+def _judge_java(java: Path) -> Iterator[CheckFinding]:
     version = find_java_version()
     if version not in SUPPORTED_JAVA:
-        yield Finding(
-            *("versions", Level.WARNS, str(java)),
+        yield CheckFinding(
+            *("versions", CheckLevel.WARNS, str(java)),
             f"Java {version}; tested are " + " and ".join(map(str, SUPPORTED_JAVA)),
             "set JAVA_HOME to Java 17 or 21",
         )

@@ -8,7 +8,7 @@ from typing import Any
 from backlogctl.clock import format_time, utc_now
 from backlogctl.errors import ApprovalNeeded, Refused
 from backlogctl.replay.engine.kind import Workspace, record_terms
-from backlogctl.replay.engine.plan import Identity, find_identity
+from backlogctl.replay.engine.plan import Approver, find_identity
 from backlogctl.values import Recovery, RecoveryState, hash_value
 
 AUTOMATIC = "automatic"
@@ -25,7 +25,7 @@ def approve_plan(
     recovery: Recovery,
     *,
     by: str,
-    identity: Identity | None = None,
+    identity: Approver | None = None,
     plan_hash: str | None = None,
     now: datetime | None = None,
 ) -> Recovery:
@@ -73,7 +73,7 @@ def approve_automatically(workspace: Workspace, recovery: Recovery) -> Recovery:
     plan = workspace.plan_now(recovery)
     if plan.approval != "auto" or not workspace.kind_of(recovery).is_automatic(plan):
         return recovery
-    identity = Identity("policy", "auto", find_identity().host)
+    identity = Approver("policy", "auto", find_identity().host)
     return approve_plan(workspace, recovery, by=AUTOMATIC, identity=identity)
 
 

@@ -18,7 +18,7 @@ from backlogctl.ledger import ArchiveRecord
 from backlogctl.manifests import MESSAGES_FOLDER
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.values import FINAL, Event, Gap, GapState, Recovery, RecoveryState
+from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, RecoveryState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,7 @@ class ArchiveState:
         """Messages that wait, that a recovery is about to put back, that are put back, waived."""
         found = dict.fromkeys(("waiting", "under_way", "put_back", "waived"), 0)
         for gap in self.gaps:
-            found[self.name_stage(gap)] += count_messages(self.record, gap)[0]
+            found[self.name_stage(gap)] += count_archived(self.record, gap)[0]
         return found
 
     def name_stage(self, gap: Gap) -> str:
@@ -70,7 +70,7 @@ class ArchiveState:
         return tuple(gap for gap in self.gaps if self.name_stage(gap) == stage)
 
 
-def count_messages(record: ArchiveRecord, gap: Gap) -> tuple[int, bool]:
+def count_archived(record: ArchiveRecord, gap: Gap) -> tuple[int, bool]:
     """Messages of the archive that lie in a gap, and whether that is exact or the most there can
     be: only whole ranges were counted."""
     assert gap.start is not None
@@ -155,7 +155,7 @@ def purge(workspace: Workspace, recovery_id: str, allow: Iterable[str] = ()) -> 
     waiting = state.list_gaps("waiting")
     needed = (*waiting, *state.elsewhere)
     if needed and ALLOW_LOSE not in allow:
-        count = sum(count_messages(state.record, gap)[0] for gap in needed)
+        count = sum(count_archived(state.record, gap)[0] for gap in needed)
         plans = " and ".join(
             f"`backlogctl plan redrive {name} --from archive:{recovery_id}`"
             for name in sorted({gap.stream for gap in needed})
@@ -226,7 +226,7 @@ def _is_held(record: ArchiveRecord, gap: Gap) -> bool:
         return False
     if gap.start is None or gap.end is None:
         return False
-    return bool(count_messages(record, gap)[0])
+    return bool(count_archived(record, gap)[0])
 
 
 def _waive(workspace: Workspace, gaps: Iterable[Gap], recovery_id: str, actor: str) -> None:
@@ -343,14 +343,14 @@ def _clear_one(workspace: Workspace, recovery: Recovery, now: datetime) -> bool:
     directory = workspace.staging_of(recovery.id) / MESSAGES_FOLDER
     if not directory.is_dir():
         return False
-    ended = find_end(recovery, workspace.ledger.events.list(recovery.id))
+    ended = find_ended_at(recovery, workspace.ledger.events.list(recovery.id))
     if ended is None or now - ended <= workspace.config.staging.keep:
         return False
     _remove(workspace, recovery, directory)
     return True
 
 
-def find_end(recovery: Recovery, events: Sequence[Event]) -> datetime | None:
+def find_ended_at(recovery: Recovery, events: Sequence[LedgerEvent]) -> datetime | None:
     """When it came to its end; None where its record does not say so."""
     for event in reversed(events):
         superseded = event.action.startswith("superseded by ")

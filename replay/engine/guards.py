@@ -9,7 +9,7 @@ from typing import Any
 from backlogctl.config import Stream
 from backlogctl.errors import InvalidTransition, PlanStale, Refused
 from backlogctl.kafka.admin import TopicInfo
-from backlogctl.kafka.group_types import SHARE, read_group_type, say_why_not
+from backlogctl.kafka.group_types import SHARE, explain_unsupported_group, read_group_type
 from backlogctl.monitoring.offsets.history import is_missing
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import UNFINISHED, Plan, find_changes, find_identity
@@ -50,7 +50,7 @@ def refuse_active(workspace: Workspace, stream: Stream) -> None:
 def refuse_group_type(workspace: Workspace, stream: Stream) -> None:
     """Refuses groups that have no offsets to go by, or more than offsets."""
     kind = read_group_type(workspace.properties(stream), stream.group)
-    if why := say_why_not(kind):
+    if why := explain_unsupported_group(kind):
         raise Refused(
             f"it cannot be recovered: {why}",
             subject=f"group {stream.group}",

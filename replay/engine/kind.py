@@ -23,7 +23,7 @@ from backlogctl.config.base import explain
 from backlogctl.errors import Refused
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.interrupts import Interrupts
-from backlogctl.replay.engine.plan import Options, Origin, Plan, find_identity
+from backlogctl.replay.engine.plan import Options, Plan, RunOrigin, find_identity
 from backlogctl.values import FINAL, Gap, Recovery, RecoveryState, Step
 
 if TYPE_CHECKING:
@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 
     from backlogctl.kafka.rights import Right
     from backlogctl.ledger import Lease, Ledger
-    from backlogctl.replay.engine.values import Account, Fact, RecoveryRecord, Standing, Telling
+    from backlogctl.replay.engine.values import (
+        Account,
+        Fact,
+        RecoveryRecord,
+        RecoveryStatus,
+        Telling,
+    )
 
 
 # What changes no message takes effect from the configuration: when and how fast, who approves.
@@ -73,7 +79,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 Say = Callable[[str], None]
 
 
-def say_nothing(_: str) -> None:
+def ignore_progress(_: str) -> None:
     """For work that nobody watches."""
 
 
@@ -126,8 +132,8 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
         stream: Stream,
         options: OptionsT,
         *,
-        origin: Origin | None = None,
-        say: Say = say_nothing,
+        origin: RunOrigin | None = None,
+        say: Say = ignore_progress,
     ) -> Recovery:
         """Plans, and stores the plan; Kafka and the source are only read.
 
@@ -271,7 +277,7 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
     @abstractmethod
     def describe_standing(
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
-    ) -> Standing:
+    ) -> RecoveryStatus:
         """How things stand now: who reads, who is stopped, what is only where; never an error.
 
         Args:

@@ -30,7 +30,7 @@ LEAVE_CONSUMERS = "leave-consumers"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Approver:
     """A user of an operating system (`os`) or of a scheduler (its name)."""
 
     kind: str
@@ -44,16 +44,16 @@ class Identity:
         """Plain data for plans and events."""
         return asdict(self)
 
-    def is_same_person(self, other: Identity) -> bool:
+    def is_same_person(self, other: Approver) -> bool:
         """Whether both are one account; a name counts the same on every host."""
         return (self.kind, self.user) == (other.kind, other.user)
 
 
-_ACTING: ContextVar[Identity | None] = ContextVar("acting", default=None)
+_ACTING: ContextVar[Approver | None] = ContextVar("acting", default=None)
 
 
 @contextmanager
-def acting_as(identity: Identity) -> Iterator[None]:
+def acting_as(identity: Approver) -> Iterator[None]:
     """While a scheduler works for somebody: what is done is on record as theirs."""
     token = _ACTING.set(identity)
     try:
@@ -62,7 +62,7 @@ def acting_as(identity: Identity) -> Iterator[None]:
         _ACTING.reset(token)
 
 
-def find_identity() -> Identity:
+def find_identity() -> Approver:
     """Who this process works for: the account it runs as, unless a scheduler said another.
 
     The account is from its uid, which the environment cannot change.
@@ -74,7 +74,7 @@ def find_identity() -> Identity:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         user = f"uid-{uid}"
-    return Identity("os", user, socket.gethostname())
+    return Approver("os", user, socket.gethostname())
 
 
 # Masks secrets in plain data.
@@ -132,7 +132,7 @@ class Options(PlanPart):
     """
 
 
-class Origin(PlanPart):
+class RunOrigin(PlanPart):
     """The run of a scheduler that asked for a plan."""
 
     scheduler: str
@@ -191,8 +191,8 @@ class Plan(PlanPart):
     configuration: Mapping[str, Any]
     options: Options
     warnings: tuple[str, ...]
-    origin: Origin | None = None
-    planned_by: Identity
+    origin: RunOrigin | None = None
+    planned_by: Approver
     planned_at: Timestamp
 
     def dump(self) -> dict[str, Any]:
@@ -240,15 +240,15 @@ def find_changes(planned: Mapping[str, Any], now: Mapping[str, Any], path: str =
 AIRFLOW = "airflow"
 
 
-def name_origin(dag_id: str, run_id: str, note: str | None = None) -> Origin:
+def name_origin(dag_id: str, run_id: str, note: str | None = None) -> RunOrigin:
     """What a plan keeps of the Airflow run that made it."""
-    return Origin(scheduler=AIRFLOW, dag_id=dag_id, run_id=run_id, note=note)
+    return RunOrigin(scheduler=AIRFLOW, dag_id=dag_id, run_id=run_id, note=note)
 
 
-def find_origin(recovery: Recovery) -> Origin | None:
+def find_origin(recovery: Recovery) -> RunOrigin | None:
     """The run of Airflow that planned it, whatever its kind; None where none did."""
     try:
-        found = Origin.model_validate(recovery.plan.get("origin"))
+        found = RunOrigin.model_validate(recovery.plan.get("origin"))
     except ValidationError:
         return None
     return found if found.scheduler == AIRFLOW and found.dag_id else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backlogctl.clock import format_time
 from backlogctl.formats import format_count, format_plural
-from backlogctl.values import FINAL, Event, Gap, Recovery, RecoveryState, Sample
+from backlogctl.values import FINAL, Gap, LedgerEvent, Recovery, RecoveryState, Sample
 
 if TYPE_CHECKING:
     from backlogctl.ledger import BurndownSample
@@ -23,7 +23,7 @@ Tone = Literal["", "good", "bad", "warn", "strong"]
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class PlanFigure:
     """A number of the plan, with its words.
 
     Attributes:
@@ -134,7 +134,7 @@ class Telling:
     request: str
     summary: str
     reasons: tuple[str, ...] = ()
-    counts: tuple[Count, ...] = ()
+    counts: tuple[PlanFigure, ...] = ()
     tables: tuple[Table, ...] = ()
     facts: tuple[Fact, ...] = ()
     actions: tuple[Action, ...] = ()
@@ -145,7 +145,7 @@ class Telling:
     document: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def own_counts(self) -> tuple[Count, ...]:
+    def own_counts(self) -> tuple[PlanFigure, ...]:
         """The counts that no fact says."""
         return tuple(count for count in self.counts if not count.in_facts)
 
@@ -184,7 +184,7 @@ class RecoveryRecord:
 
     recovery: Recovery
     now: datetime
-    events: tuple[Event, ...] = ()
+    events: tuple[LedgerEvent, ...] = ()
     steps: tuple[StepRecord, ...] = ()
     gaps: tuple[Gap, ...] = ()
     chunks: tuple[ChunkRecord, ...] = ()
@@ -196,11 +196,11 @@ class RecoveryRecord:
     plan_holds: bool = True
     ended_at: datetime | None = None
 
-    def find_last(self, action: str) -> Event | None:
+    def find_last(self, action: str) -> LedgerEvent | None:
         """The last line of the record with that action."""
         return next((event for event in reversed(self.events) if event.action == action), None)
 
-    def find_first(self, action: str) -> Event | None:
+    def find_first(self, action: str) -> LedgerEvent | None:
         """The first line of the record with that action."""
         return next((event for event in self.events if event.action == action), None)
 
@@ -284,7 +284,7 @@ class Readers:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LagReading:
     """Messages that were left at a moment, at most."""
 
     messages: int
@@ -302,7 +302,7 @@ class OnlyThere:
 
     topic: str
     messages: int | None
-    last: Reading | None = None
+    last: LagReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ class PutBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RecoveryStatus:
     """How things stand now.
 
     Attributes:

@@ -35,7 +35,7 @@ def list_archives(ledger: Ledger, topic_id: str) -> tuple[ArchiveRecord, ...]:
     return tuple(record for record in ledger.archives.list() if record.topic_id == topic_id)
 
 
-def find_archive(gap: Gap, archives: Iterable[ArchiveRecord]) -> ArchiveRecord | None:
+def find_archive_of(gap: Gap, archives: Iterable[ArchiveRecord]) -> ArchiveRecord | None:
     """The archive that has all of a gap's messages: its own, or one of the same offsets."""
     if gap.sequences is not None or gap.count is None:
         return None  # it has no offsets
@@ -118,7 +118,7 @@ def touches(slot: int, first: int | None, last: int | None, gaps: Iterable[Gap])
 def _find_givers(
     ledger: Ledger, gap: Gap, records: Iterable[ArchiveRecord]
 ) -> tuple[ArchivedGap, ...]:
-    if (record := find_archive(gap, records)) is not None:
+    if (record := find_archive_of(gap, records)) is not None:
         return (ArchivedGap(gap, record, is_held=True),)
     known = {record.recovery_id: record for record in records if record.topic_id == gap.topic_id}
     if gap.archive is not None or gap.count is None or gap.sequences is not None or not known:

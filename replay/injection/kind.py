@@ -19,7 +19,7 @@ from backlogctl.replay.engine.values import (
     Readers,
     Reads,
     RecoveryRecord,
-    Standing,
+    RecoveryStatus,
     Verification,
 )
 from backlogctl.replay.injection.plan import InjectionPlan
@@ -176,16 +176,16 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
 
     def say_run(self, plan: InjectionT, counts: Mapping[str, Any]) -> str:
         """`1,000 messages are in topic orders, each once`."""
-        from backlogctl.replay.injection.target import say_target
+        from backlogctl.replay.injection.target import format_target
 
         count = counts["injected"] + counts["skipped"]
         are = "is" if count == 1 else "are"
-        where = say_target(plan.target, plan.topic)
+        where = format_target(plan.target, plan.topic)
         return f"{format_plural(count, 'message')} {are} in {where}, each once"
 
     def describe_standing(
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
-    ) -> Standing:
+    ) -> RecoveryStatus:
         """What was put back, and what not; it stops nobody's consumers."""
         planned = self.read_plan(recovery).message_count
         return make_standing(
@@ -243,12 +243,12 @@ def list_injected(record: RecoveryRecord) -> dict[int, tuple[int, str]]:
         if chunk.state is ChunkState.INJECTED:
             injected[chunk.chunk.slot].append(chunk)
     return {
-        number: (sum(c.chunk.count for c in done), say_offsets(done))
+        number: (sum(c.chunk.count for c in done), format_injected_offsets(done))
         for number, done in injected.items()
     }
 
 
-def say_offsets(done: list[ChunkRecord]) -> str:
+def format_injected_offsets(done: list[ChunkRecord]) -> str:
     """`1,000–1,999`; a dash where they are not known."""
     first = [chunk.first_offset for chunk in done if chunk.first_offset is not None]
     last = [chunk.last_offset for chunk in done if chunk.last_offset is not None]

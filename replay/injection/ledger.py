@@ -75,7 +75,7 @@ class Lost:
     cautions: tuple[str, ...] = ()
 
 
-def find_lost(
+def find_lost_ranges(
     workspace: Workspace,
     stream: Stream,
     topic_id: str,

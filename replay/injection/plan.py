@@ -103,12 +103,12 @@ class InjectionPlan(Plan):
 # What every plan that sends messages says in the same words.
 
 
-def say_staged(chunks: int, size: int) -> str:
+def format_staged(chunks: int, size: int) -> str:
     """`3 chunks, 1.2 MB`."""
     return f"{format_plural(chunks, 'chunk')}, {format_bytes(size)}"
 
 
-def say_when(plan: InjectionPlan) -> str:
+def format_schedule(plan: InjectionPlan) -> str:
     """The window and the brakes, and about how long the work takes."""
     brakes = []
     if plan.off_peak is not None:

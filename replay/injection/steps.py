@@ -237,15 +237,15 @@ class _Tracker:
 
     def note_chunk(self, result: ChunkResult) -> None:
         """Called once for each committed chunk; the copy is right after any crash."""
-        from backlogctl.spark_backfill.injection.transactional import Outcome
+        from backlogctl.spark_backfill.injection.transactional import CommitOutcome
 
         ledger, recovery_id = self._context.workspace.ledger, self._context.recovery.id
         ledger.chunks.mark_injected(
             recovery_id, result.slot, result.number, result.first_offset, result.last_offset
         )
-        name = "skipped" if result.outcome is Outcome.SKIPPED else "injected"
+        name = "skipped" if result.outcome is CommitOutcome.SKIPPED else "injected"
         self._counts[name] += result.count
-        if result.outcome is Outcome.INJECTED:
+        if result.outcome is CommitOutcome.INJECTED:
             self._done.append((utc_now(), result.count))
 
     def note_progress(self, progress: InjectionProgress) -> None:
@@ -276,10 +276,10 @@ class Verify(Step[InjectionContext]):
         check_requests(context)
         spark = context.spark
         context.bar.say("reading back")
-        from backlogctl.spark_backfill.injection.verification import verify
+        from backlogctl.spark_backfill.injection.verification import verify_injection
 
         job = make_job(context)
-        result = verify(
+        result = verify_injection(
             spark,
             properties=job.properties,
             topic=job.topic,

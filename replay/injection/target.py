@@ -17,7 +17,7 @@ from backlogctl.formats import format_duration
 from backlogctl.kafka.admin import TopicInfo, describe_topic
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import TemporaryTopic
-from backlogctl.replay.engine.archives import find_end
+from backlogctl.replay.engine.archives import find_ended_at
 from backlogctl.replay.engine.guards import check_denied_topic
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
@@ -90,7 +90,7 @@ def make_rehearsal(
     )
 
 
-def say_target(target: PlannedTarget | None, topic: str) -> str:
+def format_target(target: PlannedTarget | None, topic: str) -> str:
     """Where messages go, for a sentence: `topic orders`."""
     if target is None:
         return f"topic {topic}"
@@ -202,7 +202,7 @@ def _is_over(workspace: Workspace, recovery: Recovery) -> bool:
     target = plan.target if isinstance(plan, InjectionPlan) else None
     if target is None or target.to is not To.REHEARSAL:
         return False
-    ended = find_end(recovery, workspace.ledger.events.list(recovery.id))
+    ended = find_ended_at(recovery, workspace.ledger.events.list(recovery.id))
     kept = timedelta(milliseconds=target.keep_ms or 0)
     return ended is not None and workspace.ledger.now() - ended > kept
 

@@ -81,7 +81,7 @@ def take_unprocessed(
     return tuple(taken)
 
 
-def list_places(gaps: Iterable[Gap]) -> tuple[OffsetRange, ...]:
+def list_unprocessed_offsets(gaps: Iterable[Gap]) -> tuple[OffsetRange, ...]:
     """Their offsets, where they are known."""
     return tuple(
         OffsetRange(gap.partition, gap.start, gap.end)

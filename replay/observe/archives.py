@@ -12,7 +12,7 @@ from backlogctl.errors import StagingError
 from backlogctl.ledger import ArchiveRecord
 from backlogctl.replay.engine.archives import (
     ArchiveState,
-    count_messages,
+    count_archived,
     open_spark,
     require_there,
 )
@@ -72,7 +72,7 @@ def describe_whole(state: ArchiveState) -> dict[str, Any]:
                 "end": gap.end,
                 "state": str(gap.state),
                 "stage": state.name_stage(gap),
-                **dict(zip(("messages", "exact"), count_messages(record, gap), strict=True)),
+                **dict(zip(("messages", "exact"), count_archived(record, gap), strict=True)),
                 "reason": gap.reason,
             }
             for gap in state.gaps
@@ -91,7 +91,10 @@ def peek(
         StagingError: it cannot be read, or is not the one that was recorded.
     """
     from backlogctl.spark_backfill.archive.local_place import LocalPlace, peek_archive, peek_local
-    from backlogctl.spark_backfill.archive.verification import read_manifest, read_manifest_of
+    from backlogctl.spark_backfill.archive.verification import (
+        read_archive_manifest,
+        read_manifest_of,
+    )
 
     require_there(record)
     location, folder = _find_place(record)
@@ -99,11 +102,11 @@ def peek(
         place = LocalPlace(folder)
         return peek_local(place, read_manifest_of(place, record.manifest_sha256), wanted)
     spark = open_spark(workspace, location, f"backlogctl archive peek {record.recovery_id}")
-    manifest = read_manifest(spark, location, record.manifest_sha256)
+    manifest = read_archive_manifest(spark, location, record.manifest_sha256)
     return peek_archive(spark, location, manifest, wanted)
 
 
-def verify(workspace: Workspace, record: ArchiveRecord) -> ArchiveCheck:
+def verify_archived(workspace: Workspace, record: ArchiveRecord) -> ArchiveCheck:
     """Reads every file whole, and compares it with the manifest, and that with the ledger.
 
     Raises:
@@ -113,7 +116,7 @@ def verify(workspace: Workspace, record: ArchiveRecord) -> ArchiveCheck:
     from backlogctl.spark_backfill.archive.local_place import LocalPlace
     from backlogctl.spark_backfill.archive.verification import (
         check_place,
-        read_manifest,
+        read_archive_manifest,
         read_manifest_of,
         verify_archive,
     )
@@ -126,7 +129,7 @@ def verify(workspace: Workspace, record: ArchiveRecord) -> ArchiveCheck:
         _compare(record, manifest)
         return check_place(place, manifest)
     spark = open_spark(workspace, location, f"backlogctl archive verify {record.recovery_id}")
-    manifest = read_manifest(spark, location, record.manifest_sha256)
+    manifest = read_archive_manifest(spark, location, record.manifest_sha256)
     _compare(record, manifest)
     return verify_archive(spark, location, manifest)
 

@@ -13,7 +13,7 @@ from backlogctl.clock import Deadline
 from backlogctl.config import Config
 from backlogctl.config.template import CLUSTER, DiscoveredStream, explain_unwritable, name_streams
 from backlogctl.errors import BacklogError, Refused, UsageError
-from backlogctl.kafka.group_types import say_why_not
+from backlogctl.kafka.group_types import explain_unsupported_group
 from backlogctl.kafka.readers import FoundGroup, FoundGroups, GroupTopic, list_all_groups
 from backlogctl.replay.present.tables import show_name
 
@@ -73,7 +73,7 @@ def discover_groups(config: Config) -> Discovery:
 
 
 def _judge(group: FoundGroup, find_denial: Callable[[str], str | None]) -> Candidate:
-    if why := say_why_not(group.type):
+    if why := explain_unsupported_group(group.type):
         return Candidate(group, (), why)
     if group.topics is None:
         return Candidate(group, (), "unknown: `Describe` on the group is missing")

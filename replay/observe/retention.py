@@ -15,8 +15,8 @@ from backlogctl.fanout.retention import (
     MARGIN,
     RETENTION_MS,
     compute_hold,
-    give_back,
     raise_retention,
+    restore_retention,
 )
 from backlogctl.kafka.admin import TopicInfo, connect, describe_topic
 from backlogctl.kafka.log_dirs import read_log_dirs
@@ -187,4 +187,4 @@ def _give_back(workspace: Workspace, hold: Hold, limit: Deadline) -> tuple[str, 
             subject=f"cluster {hold.cluster} of hold {hold.id}",
             hint="add it again, so that the retention can be given back",
         )
-    return give_back(workspace.ledger, connect(cluster.client_properties()), hold, limit)
+    return restore_retention(workspace.ledger, connect(cluster.client_properties()), hold, limit)

@@ -16,7 +16,7 @@ from backlogctl.kafka.admin import read_topic_id
 from backlogctl.kafka.clients import Admin, ask, connect, wait_for
 from backlogctl.kafka.errors import GroupMissing, TopicMissing
 from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
-from backlogctl.monitoring.offsets.gaps import Finding, Suspicion, list_possibly_expired
+from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, list_possibly_expired
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.watch import look as looking
 from backlogctl.replay.engine.kind import Workspace
@@ -125,7 +125,7 @@ def choose_streams(config: Config, names: Sequence[str]) -> list[Stream]:
     return list(config.streams.values())
 
 
-def look_at_stream(
+def sample_stream(
     workspace: Workspace, stream: Stream, deadline: Deadline | None = None
 ) -> tuple[Observation, dict[str, Any]]:
     """Samples a stream, records its gaps, and gives its entry of `status`."""
@@ -187,7 +187,7 @@ def describe_findings(seen: Observation, known: Iterable[Gap]) -> list[str]:
     return list(dict.fromkeys(told))
 
 
-def _covers(gap: Gap, finding: Finding) -> bool:
+def _covers(gap: Gap, finding: OffsetFinding) -> bool:
     return (
         finding.kind in _SHOWN_AS_GAPS
         and None not in (gap.start, gap.end, finding.start, finding.end)

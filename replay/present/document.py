@@ -22,12 +22,12 @@ from backlogctl.replay.present.progress import (
 from backlogctl.replay.present.status import (
     describe_event,
     describe_recovery,
-    find_standing,
+    describe_recovery_plan,
+    find_status,
     list_next_commands,
     preview_plan,
-    tell_plan,
 )
-from backlogctl.values import Event, Recovery, RecoveryState
+from backlogctl.values import LedgerEvent, Recovery, RecoveryState
 
 # The text of an exception may hold what a message holds.
 _BUG = "an error of the program: `backlogctl show` has its text"
@@ -75,7 +75,7 @@ class RecoveryDocument:
         return self.record.recovery
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[LedgerEvent, ...]:
         """The record, oldest line first."""
         return self.record.events
 
@@ -111,9 +111,9 @@ def read_document(
     plan, planner, problem, hint = None, "", "", ""
     standing, verification = None, None
     try:
-        plan = (preview_plan if previews else tell_plan)(workspace, recovery)
+        plan = (preview_plan if previews else describe_recovery_plan)(workspace, recovery)
         planner = str(workspace.plan_of(recovery).planned_by)
-        standing = find_standing(workspace, recovery, ask=asks)
+        standing = find_status(workspace, recovery, ask=asks)
         account = workspace.kind_of(recovery).account(workspace.plan_of(recovery), record)
         verification = account.verification
     except Refused as refused:
@@ -157,7 +157,9 @@ def tell_progress(record: RecoveryRecord) -> dict[str, Any]:
     )
 
 
-def list_event_lines(events: Iterable[Event], *, hides_bugs: bool = False) -> tuple[EventLine, ...]:
+def list_event_lines(
+    events: Iterable[LedgerEvent], *, hides_bugs: bool = False
+) -> tuple[EventLine, ...]:
     """Oldest first; a start whose step was completed says nothing more.
 
     Args:

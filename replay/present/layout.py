@@ -153,7 +153,7 @@ class WholeConsole(Console):
         super().print(*parts, **{"crop": False, **kwargs})
 
 
-def print_line(console: Console, text: Text) -> None:
+def print_wrapped(console: Console, text: Text) -> None:
     """A terminal gets lines broken between words, but not within a command; a pipe one line."""
     console.print(text, soft_wrap=not console.is_terminal)
 

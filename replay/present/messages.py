@@ -135,7 +135,7 @@ class ShownMessage:
         }
 
 
-def show_message(
+def mask_message(
     mask: Mask,
     *,
     partition: int,
@@ -187,7 +187,7 @@ def show_part(raw: bytes | None, mask: Mask, *, hides: bool = False, is_open: bo
     return Shown(Form.TEXT, text, size)
 
 
-def draw_message(message: ShownMessage) -> RenderableType:
+def render_message(message: ShownMessage) -> RenderableType:
     """Its place and time, then its parts."""
     facts = Facts()
     place = Text(f"partition {message.partition}, offset {message.offset:,}", style="bold")

@@ -20,7 +20,7 @@ from backlogctl.replay.present.terminal import draw_title
 from backlogctl_delivery.visible import escape_text
 
 
-def draw_summary(document: Mapping[str, Any]) -> RenderableType:
+def render_summary(document: Mapping[str, Any]) -> RenderableType:
     """What it is about, how it stands, what was lost, verified, and not explained."""
     grid = Facts()
 

@@ -19,10 +19,10 @@ from backlogctl.replay.engine.values import (
     PutBack,
     Readers,
     Reads,
-    Standing,
+    RecoveryStatus,
     Telling,
 )
-from backlogctl.values import Event, Gap, Recovery, RecoveryState
+from backlogctl.values import Gap, LedgerEvent, Recovery, RecoveryState
 from backlogctl_delivery.visible import escape_text
 
 UNKNOWN = "unknown"
@@ -76,7 +76,7 @@ def describe_recovery(workspace: Workspace, recovery: Recovery) -> dict[str, Any
         "detail": dict(recovery.detail),
     }
     try:
-        plan, told = workspace.plan_of(recovery), tell_plan(workspace, recovery)
+        plan, told = workspace.plan_of(recovery), describe_recovery_plan(workspace, recovery)
     except Refused as refused:
         unread: dict[str, Any] = {
             "verdict": UNKNOWN,
@@ -105,7 +105,7 @@ def _may_inject(workspace: Workspace, recovery: Recovery) -> bool:
     return workspace.kind_of(recovery).traits.injects
 
 
-def tell_plan(workspace: Workspace, recovery: Recovery) -> Telling:
+def describe_recovery_plan(workspace: Workspace, recovery: Recovery) -> Telling:
     """The plan for every renderer.
 
     Raises:
@@ -122,7 +122,7 @@ def preview_plan(workspace: Workspace, recovery: Recovery) -> Telling:
     Raises:
         Refused: this program does not know its kind, or cannot read its plan.
     """
-    told = tell_plan(workspace, recovery)
+    told = describe_recovery_plan(workspace, recovery)
     kind = workspace.kind_of(recovery)
     rows = kind.preview(workspace, workspace.plan_of(recovery), recovery)
     return replace(told, facts=(*told.facts, *rows))
@@ -143,7 +143,7 @@ def describe_run(
     }
 
 
-def describe_event(event: Event) -> dict[str, Any]:
+def describe_event(event: LedgerEvent) -> dict[str, Any]:
     """One line of a recovery's record."""
     return {
         "sequence": event.sequence,
@@ -210,7 +210,7 @@ def make_standing(
     put_back: PutBack | None = None,
     archive: InArchive | None = None,
     problem: str = "",
-) -> Standing:
+) -> RecoveryStatus:
     """With what is told of every kind in the same way."""
     ledger = workspace.ledger
     runner = ledger.leases.find_runner(recovery.id)
@@ -218,7 +218,7 @@ def make_standing(
     commands = list_next_commands(workspace, recovery)
     if running and not recovery.requested:
         commands = [f"backlogctl show {recovery.id} --watch"]
-    return Standing(
+    return RecoveryStatus(
         recovery=recovery.id,
         kind=recovery.kind,
         state=recovery.state,
@@ -240,7 +240,7 @@ def make_standing(
     )
 
 
-def find_standing(
+def find_status(
     workspace: Workspace, recovery: Recovery, *, ask: bool = True
 ) -> dict[str, Any] | None:
     """The document of a recovery's standing; None where it changed nothing, or all is settled.
@@ -252,7 +252,9 @@ def find_standing(
         return None
     if not ask and (last := workspace.ledger.events.list(recovery.id)[-1]).action == STANDING:
         return dict(last.detail)  # nothing has happened since
-    found: Standing = workspace.kind_of(recovery).describe_standing(workspace, recovery, ask=ask)
+    found: RecoveryStatus = workspace.kind_of(recovery).describe_standing(
+        workspace, recovery, ask=ask
+    )
     return None if found.is_settled else found.to_json()
 
 
@@ -264,7 +266,7 @@ def list_open_standings(workspace: Workspace, stream: str) -> list[dict[str, Any
         if not recovery.stops_consumers:
             continue
         try:
-            standing = find_standing(workspace, recovery)
+            standing = find_status(workspace, recovery)
         except BacklogError:
             continue  # another program's: `recoveries` shows it
         if standing is not None:
@@ -298,7 +300,7 @@ def list_lines(standing: Document) -> list[tuple[str, str]]:
     return lines
 
 
-def say_standing(standing: Document) -> str:
+def format_status(standing: Document) -> str:
     """The same as one text of several lines, for a log or a message."""
     lines = [f"{name}: {told}" for name, told in list_lines(standing)]
     lines += [f"next: {command}" for command in standing["next_commands"]]

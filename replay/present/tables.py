@@ -16,7 +16,7 @@ from backlogctl.formats import (
     format_plural,
 )
 from backlogctl.replay.present.layout import Facts, Table, Text, make_line, tell
-from backlogctl.replay.present.terminal import draw_warnings
+from backlogctl.replay.present.terminal import render_warnings
 
 Document = Mapping[str, Any]
 _STAGES = {
@@ -27,7 +27,7 @@ _STAGES = {
 }
 
 
-def draw_archives(archives: Sequence[Document]) -> RenderableType:
+def render_archives(archives: Sequence[Document]) -> RenderableType:
     """`archive list`: one line an archive."""
     if not archives:
         return Text("no archives: nothing was offloaded yet", style="dim")
@@ -49,7 +49,7 @@ def draw_archives(archives: Sequence[Document]) -> RenderableType:
     return table
 
 
-def draw_archive(document: Document) -> RenderableType:
+def render_archive(document: Document) -> RenderableType:
     """`archive show`."""
     facts = Facts()
     facts.add("archive", Text(document["id"], style="bold"))
@@ -70,7 +70,7 @@ def draw_archive(document: Document) -> RenderableType:
     return Group(facts, _draw_ranges(document), *_draw_gaps(document))
 
 
-def draw_check(document: Document) -> RenderableType:
+def render_check(document: Document) -> RenderableType:
     """`archive verify`."""
     if document["good"]:
         told = (
@@ -142,7 +142,7 @@ _INDENT = 10
 _SHOWN = 5
 
 
-def draw_audit(document: Mapping[str, Any]) -> RenderableType:
+def render_audit(document: Mapping[str, Any]) -> RenderableType:
     """Of the document of `audit`."""
     parts: list[RenderableType] = [
         tell(f"audit {document['audit']} of stream {document['stream']}", "bold")
@@ -185,7 +185,7 @@ _DOCTOR_ENDS = {
 }
 
 
-def draw_examinations(document: Mapping[str, Any]) -> RenderableType:
+def render_examinations(document: Mapping[str, Any]) -> RenderableType:
     """Of the document of `doctor`."""
     parts: list[RenderableType] = []
     for one in document["examinations"]:
@@ -216,7 +216,7 @@ def _indent(text: str, style: str = "") -> RenderableType:
 # The groups of a cluster, for a person who chooses some of them.
 
 
-def draw_groups(document: Mapping[str, Any]) -> RenderableType:
+def render_groups(document: Mapping[str, Any]) -> RenderableType:
     """`init --bootstrap`: those that can be chosen with their numbers, the others with the reason.
 
     The numbers are those of the choice.
@@ -244,7 +244,7 @@ def draw_groups(document: Mapping[str, Any]) -> RenderableType:
         for one in groups
         if one["why_not"]
     ]
-    return Group(*parts, *draw_warnings(document["unknown"]))
+    return Group(*parts, *render_warnings(document["unknown"]))
 
 
 def show_name(name: str) -> str:

@@ -17,13 +17,21 @@ from backlogctl.formats import (
     format_plural,
     format_rate,
 )
-from backlogctl.replay.engine.values import Count, Telling
+from backlogctl.replay.engine.values import PlanFigure, Telling
 from backlogctl.replay.engine.values import Table as PlanTable
 from backlogctl.replay.present.document import RecoveryDocument, list_event_lines
-from backlogctl.replay.present.layout import Facts, Framed, Table, Text, make_line, print_line, tell
+from backlogctl.replay.present.layout import (
+    Facts,
+    Framed,
+    Table,
+    Text,
+    make_line,
+    print_wrapped,
+    tell,
+)
 from backlogctl.replay.present.progress import name_step
 from backlogctl.replay.present.status import UNKNOWN, list_lines
-from backlogctl.values import Event, Recovery
+from backlogctl.values import LedgerEvent, Recovery
 
 Document = Mapping[str, Any]
 
@@ -61,7 +69,7 @@ def style_word(word: str) -> Text:
     return Text(word, style=_STYLES.get(word, "yellow"))
 
 
-def draw_status(document: Document) -> RenderableType:
+def render_status(document: Document) -> RenderableType:
     """`status`: one block a stream."""
     blocks: list[RenderableType] = []
     for stream in document["streams"]:
@@ -86,8 +94,8 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
         blocks.append(_draw_share(stream["share"]["partitions"]))
     else:
         blocks.append(_draw_lags(stream["partitions"]))
-    blocks += draw_members(stream.get("members"))
-    blocks += draw_warnings(stream.get("warnings", ()))
+    blocks += render_group_members(stream.get("members"))
+    blocks += render_warnings(stream.get("warnings", ()))
     blocks += [tell(f"→ {way}", hang=2) for way in stream.get("ways", ())]
     blocks += _draw_standings(stream)
     for command in stream.get("next_commands", ()):
@@ -107,7 +115,7 @@ def _draw_share(rows: Sequence[Document]) -> Table:
     return table
 
 
-def draw_members(group: Document | None) -> list[RenderableType]:
+def render_group_members(group: Document | None) -> list[RenderableType]:
     """Who is in the group; nothing where that was not asked."""
     if group is None:
         return []
@@ -127,9 +135,9 @@ def draw_members(group: Document | None) -> list[RenderableType]:
     lines: list[RenderableType] = [table]
     if group["unassigned"]:
         told = ", ".join(map(str, group["unassigned"]))
-        lines += draw_warnings([f"nobody is assigned partition {told}"])
+        lines += render_warnings([f"nobody is assigned partition {told}"])
     if group["rebalancing_samples"]:
-        lines += draw_warnings(
+        lines += render_warnings(
             [
                 f"{group['rebalancing_samples']} of the {group['samples']} samples of the window "
                 "saw the group rebalance"
@@ -141,7 +149,7 @@ def draw_members(group: Document | None) -> list[RenderableType]:
 def _draw_standings(stream: Document) -> list[RenderableType]:
     blocks: list[RenderableType] = []
     for standing in stream.get("standings", ()):
-        blocks += [draw_standing(standing), *map(_draw_next, standing["next_commands"])]
+        blocks += [render_recovery_status(standing), *map(_draw_next, standing["next_commands"])]
     return blocks
 
 
@@ -184,7 +192,7 @@ def _color_duration(title: str, seconds: float | None) -> Text:
     return Text(format_duration(seconds), style="bold red" if title == "loss in" else "")
 
 
-def draw_gaps(document: Document) -> RenderableType:
+def render_gaps(document: Document) -> RenderableType:
     """`gaps`: one line a gap."""
     gaps: Sequence[Document] = document["gaps"]
     if not gaps:
@@ -243,7 +251,7 @@ def _say_cause(gap: Document) -> str:
     return f"{told}; in archive {gap['archive']}" if gap.get("archive") else told
 
 
-def draw_recoveries(document: Document) -> RenderableType:
+def render_recoveries(document: Document) -> RenderableType:
     """`recoveries`: one line a recovery."""
     rows: Sequence[Document] = document["recoveries"]
     if not rows:
@@ -274,12 +282,12 @@ def draw_recoveries(document: Document) -> RenderableType:
     return table
 
 
-def draw_warnings(warnings: Sequence[str]) -> list[RenderableType]:
+def render_warnings(warnings: Sequence[str]) -> list[RenderableType]:
     """What to know, a sentence each."""
     return [tell(f"! {warning}", "yellow", hang=2) for warning in warnings]
 
 
-def draw_events(events: Sequence[Event]) -> RenderableType:
+def render_events(events: Sequence[LedgerEvent]) -> RenderableType:
     """A recovery's record: when, who, what; `--json` has every line and every detail."""
     table = Table("=when", "who", "what", "")
     for line in list_event_lines(events):
@@ -287,13 +295,13 @@ def draw_events(events: Sequence[Event]) -> RenderableType:
     return table
 
 
-def say_done(console: Console, name: str, state: str, rest: str) -> None:
+def print_done(console: Console, name: str, state: str, rest: str) -> None:
     """One line about what was done: what it is, its state in colour, and the rest."""
     line = Text.assemble((name, "bold"), " ", style_word(state), rest)
-    print_line(console, line)
+    print_wrapped(console, line)
 
 
-def draw_standing(standing: Document) -> RenderableType:
+def render_recovery_status(standing: Document) -> RenderableType:
     """How a recovery stands, and the next command."""
     grid = Facts()
     for name, told in list_lines(standing):
@@ -318,7 +326,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 36
 
 
-def draw_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
+def render_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
     """How far it is, from `describe_progress`: what is left, how fast it goes, the steps."""
     parts: list[RenderableType] = []
     if down := progress["burndown"]:
@@ -418,7 +426,7 @@ _SHOWN = 12
 _PLANS_STYLES = {"good": "bold green", "bad": "bold red", "warn": "yellow", "strong": "bold"}
 
 
-def draw_plan(recovery: Recovery, told: Telling) -> RenderableType:
+def render_plan(recovery: Recovery, told: Telling) -> RenderableType:
     """What will be done, why, and what to know before."""
     parts: list[RenderableType] = [tell(told.summary, "bold")]
     if told.own_counts:
@@ -428,15 +436,15 @@ def draw_plan(recovery: Recovery, told: Telling) -> RenderableType:
     parts += [_draw_facts(told), Text(), _draw_answered(recovery, told)]
     parts += [tell(f"{told.verdict}: {why}", hang=2) for why in told.reasons]
     if told.warnings:
-        parts += [Text(), *draw_warnings(told.warnings)]
-    return Framed(draw_head(recovery, told.verdict), parts, _WIDTH)
+        parts += [Text(), *render_warnings(told.warnings)]
+    return Framed(render_head(recovery, told.verdict), parts, _WIDTH)
 
 
-def draw_document_plan(document: RecoveryDocument) -> RenderableType:
+def render_document_plan(document: RecoveryDocument) -> RenderableType:
     """The plan of a recovery; what is known of it where this program cannot read the plan."""
     recovery = document.recovery
     if document.plan is not None:
-        return draw_plan(recovery, document.plan)
+        return render_plan(recovery, document.plan)
     grid = Facts()
     grid.add("topic", f"{recovery.topic}, read by group {recovery.group}")
     _add_approver(grid, recovery)
@@ -446,10 +454,10 @@ def draw_document_plan(document: RecoveryDocument) -> RenderableType:
         Text(),
         grid,
     ]
-    return Framed(draw_head(recovery, UNKNOWN), parts, _WIDTH)
+    return Framed(render_head(recovery, UNKNOWN), parts, _WIDTH)
 
 
-def draw_head(recovery: Recovery, verdict: str) -> Text:
+def render_head(recovery: Recovery, verdict: str) -> Text:
     """Its line above what is told of it."""
     state = str(recovery.state)
     return draw_title(recovery.id, recovery.kind, recovery.stream, state, verdict)
@@ -466,7 +474,7 @@ def draw_title(name: str, kind: str, stream: str, state: str, verdict: str) -> T
     )
 
 
-def _draw_counts(counts: tuple[Count, ...]) -> RenderableType:
+def _draw_counts(counts: tuple[PlanFigure, ...]) -> RenderableType:
     grid = Facts(is_counted=True)
     for count in counts:
         style = "bold" if count.strong else ""

@@ -13,13 +13,13 @@ from backlogctl.formats import format_duration, format_plural
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.holds import Hold
 from backlogctl.ledger.measurements import DiskReading
-from backlogctl.replay.engine.archives import find_end
+from backlogctl.replay.engine.archives import find_ended_at
 from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED, Workspace
 from backlogctl.replay.engine.values import RecoveryRecord
 from backlogctl.replay.present.document import read_record
 from backlogctl.replay.present.figures import measure_lag
 from backlogctl.replay.present.progress import find_finished_starts, name_line, name_step
-from backlogctl.values import FINAL, Cause, Event, Gap, GapState, Recovery, hash_value
+from backlogctl.values import FINAL, Cause, Gap, GapState, LedgerEvent, Recovery, hash_value
 
 # Reads what a report is made of.
 
@@ -78,12 +78,12 @@ def read_disks(
     )
 
 
-def _find_ending(recovery: Recovery, events: Sequence[Event]) -> datetime | None:
+def _find_ending(recovery: Recovery, events: Sequence[LedgerEvent]) -> datetime | None:
     """When it came to its end; None while it may go on."""
     if recovery.state not in FINAL or not events:
         return None
     # Not the last line of the record: one may be added long after the end.
-    return find_end(recovery, events) or events[-1].at
+    return find_ended_at(recovery, events) or events[-1].at
 
 
 def _concerns(hold: Hold, recovery: Recovery, begin: datetime, end: datetime | None) -> bool:
@@ -127,7 +127,7 @@ _DETAILS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TimelineLine:
     """One line. `kind` is seen (by sampling), said (on record) or held."""
 
     at: datetime
@@ -142,7 +142,7 @@ class Line:
         return {**asdict(self), "at": format_time(self.at)}
 
 
-def list_lines(record: RecoveryRecord, isolation: str) -> tuple[list[Line], int]:
+def list_lines(record: RecoveryRecord, isolation: str) -> tuple[list[TimelineLine], int]:
     """The timeline, oldest first, and how many lines in its middle were left out."""
     lines = [
         *_list_lag(record, isolation),
@@ -172,7 +172,7 @@ def find_rise(points: list[tuple[datetime, int]]) -> tuple[datetime, datetime, i
     return (before[-1] if before else points[0][0]), peak_at, peak
 
 
-def _list_lag(record: RecoveryRecord, isolation: str) -> Iterator[Line]:
+def _list_lag(record: RecoveryRecord, isolation: str) -> Iterator[TimelineLine]:
     rise = find_rise(measure_lag(record.samples, isolation))
     if rise is None:
         return
@@ -181,19 +181,19 @@ def _list_lag(record: RecoveryRecord, isolation: str) -> Iterator[Line]:
     if began < peak_at:
         what = "the group falls behind"
         detail = "it was behind in the first sample that is kept" if began == first else ""
-        yield Line(began, what, detail=detail, kind="seen")
-    yield Line(peak_at, "furthest behind", detail=f"{peak:,} unread", kind="seen")
+        yield TimelineLine(began, what, detail=detail, kind="seen")
+    yield TimelineLine(peak_at, "furthest behind", detail=f"{peak:,} unread", kind="seen")
 
 
-def _list_gaps(gaps: tuple[Gap, ...]) -> Iterator[Line]:
+def _list_gaps(gaps: tuple[Gap, ...]) -> Iterator[TimelineLine]:
     # What an offload moved is no loss, and its own steps say when.
     gaps = tuple(gap for gap in gaps if gap.cause is not Cause.DISCARDED or gap.archive is None)
     known = [gap for gap in gaps if gap.first_time and gap.last_time]
     if known:
         first = min(gap.first_time for gap in known if gap.first_time)
         last = max(gap.last_time for gap in known if gap.last_time)
-        yield Line(first, "the first lost message was written, not before", kind="seen")
-        yield Line(last, "the last lost message was written, not after", kind="seen")
+        yield TimelineLine(first, "the first lost message was written, not before", kind="seen")
+        yield TimelineLine(last, "the last lost message was written, not after", kind="seen")
     ordered = sorted(gaps, key=lambda gap: gap.detected_at)
     start: datetime | None = None
 
@@ -210,22 +210,22 @@ def _list_gaps(gaps: tuple[Gap, ...]) -> Iterator[Line]:
         told = f"at most {format_plural(lost, 'message')} in {format_plural(places, 'partition')}"
         if any(gap.count is None for gap in found):
             told += ", and a range that is not known"
-        yield Line(at, "loss detected", detail=told, kind="seen", weight="bad")
+        yield TimelineLine(at, "loss detected", detail=told, kind="seen", weight="bad")
     for gap in ordered:
         if gap.state is GapState.WAIVED:
-            yield Line(gap.detected_at, f"gap {gap.id}: waived since", detail=gap.reason)
+            yield TimelineLine(gap.detected_at, f"gap {gap.id}: waived since", detail=gap.reason)
 
 
-def _list_holds(holds: tuple[Hold, ...], recovery_id: str) -> Iterator[Line]:
+def _list_holds(holds: tuple[Hold, ...], recovery_id: str) -> Iterator[TimelineLine]:
     for hold in holds:
         names = ", ".join(sorted(hold.raised))
         who = "this recovery" if hold.holder == recovery_id else hold.actor
-        yield Line(hold.created_at, "retention held", who, names, kind="held")
+        yield TimelineLine(hold.created_at, "retention held", who, names, kind="held")
         if hold.released_at is not None:
-            yield Line(hold.released_at, "retention given back", who, names, kind="held")
+            yield TimelineLine(hold.released_at, "retention given back", who, names, kind="held")
 
 
-def _list_events(record: RecoveryRecord) -> Iterator[Line]:
+def _list_events(record: RecoveryRecord) -> Iterator[TimelineLine]:
     started: dict[str, datetime] = {}
     finished = find_finished_starts([(event.action, event.detail) for event in record.events])
     for number, event in enumerate(record.events):
@@ -237,10 +237,10 @@ def _list_events(record: RecoveryRecord) -> Iterator[Line]:
         if action == STEP_COMPLETED and name in started:
             took = (event.at - started[name]).total_seconds()
             what = f"{name_step(name)}: done"
-            yield Line(event.at, what, _name_actor(event), f"in {format_duration(took)}")
+            yield TimelineLine(event.at, what, _name_actor(event), f"in {format_duration(took)}")
             continue
         action, _ = name_line(event.action, event.detail)
-        yield Line(
+        yield TimelineLine(
             event.at,
             _WORDS.get(action, action.replace("_", " ")),
             _name_actor(event),
@@ -249,13 +249,13 @@ def _list_events(record: RecoveryRecord) -> Iterator[Line]:
         )
 
 
-def _name_actor(event: Event) -> str:
+def _name_actor(event: LedgerEvent) -> str:
     """The account, or the name that was given with it."""
     identity = event.detail.get("identity")
     return f"{event.actor} ({identity})" if identity and identity != event.actor else event.actor
 
 
-def describe_detail(event: Event) -> str:
+def describe_detail(event: LedgerEvent) -> str:
     """The details of an event that may be shown: never the contents of a message."""
     detail = event.detail
     if event.action == "read back":

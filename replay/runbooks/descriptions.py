@@ -12,11 +12,11 @@ from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.replay.audits import AUDITS
 from backlogctl.replay.audits.audit import AuditResult
-from backlogctl.replay.audits.carrying import carry_out
+from backlogctl.replay.audits.carrying import run_audit
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present import markdown
-from backlogctl.replay.present.status import tell_plan
+from backlogctl.replay.present.status import describe_recovery_plan
 from backlogctl.values import Recovery, RecoveryState
 
 _TELLING = frozenset({"lost", "suspect"})
@@ -53,7 +53,7 @@ def carry_out_audit(
         BacklogError: something that it needs could not be read.
     """
     audit = next(one for one in AUDITS if one.name == name)
-    return carry_out(audit, workspace, stream, audit.options_model(), say)
+    return run_audit(audit, workspace, stream, audit.options_model(), say)
 
 
 def is_alarming(found: AuditResult) -> bool:
@@ -61,7 +61,7 @@ def is_alarming(found: AuditResult) -> bool:
     return found.verdict in _TELLING
 
 
-def describe(found: AuditResult) -> dict[str, Any]:
+def describe_audit(found: AuditResult) -> dict[str, Any]:
     """What an event and the task's result say; nothing of any message."""
     return {
         "stream": found.stream,
@@ -80,7 +80,7 @@ def describe(found: AuditResult) -> dict[str, Any]:
 
 def describe_subject(workspace: Workspace, recovery: Recovery) -> str:
     """One line: what would be done, to what."""
-    return tell_plan(workspace, recovery).request
+    return describe_recovery_plan(workspace, recovery).request
 
 
 def describe_body(workspace: Workspace, recovery: Recovery, *, page: str = "") -> str:
@@ -90,7 +90,7 @@ def describe_body(workspace: Workspace, recovery: Recovery, *, page: str = "") -
         page: address of the recovery's page; else that of `watch.url`.
     """
     address = page or _find_page(workspace, recovery)
-    plan, told = workspace.plan_now(recovery), tell_plan(workspace, recovery)
+    plan, told = workspace.plan_now(recovery), describe_recovery_plan(workspace, recovery)
     return markdown.describe_body(recovery, plan, told, address)
 
 
@@ -140,7 +140,7 @@ def describe_outcome(workspace: Workspace, recovery: Recovery) -> dict[str, Any]
     counts = problem = None
     try:
         if workspace.kind_of(recovery).traits.injects:
-            size = tell_plan(workspace, recovery).size
+            size = describe_recovery_plan(workspace, recovery).size
             counts = {"planned": size, "put_back": recovery.injected}
     except Refused as refused:
         problem = str(refused)

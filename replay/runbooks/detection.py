@@ -13,7 +13,7 @@ from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import ACTIVE
-from backlogctl.replay.observe.stream import look_at_stream
+from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.values import Gap, GapState, RecoveryState
 
 _FIRST_PAUSE = timedelta(minutes=10)
@@ -132,7 +132,7 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
         ClusterUnreachable, KafkaFailure, LedgerError.
     """
     before = _list_gaps(workspace, stream)
-    seen, entry = look_at_stream(workspace, stream)
+    seen, entry = sample_stream(workspace, stream)
     gaps = _list_gaps(workspace, stream)
     new = _find_new(gaps, before[-1].id if told is None and before else told or "")
     return Detection(

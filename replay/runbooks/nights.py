@@ -14,8 +14,8 @@ from backlogctl.formats import format_moment
 from backlogctl.monitoring.offsets.history import date_loss
 from backlogctl.replay.engine.approval import is_expired
 from backlogctl.replay.engine.brakes import OPERATOR
-from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
-from backlogctl.replay.engine.plan import BEGUN, UNFINISHED, Origin
+from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
+from backlogctl.replay.engine.plan import BEGUN, UNFINISHED, RunOrigin
 from backlogctl.replay.injection.archived import ARCHIVE, list_archived
 from backlogctl.replay.injection.unprocessed import WORD, list_in_log
 from backlogctl.replay.kinds.rebuild.kind import KIND as REBUILD
@@ -25,7 +25,7 @@ from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
 from backlogctl.replay.kinds.redrive.kind import KIND as REDRIVE
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.kinds.redrive.planning import plan_redrive
-from backlogctl.replay.present.status import tell_plan
+from backlogctl.replay.present.status import describe_recovery_plan
 from backlogctl.values import Gap, Recovery, RecoveryState
 
 _STALE = "plan_stale"
@@ -83,8 +83,8 @@ def find_night_work(
     workspace: Workspace,
     stream: Stream,
     before: datetime,
-    origin: Origin,
-    say: Say = say_nothing,
+    origin: RunOrigin,
+    say: Say = ignore_progress,
     *,
     lost_in: Interval | None = None,
     hold: Callable[[Recovery], str] = lambda _: "",
@@ -136,7 +136,7 @@ def find_night_work(
 def _plan(
     workspace: Workspace,
     stream: Stream,
-    origin: Origin,
+    origin: RunOrigin,
     wants: Callable[[Gap], bool],
     say: Say,
 ) -> Recovery:
@@ -229,7 +229,7 @@ def _judge_earlier(
 def _judge_plan(workspace: Workspace, stream: Stream, recovery: Recovery) -> NightWork:
     if recovery.state is RecoveryState.APPROVED:
         return NightWork(stream.name, Tonight.RUN, recovery.id, "an exact plan, approved by itself")
-    plan, told = workspace.plan_of(recovery), tell_plan(workspace, recovery)
+    plan, told = workspace.plan_of(recovery), describe_recovery_plan(workspace, recovery)
     why = f"planned, {told.verdict}; the stream's approval is `{plan.approval}`"
     return NightWork(stream.name, Tonight.ASK, recovery.id, why)
 

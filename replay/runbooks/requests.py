@@ -13,9 +13,9 @@ from pydantic.fields import FieldInfo
 from backlogctl.clock import parse_duration
 from backlogctl.config.base import find_nearest
 from backlogctl.errors import Refused, UsageError
-from backlogctl.replay.engine.kind import Kind, Registry, Say, Workspace, say_nothing
+from backlogctl.replay.engine.kind import Kind, Registry, Say, Workspace, ignore_progress
 from backlogctl.replay.engine.options import read_options
-from backlogctl.replay.engine.plan import Origin, list_recoveries_of_run
+from backlogctl.replay.engine.plan import RunOrigin, list_recoveries_of_run
 from backlogctl.values import Recovery, RecoveryState
 
 AUTO = "auto"
@@ -228,8 +228,8 @@ def find_or_plan(
     workspace: Workspace,
     request: RecoveryRequest,
     kind: str,
-    origin: Origin,
-    say: Say = say_nothing,
+    origin: RunOrigin,
+    say: Say = ignore_progress,
 ) -> Recovery:
     """The plan of this run: a task that is cleared, or tried again, gets the same one.
 

@@ -117,7 +117,7 @@ class WorkTask:
         return f"{self.dag_id}/{self.run_id}/{self.key}"
 
 
-def note_task(workspace: Workspace, recovery_id: str, task: WorkTask) -> None:
+def record_task(workspace: Workspace, recovery_id: str, task: WorkTask) -> None:
     """Puts on record that the task works on it from now on; once, while no other did since."""
     known = _list_tasks(workspace, recovery_id)
     if not known or known[-1] != task:

@@ -152,7 +152,7 @@ _INDEX = """\
 """
 
 
-def make_app(scrape: Scrape, check: HealthCheck, page: FastAPI | None = None) -> FastAPI:
+def make_web_app(scrape: Scrape, check: HealthCheck, page: FastAPI | None = None) -> FastAPI:
     """/metrics, /healthz, /readyz, and the page on all other paths."""
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
 

@@ -19,10 +19,10 @@ from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.monitoring.groups.sampler import GroupSampler
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.metrics.scrape import Exported, Scrape
-from backlogctl.monitoring.notifications.changes import Look
+from backlogctl.monitoring.notifications.changes import StreamObservation
 from backlogctl.monitoring.notifications.messages import MessageContext
 from backlogctl.monitoring.notifications.notifier import Notifier
-from backlogctl.monitoring.offsets.observation import measure_skew
+from backlogctl.monitoring.offsets.observation import measure_clock_skew
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.board import Board
@@ -32,7 +32,7 @@ from backlogctl.replay.engine.plan import ACTIVE
 from backlogctl.replay.observe.stream import find_page
 from backlogctl.replay.present.status import list_next_commands
 from backlogctl.replay.web.access import HostGuard, TokenGuard, find_hosts
-from backlogctl.replay.web.app import HealthCheck, make_app
+from backlogctl.replay.web.app import HealthCheck, make_web_app
 from backlogctl.replay.web.checkups import Checkups
 from backlogctl.replay.web.deliveries import DeliveryWatch, collect_deliveries
 from backlogctl.replay.web.page.app import make_page
@@ -47,7 +47,7 @@ def open_notifier(workspace: Workspace, on_outage: OnOutage) -> Notifier:
     Args:
         on_outage: called when a hook fails, and again when it works.
     """
-    skew = measure_skew(workspace.ledger)
+    skew = measure_clock_skew(workspace.ledger)
     return Notifier(
         workspace.config.watch.hooks,
         on_outage,
@@ -56,7 +56,7 @@ def open_notifier(workspace: Workspace, on_outage: OnOutage) -> Notifier:
     )
 
 
-def _find_context(workspace: Workspace, skew: timedelta, look: Look) -> MessageContext:
+def _find_context(workspace: Workspace, skew: timedelta, look: StreamObservation) -> MessageContext:
     now = utc_now() + skew
     next_command = shorten_commands(partial(list_next_commands, workspace), lambda: now)
     try:
@@ -132,7 +132,7 @@ def open_exporter(
         frozenset(stream.cluster for stream in config.streams.values()),
     )
     # Samples carry the ledger's time: what is "2 min ago" goes by the same clock.
-    skew = measure_skew(workspace.ledger)
+    skew = measure_clock_skew(workspace.ledger)
     page = make_page(
         workspace,
         board=board,
@@ -141,7 +141,7 @@ def open_exporter(
     )
     with ExitStack() as stack:
         watch = config.watch
-        app: ASGIApp = make_app(scrape, health_check, page)
+        app: ASGIApp = make_web_app(scrape, health_check, page)
         if watch.token_file is not None:
             app = TokenGuard(app, watch.token_file)
         app = HostGuard(app, find_hosts(watch.url, watch.hosts))

@@ -27,7 +27,7 @@ from backlogctl.monitoring.watch.loop import OnOutage, Outages
 from backlogctl.replay.audits.audit import GRACE
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl_delivery.kafka import unwrap
-from backlogctl_delivery.sequenced.checker import Hole, SequenceChecker, Verdict
+from backlogctl_delivery.sequenced.checker import Hole, SequenceChecker, SequenceVerdict
 
 _Chain = tuple[int, str, int]
 
@@ -324,10 +324,10 @@ class SequenceReader:
         if error is not None:
             return
         verdict = self._checker.check(message)
-        if verdict is Verdict.UNREADABLE:
+        if verdict is SequenceVerdict.UNREADABLE:
             self._unreadable += 1
             self._blurred[1].add(partition)
-        elif verdict is not Verdict.NOT_STAMPED:
+        elif verdict is not SequenceVerdict.NOT_STAMPED:
             self._checked += 1
 
     def _endure(self, error: KafkaError, partition: int | None) -> None:

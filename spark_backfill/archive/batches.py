@@ -192,7 +192,7 @@ _WRITING: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ArchiveBatch:
     """What came of each piece, and the seconds that writing and checking it took."""
 
     pieces: tuple[Piece, ...]
@@ -215,7 +215,7 @@ def write_batch(
     job: ArchiveJob,
     pieces: Sequence[OffsetRange],
     reader: Reader,
-) -> Batch:
+) -> ArchiveBatch:
     """Writes and checks one batch.
 
     Args:
@@ -268,7 +268,7 @@ def write_batch(
     named = {piece.file.path for piece in done if piece.file is not None}
     if strays := [file.path for file in found if file.path not in named]:
         raise _make_mismatch(place, f"{strays[0]} holds offsets that were not asked for")
-    return Batch(tuple(done), written - began, time.monotonic() - written)
+    return ArchiveBatch(tuple(done), written - began, time.monotonic() - written)
 
 
 def plan_write(

@@ -47,7 +47,7 @@ class Piece:
         return cls(**{**value, "file": file})
 
 
-def cut_ranges(
+def split_ranges(
     ranges: Iterable[OffsetRange], bytes_per_message: float | None, file_bytes: int
 ) -> list[OffsetRange]:
     """Pieces of about `file_bytes` each; neighbours in the list are of different partitions, so

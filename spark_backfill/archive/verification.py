@@ -129,7 +129,7 @@ def check_place(place: Place, manifest: ArchiveManifest, *, rehash: bool = True)
     )
 
 
-def read_manifest(
+def read_archive_manifest(
     spark: SparkSession, location: str, expected_sha256: str | None = None
 ) -> ArchiveManifest:
     """Of a finished archive.
@@ -141,7 +141,7 @@ def read_manifest(
 
 
 def read_manifest_of(place: Place, expected_sha256: str | None = None) -> ArchiveManifest:
-    """As `read_manifest`, of any kind of place."""
+    """As `read_archive_manifest`, of any kind of place."""
     if not place.exists(ARCHIVE_MANIFEST):
         raise StagingError(
             "no finished archive is there: it has no manifest",

@@ -12,21 +12,26 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, Refused, StagingError
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import Connection, make_admin
-from backlogctl.spark_backfill.archive.batches import Batch, make_reader, open_writer, write_batch
+from backlogctl.spark_backfill.archive.batches import (
+    ArchiveBatch,
+    make_reader,
+    open_writer,
+    write_batch,
+)
 from backlogctl.spark_backfill.archive.job import (
     ArchiveJob,
     ArchiveProgress,
     Parts,
-    cut_ranges,
     find_rest,
     list_overlaps,
+    split_ranges,
     sum_ranges,
 )
 from backlogctl.spark_backfill.archive.place import ArchivePlace, make_lagging
-from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
+from backlogctl.spark_backfill.archive.verification import read_archive_manifest, verify_archive
 from backlogctl.spark_backfill.injection.job import check_target
 from backlogctl.values import OffsetRange
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +64,7 @@ def require_readable(connection: Connection, job: ArchiveJob) -> None:
         )
 
 
-def find_moved(
+def find_moved_log_starts(
     connection: Connection, job: ArchiveJob, rest: Sequence[OffsetRange]
 ) -> dict[int, tuple[int, int]]:
     """Partitions whose log starts above what is next to be read: (needed from, starts at).
@@ -114,7 +119,7 @@ def write_archive(
     admin = make_admin(job.properties)
     require_readable(admin, job)
     parts.begin()
-    rest = cut_ranges(find_rest(job.left, parts.pieces), job.bytes_per_message, job.file_bytes)
+    rest = split_ranges(find_rest(job.left, parts.pieces), job.bytes_per_message, job.file_bytes)
     writer = open_writer(spark)
     reader = make_reader(job, rest)
     width = _PIECES_PER_CORE * spark.sparkContext.defaultParallelism
@@ -122,14 +127,14 @@ def write_archive(
     for start in range(0, len(rest), width):
         look()
         batch = rest[start : start + width]
-        if moved := find_moved(admin, job, rest[start:]):
+        if moved := find_moved_log_starts(admin, job, rest[start:]):
             raise make_lagging(job.topic, moved)
         try:
             done = write_batch(writer, place, parts, job, batch, reader)
-            reach("p5.4.batch.written")
+            reach_crashpoint("p5.4.batch.written")
             confirm()
             parts.add(done.pieces)
-            reach("p5.4.batch.noted")
+            reach_crashpoint("p5.4.batch.noted")
         except BaseException as error:
             _clear(parts, error)
             if isinstance(error, KafkaFailure) and (moved := _look_moved(job, rest[start:])):
@@ -151,7 +156,7 @@ class _Pace:
         self._before = self._sum()
         self._writing = self._checking = 0.0
 
-    def tell(self, last: Batch) -> ArchiveProgress:
+    def tell(self, last: ArchiveBatch) -> ArchiveProgress:
         self._writing += last.write_seconds
         self._checking += last.check_seconds
         messages, size, offsets = self._sum()
@@ -182,7 +187,7 @@ def _clear(parts: Parts, error: BaseException) -> None:
 
 def _look_moved(job: ArchiveJob, rest: Sequence[OffsetRange]) -> dict[int, tuple[int, int]]:
     try:
-        return find_moved(make_admin(job.properties), job, rest)
+        return find_moved_log_starts(make_admin(job.properties), job, rest)
     except KafkaFailure:
         return {}  # the failure itself says more
 
@@ -218,7 +223,7 @@ def _finish(
         ranges=sum_ranges(job.left, parts.pieces),
         files=tuple(sorted(files, key=lambda file: (file.partition, file.first_offset))),
     )
-    reach("p5.4.manifest.before")
+    reach_crashpoint("p5.4.manifest.before")
     # Another run has come to the end while this one slept: what is on record stays as it is.
     if place.exists(ARCHIVE_MANIFEST):
         return _check_finished(spark, place)
@@ -227,7 +232,7 @@ def _finish(
 
 
 def _check_finished(spark: SparkSession, place: ArchivePlace) -> ArchiveManifest:
-    manifest = read_manifest(spark, place.location)
+    manifest = read_archive_manifest(spark, place.location)
     check = verify_archive(spark, place.location, manifest)
     check.require_good(place.location)
     return manifest

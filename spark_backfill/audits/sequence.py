@@ -40,7 +40,7 @@ _COUNTS = ("read", "stamped", "unreadable", "put_back", "misplaced")
 _NAMES = (SEQUENCE, SKIPPED, SEQUENCE_END, stamps.RECOVERY_ID)
 
 
-class ChainId(NamedTuple):
+class SequenceKey(NamedTuple):
     """Whose sequences are counted together; the partition is the one they were taken for."""
 
     partition: int
@@ -49,10 +49,10 @@ class ChainId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class SequenceChain:
     """What was read of one; sequences and offsets inclusive, times in ms since 1970."""
 
-    id: ChainId
+    id: SequenceKey
     messages: int
     repeats: int
     first: int
@@ -72,13 +72,13 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class SequenceHole:
     """Sequences `first` to `last`, both included, that are nowhere and were not reported.
 
     `before` is None where the hole is the beginning of its chain.
     """
 
-    id: ChainId
+    id: SequenceKey
     first: int
     last: int
     before: Neighbour | None
@@ -119,15 +119,15 @@ class SequenceAudit:
     """
 
     counts: SequenceCounts
-    chains: tuple[Chain, ...]
-    holes: tuple[Hole, ...]
+    chains: tuple[SequenceChain, ...]
+    holes: tuple[SequenceHole, ...]
     heads: int
     reported: int
     doubtful: Mapping[int, tuple[int, int]]
     begins_ms: Mapping[int, int | None]
     is_whole: bool
 
-    def is_at_head(self, hole: Hole, within_ms: int) -> bool:
+    def is_at_head(self, hole: SequenceHole, within_ms: int) -> bool:
         """Whether what is missing may lie before what was read: where producers overtake their own
         retries, a later sequence can have a lower offset, and retention took it."""
         if hole.before is None or hole.id.partition not in self.begins_ms:
@@ -294,10 +294,10 @@ def _gather_chains(marked: DataFrame) -> DataFrame:
     )
 
 
-def _list_chains(chains: DataFrame) -> list[Chain]:
+def _list_chains(chains: DataFrame) -> list[SequenceChain]:
     return [
-        Chain(
-            id=ChainId(row["partition"], row["producer"], row["epoch"]),
+        SequenceChain(
+            id=SequenceKey(row["partition"], row["producer"], row["epoch"]),
             messages=row["messages"],
             repeats=row["messages"] - row["different"],
             first=row["first"],
@@ -311,7 +311,7 @@ def _list_chains(chains: DataFrame) -> list[Chain]:
     ]
 
 
-def _list_holes(marked: DataFrame, chains: DataFrame, whole: Sequence[int]) -> list[Hole]:
+def _list_holes(marked: DataFrame, chains: DataFrame, whole: Sequence[int]) -> list[SequenceHole]:
     """What is missing between two that are there, and before the first where a chain's beginning
     was read; a copy fills its place, wherever it lies.
 
@@ -343,8 +343,8 @@ def _list_holes(marked: DataFrame, chains: DataFrame, whole: Sequence[int]) -> l
         .collect()
     )
     return [
-        Hole(
-            id=ChainId(row["partition"], row["producer"], row["epoch"]),
+        SequenceHole(
+            id=SequenceKey(row["partition"], row["producer"], row["epoch"]),
             first=row["previous"] + 1,
             last=row["sequence"] - 1,
             before=None if row["before"] is None else Neighbour(*row["before"]),
@@ -356,7 +356,7 @@ def _list_holes(marked: DataFrame, chains: DataFrame, whole: Sequence[int]) -> l
 
 def _list_reports(
     marked: DataFrame,
-) -> tuple[dict[ChainId, RangeSet], bool, list[tuple[int, int]]]:
+) -> tuple[dict[SequenceKey, RangeSet], bool, list[tuple[int, int]]]:
     """By chain, the sequences that its producer reported as not delivered; whether there were too
     many to be read; and partition and offset of those that are illegible."""
     rows = (
@@ -366,7 +366,7 @@ def _list_reports(
         .limit(MOST_REPORTS + 1)
         .collect()
     )
-    found: dict[ChainId, RangeSet] = defaultdict(RangeSet)
+    found: dict[SequenceKey, RangeSet] = defaultdict(RangeSet)
     illegible: list[tuple[int, int]] = []
     for row in rows[:MOST_REPORTS]:
         headers = [(SEQUENCE, row["stamp"].encode()), (SKIPPED, row["skipped"].encode())]
@@ -377,14 +377,14 @@ def _list_reports(
             continue
         assert stamp is not None
         for first, last in stamp.skipped:
-            found[ChainId(stamp.partition, stamp.producer, stamp.epoch)].add(first, last)
+            found[SequenceKey(stamp.partition, stamp.producer, stamp.epoch)].add(first, last)
     return found, len(rows) > MOST_REPORTS, illegible
 
 
-def _subtract(hole: Hole, reports: Mapping[ChainId, RangeSet]) -> list[Hole]:
+def _subtract(hole: SequenceHole, reports: Mapping[SequenceKey, RangeSet]) -> list[SequenceHole]:
     """What of a hole nobody reported."""
     known = reports.get(hole.id, RangeSet())
     return [
-        Hole(hole.id, first, last, hole.before, hole.after)
+        SequenceHole(hole.id, first, last, hole.before, hole.after)
         for first, last in known.list_gaps(hole.first, hole.last)
     ]

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlogctl.archive_manifest import ArchiveManifest
 from backlogctl.spark_backfill.archive.place import normalize_location
 from backlogctl.spark_backfill.archive.reading import read_archive
-from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
+from backlogctl.spark_backfill.archive.verification import read_archive_manifest, verify_archive
 from backlogctl.spark_backfill.request import ArchiveSource, Stretch
 from backlogctl.spark_backfill.spark.frames import last_header
 from backlogctl_delivery import stamps
@@ -41,7 +41,7 @@ def open_archives(
     opened = []
     for source in archives:
         location = normalize_location(source.location)
-        manifest = read_manifest(spark, location, source.manifest_sha256)
+        manifest = read_archive_manifest(spark, location, source.manifest_sha256)
         check = verify_archive(spark, location, manifest, rehash=False)
         check.require_good(f"archive {source.recovery_id} in {location}")
         opened.append(OpenArchive(location, manifest))

@@ -245,7 +245,7 @@ class Located:
     sure: np.ndarray
 
 
-def list_places(rows: Iterable[tuple[int, str, int]]) -> Places:
+def list_injected_offsets(rows: Iterable[tuple[int, str, int]]) -> Places:
     """Of partition, message id and offset."""
     found: dict[int, dict[str, list[int]]] = {}
     for partition, mid, offset in rows:

@@ -15,7 +15,7 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin
-from backlogctl.spark_backfill.evidence.injected import SURVIVING, Places, list_places
+from backlogctl.spark_backfill.evidence.injected import SURVIVING, Places, list_injected_offsets
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.request import PriorChunk, Stretch, count_offsets
 from backlogctl.spark_backfill.spark.frames import last_header, make_empty, mark_within
@@ -42,7 +42,9 @@ class LogOffsets:
         return sum(max(0, self.highs[p] - self.ends[p]) for p in self.ends)
 
 
-def read_offsets(client_properties: Mapping[str, str], topic: str, partitions: int) -> LogOffsets:
+def read_current_offsets(
+    client_properties: Mapping[str, str], topic: str, partitions: int
+) -> LogOffsets:
     """The offsets now, log starts first.
 
     Raises:
@@ -191,7 +193,7 @@ class SurvivorEvidence:
         chosen = F.col("partition").isin(list(partitions)) & ~F.col("in_archive")
         ours = self.read_frozen().where(F.col("ours") & chosen)
         found = ours.select("partition", "stamp", "offset").collect()
-        return list_places(tuple(row) for row in found)
+        return list_injected_offsets(tuple(row) for row in found)
 
     def count_offsets(self) -> int:
         """Offsets between the frozen starts and ends."""

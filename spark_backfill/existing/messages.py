@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.errors import KafkaFailure
 from backlogctl.spark_backfill.archive.reading import select_columns
-from backlogctl.spark_backfill.evidence.injected import Places, list_places
+from backlogctl.spark_backfill.evidence.injected import Places, list_injected_offsets
 from backlogctl.spark_backfill.failures import list_secrets, translating
 from backlogctl.spark_backfill.messages.rules import (
     HEADERS,
@@ -230,4 +230,6 @@ class StillThere:
         frame = read_log(self.spark, self.properties, self.topic, list(ranges.values()))
         stamp = last_header(stamps.MESSAGE_ID).cast("string").alias("stamp")
         found = frame.select("source_partition", stamp, "source_offset")
-        return list_places(tuple(row) for row in found.where(F.col("stamp").isNotNull()).collect())
+        return list_injected_offsets(
+            tuple(row) for row in found.where(F.col("stamp").isNotNull()).collect()
+        )

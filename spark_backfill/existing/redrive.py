@@ -144,7 +144,7 @@ _SHOWN = 5
 _LONGEST_NAME = 249
 
 
-def plan_redrive(
+def stage_redrive(
     spark: SparkSession,
     request: RedriveRequest,
     *,

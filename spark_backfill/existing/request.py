@@ -24,7 +24,7 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
+class ArchiveSource:
     """An archive: its place, and what it holds."""
 
     location: str
@@ -71,7 +71,7 @@ class RedriveRequest:
     target_partitions: int
     target_max_bytes: int
     staging_root: Path
-    archived: Archived | None = None
+    archived: ArchiveSource | None = None
     since: datetime | None = None
     until: datetime | None = None
     keys: tuple[bytes, ...] = ()

@@ -190,14 +190,14 @@ _ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeSpace:
     """What an injection still adds on each broker at most, and what its next chunks do."""
 
     left: int
     next: int
 
 
-def measure_room(manifest: Manifest, left: int, share: float) -> Room:
+def measure_room(manifest: Manifest, left: int, share: float) -> FreeSpace:
     """Uncompressed: an upper bound.
 
     Args:
@@ -211,7 +211,7 @@ def measure_room(manifest: Manifest, left: int, share: float) -> Room:
         largest[chunk.slot] = max(largest.get(chunk.slot, 0), size)
     whole = sum(chunk.bytes for chunk in manifest.chunks) + manifest.count * MESSAGE_BYTES
     rest = math.ceil(whole * left / total * share)
-    return Room(rest, min(rest, math.ceil(sum(largest.values()) * share)))
+    return FreeSpace(rest, min(rest, math.ceil(sum(largest.values()) * share)))
 
 
 class DiskBrake:

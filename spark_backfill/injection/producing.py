@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from backlogctl.errors import BacklogError, KafkaFailure, Refused
 from backlogctl.kafka.clients import Properties, make_producer
 from backlogctl.kafka.errors import is_abortable, is_fenced, translate
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 from backlogctl_delivery.kafka import unwrap
 
 _BATCH = 1000
@@ -54,7 +54,7 @@ class AttemptError(Exception):
         self.abortable = abortable
 
 
-def list_messages(table: pa.Table) -> list[tuple[Any, Any, list[tuple[str, bytes | None]]]]:
+def list_chunk_messages(table: pa.Table) -> list[tuple[Any, Any, list[tuple[str, bytes | None]]]]:
     """(value, key, headers) of each row, as fast as Python objects can be made.
 
     Columns become lists as a whole: no dictionary, no scalar object for each row.
@@ -159,13 +159,13 @@ class SlotProducer:
         last = table.num_rows - 1
         for start in range(0, table.num_rows, _BATCH):
             with _without_collector():
-                rows = list_messages(table.slice(start, _BATCH))
+                rows = list_chunk_messages(table.slice(start, _BATCH))
                 for number, (value, key, headers) in enumerate(rows, start):
                     report = self._on_end if number in (0, last) else self._on_delivery
                     self._send(self._topic, value, key, partition, headers, report)
                 self._call("deliver messages", self._producer.poll, 0)
             if start <= last // 2 < start + _BATCH:
-                reach("p3.5.produce.middle")
+                reach_crashpoint("p3.5.produce.middle")
             self._check_reports()
             if pace:
                 due = self._begun + min(last + 1, start + _BATCH) / pace

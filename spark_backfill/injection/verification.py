@@ -148,7 +148,7 @@ class VerificationResult:
         )
 
 
-def verify(
+def verify_injection(
     spark: SparkSession,
     *,
     properties: Mapping[str, str],

@@ -53,7 +53,7 @@ from backlogctl.spark_backfill.injection.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
     ChunkResult,
     ChunkWriter,
-    Outcome,
+    CommitOutcome,
     OutcomeUnknown,
     TransactionalWriter,
     WriterSettings,
@@ -61,7 +61,7 @@ from backlogctl.spark_backfill.injection.transactional import (
     require_same_hash,
 )
 from backlogctl.values import Chunk
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -356,7 +356,7 @@ class _Injection:
             while chunks and (record := own.get((slot, chunks[0].number))):
                 chunk = chunks.popleft()
                 require_same_hash(record, chunk, f"topic {job.topic}[{slot}]")
-                self._note(ChunkResult(slot, chunk.number, chunk.count, Outcome.SKIPPED))
+                self._note(ChunkResult(slot, chunk.number, chunk.count, CommitOutcome.SKIPPED))
         if self._skipped:
             self._report()
 
@@ -496,7 +496,7 @@ class _Injection:
         return error
 
     def _note(self, result: ChunkResult) -> None:
-        if result.outcome is Outcome.SKIPPED:
+        if result.outcome is CommitOutcome.SKIPPED:
             self._skipped += result.count
         else:
             self._injected += result.count
@@ -504,9 +504,9 @@ class _Injection:
         self._chunks[result.slot] = self._chunks.get(result.slot, 0) + 1
         self._last_offsets[result.slot] = result.last_offset
         if self._on_chunk is not None:
-            reach("p3.7.copy.before")
+            reach_crashpoint("p3.7.copy.before")
             self._on_chunk(result)
-            reach("p3.7.copy.after")
+            reach_crashpoint("p3.7.copy.after")
 
     def _progress(self) -> InjectionProgress:
         return InjectionProgress(

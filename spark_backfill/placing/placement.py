@@ -204,7 +204,7 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class GapPlacement:
     """The candidates with their last label, and how they were given to the gaps.
 
     Attributes:
@@ -310,7 +310,7 @@ class Ground:
         return original and self.proven and self.rules.source.consumed is None
 
 
-def place_candidates(labelled: DataFrame, ground: Ground) -> Placement:
+def place_candidates(labelled: DataFrame, ground: Ground) -> GapPlacement:
     """Ranks the candidates where that says something, and decides which of them were lost."""
     ranked, measured = _rank(labelled, ground)
     placed, cuts = _place(ranked, measured, ground) if measured is not None else ({}, [])
@@ -327,7 +327,7 @@ def place_candidates(labelled: DataFrame, ground: Ground) -> Placement:
     injected = ground.injected
     again = injected.collect_lost_again() if injected.has_lost_again else None
     decided = attribute_rows(ranked.frame, how, again, ground.work)
-    return Placement(
+    return GapPlacement(
         decided,
         {number: placed.get(number) for number in ground.partitions},
         None if measured is None else measured.order,
@@ -463,7 +463,7 @@ def _is_countable(ranked: Ranked) -> bool:
     return ranked.frame.where(lost).isEmpty()
 
 
-def describe_evidence(placement: Placement) -> str:
+def describe_evidence(placement: GapPlacement) -> str:
     """What says where the losses begin, in one sentence."""
     if placement.unsent:
         return "a lost row is one that has no message, neither in the log nor in an archive"
@@ -483,7 +483,7 @@ def describe_evidence(placement: Placement) -> str:
     return "; ".join([told, *checks])
 
 
-def describe_unordered(placement: Placement, numbers: Sequence[int]) -> str:
+def describe_unordered(placement: GapPlacement, numbers: Sequence[int]) -> str:
     """Rows of these partitions that have no place, and what follows from it; empty for none."""
     found = [placement.unordered[number] for number in numbers]
     if not found:
@@ -497,7 +497,7 @@ def describe_unordered(placement: Placement, numbers: Sequence[int]) -> str:
     )
 
 
-def _describe_checks(placement: Placement) -> Iterator[str]:
+def _describe_checks(placement: GapPlacement) -> Iterator[str]:
     if placement.consumed:
         return
     starts = [gap.start for placed in placement.gaps.values() for gap in placed or ()]

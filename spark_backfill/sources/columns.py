@@ -62,10 +62,10 @@ def list_ranges(
     if wanted < 2:
         return (EVERYTHING,)
     boundaries = _find_boundaries(connection, table, key, where, rows, wanted)
-    return cut_ranges(aliases, boundaries, nullable)
+    return split_by_value(aliases, boundaries, nullable)
 
 
-def cut_ranges(
+def split_by_value(
     aliases: Sequence[str], boundaries: Sequence[str], nullable: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Half-open ranges between row values that are given as SQL text, plus one for NULLs.

@@ -150,7 +150,7 @@ def open_engine(source: Source, database: str) -> Engine:
     Raises:
         ConfigurationError: the URL is wrong, or of a database that is not supported yet.
     """
-    url = parse_url(source.reveal_url(), database)
+    url = parse_source_url(source.reveal_url(), database)
     if url.get_backend_name() == SQLITE:
         path = find_sqlite_file(url, database)
 
@@ -178,7 +178,7 @@ def postgresql_options(timeout: timedelta, url: URL) -> str:
     )
 
 
-def parse_url(text: str, database: str) -> URL:
+def parse_source_url(text: str, database: str) -> URL:
     subject = f"sources.{database}.url"
     try:
         url = make_url(text)
@@ -385,7 +385,7 @@ def make_access(source: Source, database: str) -> JdbcAccess:
     Raises:
         ConfigurationError: something in it has no counterpart in JDBC.
     """
-    url = parse_url(source.reveal_url(), database)
+    url = parse_source_url(source.reveal_url(), database)
     limits = source.limits
     common = {
         "fetchsize": str(limits.fetch_size),

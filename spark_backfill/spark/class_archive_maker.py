@@ -20,7 +20,7 @@ from backlogctl.formats import print_line
 from backlogctl.spark_backfill.spark.session import (
     DRIVER_OPTIONS,
     ensure_spark_jars,
-    find_archive,
+    find_class_archive,
     open_session,
 )
 
@@ -41,7 +41,7 @@ def make_archive() -> Path:
     """
     from pyspark import SparkContext
 
-    archive = find_archive()
+    archive = find_class_archive()
     archive.parent.mkdir(parents=True, exist_ok=True)
     fresh = archive.with_suffix(".new")
     with suppress(FileNotFoundError):
@@ -132,10 +132,10 @@ def describe_inputs() -> str:
 
 def main() -> None:
     """Makes the archive, unless there is one of the same Java and the same jars."""
-    inputs = find_archive().with_suffix(".inputs")
+    inputs = find_class_archive().with_suffix(".inputs")
     try:
         now = describe_inputs()
-        if find_archive().is_file() and inputs.is_file() and inputs.read_text() == now:
+        if find_class_archive().is_file() and inputs.is_file() and inputs.read_text() == now:
             return
         archive = make_archive()
         inputs.write_text(now)

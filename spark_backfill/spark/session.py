@@ -66,7 +66,7 @@ DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 _OWN = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
 
 
-def find_archive() -> Path:
+def find_class_archive() -> Path:
     """Where this environment's archive is, if it was made."""
     return Path(sys.prefix, "share", "backlogctl", "spark.jsa")
 
@@ -74,7 +74,7 @@ def find_archive() -> Path:
 def make_options(own: str) -> str:
     """Java options of a driver that uses the archive; "" where there is none, or the user's `own`
     say otherwise."""
-    archive = find_archive()
+    archive = find_class_archive()
     if any(word in own for word in _OWN) or not archive.is_file():
         return ""
     # A path with a space would be two options.

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from backlogctl.config import Stream
 from backlogctl.errors import BacklogError
 from backlogctl.replay.kinds.rebuild.losses import date_edges, tighten_times
-from backlogctl.spark_backfill.rebuild import plan_rebuild
+from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import RebuildRequest
 from tests.accuracy.oracle import EXACT, Judgement, judge, read_listed, read_staged
 from tests.accuracy.services import Stage
@@ -69,7 +69,7 @@ def measure(
     request = make_request(stage, watched, method, staging / f"{stage.topic}-{sampling}-{method}")
     began = time.monotonic()
     try:
-        outcome = plan_rebuild(spark, request)
+        outcome = stage_rebuild(spark, request)
     except BacklogError as error:
         nothing = judge(traffic, [])
         return Measured(

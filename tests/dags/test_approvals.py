@@ -23,7 +23,7 @@ from backlogctl.dags.policies import APPROVE, REJECT
 from backlogctl.dags.task_context import translated_errors
 from backlogctl.replay.engine.approval import approve_plan, check_approval, reject_plan
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import Identity, acting_as
+from backlogctl.replay.engine.plan import Approver, acting_as
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap
 from backlogctl.replay.opening import open_workspace
 from backlogctl.values import GapState, Recovery, RecoveryState
@@ -138,7 +138,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     opened = open_desk(tmp_path)
 
     @contextmanager
-    def open_it(context: Context, person: Identity | None = None) -> Iterator[Workspace]:
+    def open_it(context: Context, person: Approver | None = None) -> Iterator[Workspace]:
         assert person is not None
         with translated_errors(), acting_as(person):
             yield opened

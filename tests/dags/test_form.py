@@ -26,7 +26,7 @@ from backlogctl.replay.cli.plan import make_group
 from backlogctl.replay.engine.kind import Registry, Workspace
 from backlogctl.replay.engine.options import read_options
 from backlogctl.replay.kinds import EXPAND, KINDS, REBUILD
-from backlogctl.replay.kinds.expand.kind import Expand
+from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.runbooks.requests import (
     AUTO,
@@ -64,7 +64,7 @@ class SiphonOptions(ExpandOptions):
     quiet: str | None = Field(default=None, description="Only on the command line.")
 
 
-class Siphon(Expand):
+class Siphon(ExpandKind):
     """A kind that nobody knows yet."""
 
     name = "siphon"

@@ -23,13 +23,13 @@ from backlogctl.dags.task_context import opened
 from backlogctl.replay import kinds as registered
 from backlogctl.replay.engine.kind import Kind, Registry
 from backlogctl.replay.kinds import KINDS, OFFLOAD
-from backlogctl.replay.kinds.expand.kind import Expand
+from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.kinds.rebuild.kind import Rebuild
 
 FILE = backlogctl.dags.bundle.RUNBOOKS / "recover_backlog.py"
 
 
-class Siphon(Expand):
+class Siphon(ExpandKind):
     """A third kind, which stops consumers."""
 
     name = "siphon"

@@ -155,7 +155,7 @@ def test_the_runbooks_are_there(airflow: Airflow) -> None:
 
 def test_the_shops_configuration(tmp_path: Path) -> None:
     """It is one that everything else takes; nothing in it needs the environment."""
-    config = load_config(demo.write_configuration(tmp_path, "127.0.0.1:9092"), {})
+    config = load_config(demo.write_demo_configuration(tmp_path, "127.0.0.1:9092"), {})
     assert set(config.streams) == {"orders", "payments"}
     assert config.stream("orders").source is not None
     consumers = config.stream("payments").consumers

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from backlogctl.fanout.launchers import Role
-from backlogctl.replay.observe.stream import look_at_stream
+from backlogctl.replay.observe.stream import sample_stream
 from tests.dags.airflow import Airflow
 from tests.dags.conftest import TakeWorld
 from tests.dags.expansion import RESTORE, relaying, start
@@ -37,7 +37,7 @@ def test_a_paused_dag_whose_run_is_marked_failed(airflow: Airflow, take_world: T
         process.kill()
         assert world.list_pids(Role.ORIGINAL) == []
         workspace = world.open()
-        entry = look_at_stream(workspace, workspace.config.stream(world.stream))[1]
+        entry = sample_stream(workspace, workspace.config.stream(world.stream))[1]
         assert entry["verdict"] in ("stop", "warn")
         assert f"its consumers are stopped by expand {one.recovery.id}" in entry["sentence"]
         assert f"only in {one.recovery.plan['temporary']['topic']}" in entry["sentence"]

@@ -18,7 +18,7 @@ from backlogctl.dags.layout import ApprovePlan
 from backlogctl.dags.policies import APPROVE, REJECT
 from backlogctl.dags.task_context import RunbookRefusal, translated_errors
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import Identity, acting_as
+from backlogctl.replay.engine.plan import Approver, acting_as
 from backlogctl.replay.runbooks.nights import Tonight
 from backlogctl.values import Recovery, RecoveryState
 from tests.replay.runbooks.desks import (
@@ -65,7 +65,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: dict[str, Any
     workspace = open_shop(tmp_path, auto_plan=True)
 
     @contextmanager
-    def open_it(_: Context, person: Identity | None = None) -> Iterator[Workspace]:
+    def open_it(_: Context, person: Approver | None = None) -> Iterator[Workspace]:
         with translated_errors(), acting_as(person or AIRFLOW_USER):
             yield workspace
 
@@ -78,7 +78,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: dict[str, Any
         monkeypatch.setattr(module, "opened", open_it)
     for module in (recoveries, nights, detection, detection):
         monkeypatch.setattr(module, "get_current_context", lambda: context)
-    monkeypatch.setattr("backlogctl.replay.runbooks.detection.look_at_stream", look)
+    monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
     variables = MagicMock()
     variables.get.return_value = ""
     monkeypatch.setattr(detection, "Variable", variables)
@@ -126,7 +126,7 @@ GIVEN: dict[str, Callable[[Any, Recovery], Any]] = {
     "ask": ask,
     "approve": answer(APPROVE),
     "reject": answer(REJECT),
-    "carry out": lambda _, recovery: recoveries.carry_out({"recovery": recovery.id}),
+    "carry out": lambda _, recovery: recoveries.run_approved({"recovery": recovery.id}),
     "restore": lambda _, recovery: recoveries.restore({"recovery": recovery.id}),
     "put back": lambda _, recovery: nights.put_back(
         {"action": Tonight.RUN, "stream": "orders", "recovery": recovery.id, "why": ""}
@@ -149,7 +149,7 @@ def test_a_task_that_is_given_it_fails_at_once(
 
 
 PASSING: dict[str, tuple[Callable[[], Any], str, Any]] = {
-    "look": (lambda: detection.look("orders"), "starts", False),
+    "look": (lambda: detection.sample_and_judge("orders"), "starts", False),
     "night": (lambda: nights.plan_night("orders"), "action", "nothing"),
     "left open": (lambda: {"restored": detection.restore_left_open()}, "restored", []),
 }

@@ -50,7 +50,7 @@ from backlogctl_delivery.lookback.tables import (
 from backlogctl_delivery.outbox import Outbox, OutboxSender, Settings
 from backlogctl_delivery.outbox.claims import Claims
 from backlogctl_delivery.outbox.database import OutboxDatabase, messages
-from backlogctl_delivery.sequenced.checker import SequenceChecker, Verdict
+from backlogctl_delivery.sequenced.checker import SequenceChecker, SequenceVerdict
 from backlogctl_delivery.sequenced.sequence import Stamp, read_stamp
 from backlogctl_delivery.stamps import EVENT_ID, find_header
 from tests.kafka_tools import properties_of, read_all, wait_until
@@ -502,7 +502,7 @@ def check_all(bootstrap: str, topic: str, partitions: int = 1) -> SequenceChecke
     checker = SequenceChecker(reads_from_start=True)
     for read in read_by_partition(bootstrap, topic, partitions).values():
         for message in read:
-            assert checker.check(message) in (Verdict.NEW, Verdict.END_MARK)
+            assert checker.check(message) in (SequenceVerdict.NEW, SequenceVerdict.END_MARK)
     return checker
 
 

@@ -29,9 +29,9 @@ from backlogctl_delivery.lookback.messages import (
     Decision,
     Event,
     Incident,
+    MessageStatus,
     NotReadable,
     Prepared,
-    Standing,
     State,
     decide_step,
     read_envelope,
@@ -56,18 +56,18 @@ from tests.monitoring.metric_lines import scrape_registry
 
 @given(st.lists(st.sampled_from([*Event, "asked committed", "asked rolled back", "park", "send"])))
 def test_fault_51_a_decision_never_changes_and_an_end_is_an_end(happenings: list[str]) -> None:
-    standing: Standing | None = None
+    standing: MessageStatus | None = None
     sent = False
     for one in happenings:
         before = standing
         if one == "send":
             if standing is not None and standing.state is State.FORWARDED:
-                standing = Standing(State.FORWARDED, standing.decision, True)
+                standing = MessageStatus(State.FORWARDED, standing.decision, True)
                 sent = True
             continue
         if one == "park":
             if standing is not None and standing.state in (State.PREPARED, State.COMMITTED):
-                standing = Standing(State.PARKED, standing.decision, standing.has_message)
+                standing = MessageStatus(State.PARKED, standing.decision, standing.has_message)
             continue
         if one.startswith("asked"):
             if standing is None or standing.state is not State.PREPARED:
@@ -79,7 +79,7 @@ def test_fault_51_a_decision_never_changes_and_an_end_is_an_end(happenings: list
         if step.state is not None:
             had = standing is not None and standing.has_message
             decision = step.decision or (standing.decision if standing else None)
-            standing = Standing(step.state, decision, had or step.takes_message)
+            standing = MessageStatus(step.state, decision, had or step.takes_message)
         if before is not None and standing is not None:
             assert before.decision in (None, standing.decision)
             assert before.state not in ENDED or before.state is standing.state
@@ -89,7 +89,7 @@ def test_fault_51_a_decision_never_changes_and_an_end_is_an_end(happenings: list
 def test_every_message_that_is_sent_is_there() -> None:
     early = decide_step(None, Event.COMMITTED)
     assert early.state is State.COMMITTED
-    joined = decide_step(Standing(State.COMMITTED, Decision.COMMITTED, False), Event.PREPARED)
+    joined = decide_step(MessageStatus(State.COMMITTED, Decision.COMMITTED, False), Event.PREPARED)
     assert joined.state is State.FORWARDED
     assert joined.takes_message
 

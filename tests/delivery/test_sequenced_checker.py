@@ -13,7 +13,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl_delivery.sequenced.checker import ChainId, Hole, SequenceChecker, Verdict
+from backlogctl_delivery.sequenced.checker import ChainId, Hole, SequenceChecker, SequenceVerdict
 from backlogctl_delivery.sequenced.producer import SequencedProducer
 from backlogctl_delivery.sequenced.sequence import (
     SEQUENCE,
@@ -81,8 +81,8 @@ def test_what_the_consumer_began_with_has_no_hole_before_it() -> None:
 def test_epochs_producers_and_partitions_are_apart() -> None:
     checker = SequenceChecker(reads_from_start=True)
     for named in ({}, {"epoch": 2}, {"producer": "till"}, {"partition": 1}):
-        assert checker.check(make_message(0, **named)) is Verdict.NEW
-        assert checker.check(make_message(2, **named)) is Verdict.NEW
+        assert checker.check(make_message(0, **named)) is SequenceVerdict.NEW
+        assert checker.check(make_message(2, **named)) is SequenceVerdict.NEW
     assert checker.list_holes() == (
         Hole("orders", 0, "shop", 1, 1, 1),
         Hole("orders", 0, "shop", 2, 1, 1),
@@ -94,7 +94,7 @@ def test_epochs_producers_and_partitions_are_apart() -> None:
 def test_what_the_producer_told_is_no_hole_and_may_still_come() -> None:
     checker = SequenceChecker()
     check(checker, 0)
-    assert checker.check(make_message(6, skipped=((1, 3), (5, 5)))) is Verdict.NEW
+    assert checker.check(make_message(6, skipped=((1, 3), (5, 5)))) is SequenceVerdict.NEW
     assert list_ranges(checker) == [(4, 4)]
     assert check(checker, 2, 2) == ["late", "repeat"]
 
@@ -123,23 +123,26 @@ def test_a_copy_in_another_partition_fills_its_own_hole_and_none_there() -> None
         for sequence in (0, 1, 4):
             checker.check(make_message(sequence, partition=partition))
     copy = make_message(2, partition=0, lies_in=1, put_back=True)
-    assert [checker.check(copy), checker.check(copy)] == [Verdict.LATE, Verdict.REPEAT]
+    assert [checker.check(copy), checker.check(copy)] == [
+        SequenceVerdict.LATE,
+        SequenceVerdict.REPEAT,
+    ]
     assert checker.list_holes() == (
         Hole("orders", 0, "shop", 1, 3, 3),
         Hole("orders", 1, "shop", 1, 2, 3),
     )
     # Nobody put this one there: it is in the topic all the same.
-    assert checker.check(make_message(3, partition=0, lies_in=1)) is Verdict.MISPLACED
+    assert checker.check(make_message(3, partition=0, lies_in=1)) is SequenceVerdict.MISPLACED
     assert [hole.partition for hole in checker.list_holes()] == [1]
     # From ahead, and an end: its partition has not come so far.
-    assert checker.check(make_message(90, lies_in=1, is_last=True)) is Verdict.MISPLACED
+    assert checker.check(make_message(90, lies_in=1, is_last=True)) is SequenceVerdict.MISPLACED
     assert [hole.partition for hole in checker.list_holes()] == [1]
     assert (checker.ended, checker.misplaced) == (frozenset(), 2)
 
 
 def test_a_copy_that_is_read_before_its_own_partition() -> None:
     checker = SequenceChecker(reads_from_start=True)
-    assert checker.check(make_message(1, lies_in=3, put_back=True)) is Verdict.LATE
+    assert checker.check(make_message(1, lies_in=3, put_back=True)) is SequenceVerdict.LATE
     assert checker.list_holes() == ()
     assert check(checker, 0, 3) == ["new", "new"]
     assert list_ranges(checker) == [(2, 2)]
@@ -166,10 +169,10 @@ def test_an_end_that_is_marked() -> None:
     checker = SequenceChecker()
     check(checker, 0, 1)
     assert checker.ended == frozenset()
-    assert checker.check(make_message(2, is_last=True, value=b"")) is Verdict.END_MARK
+    assert checker.check(make_message(2, is_last=True, value=b"")) is SequenceVerdict.END_MARK
     assert checker.ended == {ChainId("orders", 0, "shop", 1)}
     # A message of the application that is the last is still a message.
-    assert checker.check(make_message(3, is_last=True)) is Verdict.NEW
+    assert checker.check(make_message(3, is_last=True)) is SequenceVerdict.NEW
     assert checker.list_holes() == ()
 
 
@@ -179,7 +182,7 @@ def test_after_a_rebalance_it_begins_anew() -> None:
         checker.check(make_message(0, partition=partition))
         checker.check(make_message(5, partition=partition))
     checker.forget("orders", [0])
-    assert checker.check(make_message(90)) is Verdict.NEW
+    assert checker.check(make_message(90)) is SequenceVerdict.NEW
     assert [hole.partition for hole in checker.list_holes()] == [1]
     checker.forget("orders")
     assert checker.list_holes() == ()
@@ -255,14 +258,14 @@ def test_no_headers_raise(messages: list[Pairs]) -> None:
     checker = SequenceChecker()
     for headers in messages:
         made = Message(topic="orders", partition=0, value=b"v", headers=headers)
-        assert isinstance(checker.check(made), Verdict)
+        assert isinstance(checker.check(made), SequenceVerdict)
     checker.list_holes()
 
 
 def test_an_error_in_a_messages_place() -> None:
     error = KafkaError(KafkaError._PARTITION_EOF)
     message = Message(topic="orders", partition=0, error=error)
-    assert SequenceChecker().check(message) is Verdict.NOT_STAMPED
+    assert SequenceChecker().check(message) is SequenceVerdict.NOT_STAMPED
 
 
 def test_hostile_headers_of_real_messages(kafka: EmbeddedKafka, topic: MakeTopic) -> None:

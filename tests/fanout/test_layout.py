@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlogctl.clock import Deadline
-from backlogctl.fanout.keys import PLACES, Skew, measure_skew, sample_keys
+from backlogctl.fanout.keys import PLACES, Skew, measure_key_skew, sample_keys
 from backlogctl.fanout.layout import (
     CANARY_AT_LEAST,
     Load,
@@ -20,7 +20,7 @@ from backlogctl.fanout.layout import (
     is_won,
     plan_layout,
 )
-from backlogctl.fanout.retention import TimeToLoss, Unread, find_time_to_loss, needs_hold
+from backlogctl.fanout.retention import TimeToLoss, UnreadRange, find_time_to_loss, needs_hold
 from backlogctl.kafka.peek import Peeked
 from tests.kernel.ledger.makers import NOON
 
@@ -108,7 +108,7 @@ def test_fault_27_nothing_behind_is_drained_at_once() -> None:
     assert (layout.canary.messages, layout.canary.partitions) == (0, {})
 
 
-UNREAD = Unread(0, log_start=0, start=500, end=1000, high=1000, bytes=1_000_000)
+UNREAD = UnreadRange(0, log_start=0, start=500, end=1000, high=1000, bytes=1_000_000)
 
 
 def test_the_earliest_loss_counts_by_time_or_by_size() -> None:
@@ -147,14 +147,14 @@ def test_a_key_counts_by_its_partitions_part_of_the_lag() -> None:
         0: [b"hot"] * 30 + [b"a", b"b"] * 5,
         1: [b"c", None] * 20,
     }
-    found = measure_skew(keys, {0: 900, 1: 100})
+    found = measure_key_skew(keys, {0: 900, 1: 100})
     assert found.looked == 80
     assert round(found.share, 3) == 0.675  # three quarters of nine tenths
 
 
 def test_messages_without_a_key_and_a_few_of_one_are_nobodys() -> None:
-    assert measure_skew({0: [None] * 50 + [b"a"] * 9}, {0: 59}) == Skew(0.0, 59)
-    assert measure_skew({0: [], 1: []}, {0: 5, 1: 0}) == Skew()
+    assert measure_key_skew({0: [None] * 50 + [b"a"] * 9}, {0: 59}) == Skew(0.0, 59)
+    assert measure_key_skew({0: [], 1: []}, {0: 5, 1: 0}) == Skew()
 
 
 def test_it_looks_all_over_the_range() -> None:

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from backlogctl.fanout.quiet import GroupStillCommits, await_empty, await_quiet
-from backlogctl.fanout.relay.guard import Guard
+from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.kafka.admin import describe_group_state
 from backlogctl.kafka.clients import make_admin, make_consumer
 from backlogctl.kafka.errors import GroupActive
@@ -94,7 +94,7 @@ def test_a_guard_of_a_run_that_died_is_waited_for_longer(
     kafka: EmbeddedKafka, topic: MakeTopic, group: str
 ) -> None:
     properties, name = properties_of(kafka.bootstrap), topic(1)
-    guard = Guard(properties, group, name, 1, "r-1")
+    guard = GroupGuard(properties, group, name, 1, "r-1")
     guard.join(lambda: None)
     leaving = threading.Timer(1.0, guard.leave)
     leaving.start()

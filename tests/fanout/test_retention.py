@@ -13,8 +13,8 @@ from backlogctl.fanout import retention
 from backlogctl.fanout.retention import (
     compute_expansion_hold,
     compute_hold,
-    give_back,
     raise_retention,
+    restore_retention,
 )
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import Admin, make_admin
@@ -57,7 +57,7 @@ class Desk:
         )
 
     def give_back(self, hold: Hold) -> tuple[str, ...]:
-        return give_back(self.ledger, self.admin, hold)
+        return restore_retention(self.ledger, self.admin, hold)
 
     def read(self) -> tuple[str | None, str | None]:
         found = verbs.read_topic_overrides(self.admin, self.topic, [MS, BYTES])

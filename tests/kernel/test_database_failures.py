@@ -16,13 +16,13 @@ from sqlalchemy.exc import (
 )
 
 from backlogctl.errors import LedgerError
-from backlogctl_delivery.database_failures import Place, explain_failure
+from backlogctl_delivery.database_failures import DatabasePlace, explain_failure
 
 POSTGRES, MARIADB, SQLITE = "postgresql://u@h/d", "mariadb://u@h/d", "sqlite:///f.db"
 
 
 def explain(url: str, error: Any) -> LedgerError:
-    place = Place("ledger", make_url(url), "ledger", "make them")
+    place = DatabasePlace("ledger", make_url(url), "ledger", "make them")
     found = explain_failure(error, place, LedgerError)
     assert isinstance(found, LedgerError)
     return found

@@ -16,8 +16,8 @@ from confluent_kafka import KafkaException, TopicPartition
 from backlogctl.errors import BacklogError
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import make_admin, make_producer
-from backlogctl.monitoring.offsets.gaps import Finding, Suspicion, find_gaps
-from backlogctl.monitoring.offsets.history import Marks, advance_marks
+from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps
+from backlogctl.monitoring.offsets.history import StreamHistory, advance_marks
 from backlogctl.monitoring.offsets.sampler import take_sample
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Gap
@@ -106,9 +106,9 @@ def test_a_healthy_group_under_moving_retention_has_no_gap(
     properties, name = properties_of(kafka.bootstrap), topic(partitions=3)
     stream, admin = StreamStub(name, group), make_admin(properties)
     gaps: list[Gap] = []
-    alarms: list[Finding] = []
+    alarms: list[OffsetFinding] = []
     lows: set[int] = set()
-    marks = Marks()
+    marks = StreamHistory()
     with run_busy_group(properties, name, group) as problems:
         started, taken = time.monotonic(), 0
         while taken < SAMPLES or (

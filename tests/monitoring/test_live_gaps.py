@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backlogctl.monitoring.offsets.gaps import Suspicion, find_gaps
-from backlogctl.monitoring.offsets.history import Marks, advance_marks
+from backlogctl.monitoring.offsets.history import StreamHistory, advance_marks
 from backlogctl.values import Cause, Certainty, Gap, PartitionSample, Sample
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
@@ -29,7 +29,7 @@ class Group:
         self.members = True
         self.lost: set[int] = set()
         self.handled: set[int] = set()
-        self.marks, self.gaps = Marks(), list[Gap]()
+        self.marks, self.gaps = StreamHistory(), list[Gap]()
 
     def read(self, count: int) -> None:
         if self.position < self.low:  # refused, and set to the log start
@@ -105,7 +105,7 @@ def test_the_rhythm_of_commits_is_no_backlog(interval: int, every: float, behind
     """A group at the end of the log, then an hour unwatched in which a batch is read and expires:
     what it read before is what was written, and does not say how fast it can read.
     """
-    marks, pace, rush = Marks(), 10, 1000
+    marks, pace, rush = StreamHistory(), 10, 1000
 
     def sample(second: float, low: int, high: int, committed: int) -> Sample:
         part = PartitionSample(0, low, committed, high, high, 0)
@@ -176,7 +176,7 @@ def test_a_partition_that_is_held_back_says_nothing_of_the_others() -> None:
     """One reader is slow; on the other partition a batch is written, read and expires between two
     samples. How fast its reader can be was never seen: it always waited for messages.
     """
-    marks, found = Marks(), list[Gap]()
+    marks, found = StreamHistory(), list[Gap]()
     for second in range(0, 121, 5):
         end = 20 * second + (50_000 if second == 120 else 0)
         low = end - 10 if second == 120 else 0

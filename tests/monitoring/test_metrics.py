@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from backlogctl.clock import utc_now
 from backlogctl.errors import KafkaFailure, LedgerError
 from backlogctl.ledger import Ledger, Owner, open_ledger
-from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from backlogctl.monitoring.metrics.groups import escape_value
 from backlogctl.monitoring.metrics.scrape import Exported, Scrape
@@ -242,7 +242,9 @@ def fill_board() -> Board:
     blind = Unseen("retention", KafkaFailure("access denied", subject="topic orders"))
     board.put_stream(replace(make_status(stream="orders"), unseen=(blind,)))
     board.put_members("orders", (MemberLook("worker-1", "/10.0.0.7", (0, 1), utc_now()),))
-    finding = Finding("flush", Level.WARNS, "topic orders", "3 replicas, and flush.ms 1", "")
+    finding = CheckFinding(
+        "flush", CheckLevel.WARNS, "topic orders", "3 replicas, and flush.ms 1", ""
+    )
     board.put_checkup("orders", Checkup(utc_now(), (finding,)))
     board.put_sequence("orders", SequenceLook("main", checked=9, lost=3, suspect=0, behind=0))
     losing = replace(make_part(0, 10, Verdict.LOSING), expected_loss=5, seconds_to_drain=9.0)

@@ -31,7 +31,7 @@ from backlogctl.monitoring.metrics.scrape import Exported, Scrape
 from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.replay.web import server as connections
 from backlogctl.replay.web.access import HostGuard, TokenGuard, find_hosts
-from backlogctl.replay.web.app import HealthCheck, make_app
+from backlogctl.replay.web.app import HealthCheck, make_web_app
 from backlogctl.replay.web.server import Server, bind_address, parse_address
 from tests.kafka_tools import wait_until
 from tests.monitoring.metric_lines import Scraped
@@ -222,7 +222,7 @@ def test_an_address_that_is_taken_is_named() -> None:
 def serve(board: Board, ledger: Ledger, page: FastAPI | None = None) -> Server:
     scrape = Scrape(board, ledger, Exported({}, ("main",)))
     health = HealthCheck(board, scrape.ledger, INTERVAL, ("main",), [threading.current_thread()])
-    return Server(make_app(scrape, health, page), bind_address("127.0.0.1:0", "--listen"))
+    return Server(make_web_app(scrape, health, page), bind_address("127.0.0.1:0", "--listen"))
 
 
 def get(url: str, **settings: Any) -> httpx.Response:

@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from backlogctl.clock import utc_now
 from backlogctl.ledger import open_ledger
 from backlogctl.monitoring.offsets import observation, sampler
-from backlogctl.monitoring.offsets.observation import CLOCK_NOISE, measure_skew, observe_stream
+from backlogctl.monitoring.offsets.observation import (
+    CLOCK_NOISE,
+    measure_clock_skew,
+    observe_stream,
+)
 from backlogctl.monitoring.watch.look import assess_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import StreamStub, commit, properties_of, publish
@@ -41,7 +45,7 @@ class World:
     def measure(self) -> timedelta:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(observation, "utc_now", lambda: self.clock)
-            return measure_skew(self)  # type: ignore[arg-type]
+            return measure_clock_skew(self)  # type: ignore[arg-type]
 
 
 @given(SECONDS, SECONDS)

@@ -23,7 +23,7 @@ from backlogctl.replay.engine.plan import Plan
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
 from backlogctl.replay.opening import open_workspace
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
-from backlogctl.spark_backfill.request import Counts, PartitionOutcome, Proof
+from backlogctl.spark_backfill.request import CandidateCounts, PartitionOutcome, Proof
 from backlogctl.values import Recovery, RecoveryState
 
 LEDGER = LedgerSnapshot("ledger", "ledger-id", 2, {0: 0, 1: 0})
@@ -68,7 +68,7 @@ def make_rebuild_plan(**changes: Any) -> RebuildPlan:
             "recovery_id": "r-20261121-0001",
             "verdict": "exact",
             "reasons": [],
-            "counts": asdict(Counts(expected=10, candidates=10, rebuilt=10)),
+            "counts": asdict(CandidateCounts(expected=10, candidates=10, rebuilt=10)),
             "partitions": rows,
             "proof": asdict(Proof(4, 4, 4, 4, 4, False)),
             "quarantine": {"count": 0, "reasons": {}, "sample": [], "path": "quarantine"},

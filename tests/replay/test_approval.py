@@ -22,8 +22,8 @@ from backlogctl.replay.engine.approval import (
 )
 from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.kind import TERMS_CHANGED, Workspace, choose_stricter
-from backlogctl.replay.engine.plan import Identity, acting_as, find_identity
-from backlogctl.replay.present.status import list_next_commands, tell_plan
+from backlogctl.replay.engine.plan import Approver, acting_as, find_identity
+from backlogctl.replay.present.status import describe_recovery_plan, list_next_commands
 from backlogctl.values import RecoveryState
 from tests.replay.makers import PAST, change_ledger, open_desk, store_approved, store_plan
 
@@ -104,7 +104,7 @@ def test_deliver_window_and_limits_are_those_of_the_file(tmp_path: Path) -> None
         approve_plan(desk, planned, by="ada")
     limits = {"messages_per_second": 500}
     desk = reopen(tmp_path, deliver="topic", off_peak=NIGHT, limits=limits)
-    told = tell_plan(desk, planned).document
+    told = describe_recovery_plan(desk, planned).document
     assert told["limits"]["messages_per_second"] == 500
     assert told["off_peak"] == NIGHT
     approved = approve_plan(desk, planned, by="ada")
@@ -142,7 +142,7 @@ def test_a_recovery_that_is_over_shows_its_own_plan(tmp_path: Path) -> None:
 
 # Who acts, and who else must.
 
-GRACE = Identity("airflow", "grace", "worker-1")
+GRACE = Approver("airflow", "grace", "worker-1")
 PLANNED_BY_GRACE = {"kind": "airflow", "user": "grace", "host": "scheduler"}
 
 
@@ -187,7 +187,7 @@ def test_second_person_is_another_user_of_airflow(desk: Workspace) -> None:
 
 def test_one_name_in_two_systems_is_not_known_to_be_one_person(desk: Workspace) -> None:
     plan = store_plan(desk, approval="second_person", planned_by=PLANNED_BY_GRACE)
-    shell = Identity("os", "grace", "laptop")
+    shell = Approver("os", "grace", "laptop")
     assert approve_plan(desk, plan, by="Grace", identity=shell).approved_by
 
 

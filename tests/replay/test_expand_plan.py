@@ -24,7 +24,7 @@ from backlogctl.replay.kinds.expand.backlog import observe
 from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.expand.planning import compute_plan, plan_expand
-from backlogctl.replay.observe.stream import look_at_stream
+from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.values import Recovery, RecoveryState
 from tests.conftest import MakeTopic
 from tests.kafka_tools import commit, join, publish, set_config, set_offsets_raw
@@ -83,7 +83,7 @@ def test_a_backlog_is_planned_from_measured_speed_and_nothing_is_changed(behind:
     workspace, stream = open_both(behind)
     topics = list_topics(behind)
     before = describe_topic(behind.properties, behind.topic)
-    look_at_stream(workspace, stream)
+    sample_stream(workspace, stream)
     time.sleep(1)
     commit(behind.properties, behind.group, behind.topic, {0: 110, 1: 60, 2: 10})
     recovery = plan_expand(workspace, stream, ExpandOptions())

@@ -17,7 +17,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.kinds.expand.steps import explain_missing_hold
 from backlogctl.replay.present.progress import describe_progress
 from backlogctl.replay.present.status import describe_recovery, describe_run, list_next_commands
-from backlogctl.replay.present.terminal import draw_progress, draw_recoveries
+from backlogctl.replay.present.terminal import render_progress, render_recoveries
 from backlogctl.values import RecoveryState
 from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import make_burndown, make_expand_plan, make_step, store_expand_plan
@@ -83,7 +83,7 @@ def test_a_plan_is_whole_in_any_terminal(desk: Workspace, width: int) -> None:
     recovery = store_expand_plan(desk, partitions=partitions, warnings=["beware " * 20])
     document = describe_recovery(desk, recovery)
     text = draw_told(desk, recovery, width)
-    text += draw(draw_recoveries({"recoveries": [document]}), width=width)
+    text += draw(render_recoveries({"recoveries": [document]}), width=width)
     assert max(len(line) for line in text.splitlines()) <= width
     for told in (
         "drained in 11 h 6 min, by 3 consumers",
@@ -133,7 +133,7 @@ def test_foreign_text_is_not_markup(desk: Workspace) -> None:
     recovery = replace(planned, approved_by=ODD, approved_identity=ODD)
     steps = [make_step(ODD, 0, 1), make_step(ODD, 1, None)]
     progress = describe_progress(steps, (), MINUTE)
-    text = draw_told(desk, recovery, 300) + draw(draw_progress(progress), width=300)
+    text = draw_told(desk, recovery, 300) + draw(render_progress(progress), width=300)
     assert text.count("[/ops]") >= 8 + 3
 
 
@@ -154,7 +154,7 @@ def test_the_live_view_tells_rates_of_the_last_seconds_and_the_time_left() -> No
     assert states == ["done", "done", "done", "running"]
     assert [step["seconds"] for step in progress["steps"]] == [0.5, 20.0, 1.0, 38.0]
     for width in (80, 100):
-        text = draw(draw_progress(progress), width=width)
+        text = draw(render_progress(progress), width=width)
         assert max(len(line) for line in text.splitlines()) <= width
         for told in (
             "now: relay",
@@ -173,16 +173,16 @@ def test_fault_27_nothing_moves_and_nothing_is_known() -> None:
     still = describe_progress([], make_burndown(0), MINUTE)
     assert still["burndown"]["eta_seconds"] is None
     assert still["burndown"]["relayed_per_second"] is None
-    assert "not yet known when it is drained" in draw(draw_progress(still))
+    assert "not yet known when it is drained" in draw(render_progress(still))
     stuck = describe_progress([], make_burndown(20, relayed=0, handled=0), MINUTE)
     assert stuck["burndown"]["eta_seconds"] is None
     done = describe_progress([], make_burndown(200), MINUTE, live=False)
     assert done["burndown"]["left"] == 0
     assert len(done["burndown"]["curve"]) == 36
-    text = draw(draw_progress(done))
+    text = draw(render_progress(done))
     assert "100 %" in text
     assert "drained in" not in text
-    assert "no step has begun" in draw(draw_progress(describe_progress([], (), MINUTE)))
+    assert "no step has begun" in draw(render_progress(describe_progress([], (), MINUTE)))
 
 
 def test_the_time_left_goes_by_the_last_seconds_of_the_step_at_work() -> None:

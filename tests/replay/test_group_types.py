@@ -14,7 +14,11 @@ import pytest
 from backlogctl.config import load_config
 from backlogctl.errors import Refused
 from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.group_types import read_group_type, read_share_offsets, say_why_not
+from backlogctl.kafka.group_types import (
+    explain_unsupported_group,
+    read_group_type,
+    read_share_offsets,
+)
 from backlogctl.kafka.readers import TopicReaders, list_topic_readers
 from backlogctl.kafka.topics import list_offsets
 from backlogctl.monitoring.groups.reader import BulkReader
@@ -46,9 +50,9 @@ def run_share_consumer(directory: Path, bootstrap: str, topic: str) -> Iterator[
 
 
 def test_only_two_types_can_be_recovered() -> None:
-    assert say_why_not("share")
-    assert say_why_not("streams")
-    assert [say_why_not(one) for one in ("classic", "consumer", "", None)] == [""] * 4
+    assert explain_unsupported_group("share")
+    assert explain_unsupported_group("streams")
+    assert [explain_unsupported_group(one) for one in ("classic", "consumer", "", None)] == [""] * 4
 
 
 @pytest.fixture(scope="module")

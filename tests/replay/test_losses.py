@@ -19,7 +19,12 @@ from backlogctl.kafka.readers import TopicReaders
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.injection import storing
 from backlogctl.replay.injection.archived import touches
-from backlogctl.replay.injection.ledger import Lost, find_lost, intersect_ranges, subtract_ranges
+from backlogctl.replay.injection.ledger import (
+    Lost,
+    find_lost_ranges,
+    intersect_ranges,
+    subtract_ranges,
+)
 from backlogctl.replay.injection.plan import PlannedTarget, To
 from backlogctl.replay.kinds.rebuild import planning as plans
 from backlogctl.replay.kinds.rebuild.losses import (
@@ -227,7 +232,7 @@ RANGES = st.lists(
 
 
 def find(workspace: Workspace, source: str | None = None, stream: Stream = STREAM) -> Lost:
-    return find_lost(workspace, stream, "topic-id", [PUT_BACK], source)
+    return find_lost_ranges(workspace, stream, "topic-id", [PUT_BACK], source)
 
 
 def keep_archive(workspace: Workspace, start: int, end: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 from backlogctl.spark_backfill.spark import session
 from backlogctl.spark_backfill.spark.session import (
     DRIVER_OPTIONS,
-    find_archive,
+    find_class_archive,
     make_conf,
     make_options,
 )
@@ -26,7 +26,7 @@ assert open_session(SparkSection(master="local[1]", conf=conf), "test").range(9)
 
 def test_options_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "spark.jsa"
-    monkeypatch.setattr(session, "find_archive", lambda: archive)
+    monkeypatch.setattr(session, "find_class_archive", lambda: archive)
     assert make_options("") == ""
     archive.touch()
     option = f"-XX:SharedArchiveFile={archive}"
@@ -43,14 +43,14 @@ def test_a_path_that_would_be_two_options_is_left_out(
     archive = tmp_path / "two words" / "spark.jsa"
     archive.parent.mkdir()
     archive.touch()
-    monkeypatch.setattr(session, "find_archive", lambda: archive)
+    monkeypatch.setattr(session, "find_class_archive", lambda: archive)
     assert make_options("") == ""
 
 
 @pytest.mark.spark
 def test_java_takes_sparks_classes_from_it(tmp_path: Path) -> None:
     """Java says nothing where an archive does not fit: only the source of its classes tells."""
-    if not find_archive().is_file():
+    if not find_class_archive().is_file():
         subprocess.run(
             [sys.executable, "-m", "backlogctl.spark_backfill.spark.class_archive_maker"],
             check=True,

@@ -22,7 +22,7 @@ from backlogctl.spark_backfill.evidence import (
     label_candidates,
 )
 from backlogctl.spark_backfill.evidence.injected import LABELS
-from backlogctl.spark_backfill.evidence.survivors import describe_moves, read_offsets
+from backlogctl.spark_backfill.evidence.survivors import describe_moves, read_current_offsets
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.request import PriorChunk
 from backlogctl.spark_backfill.sources.reflection import make_access, open_engine, reflect_table
@@ -57,7 +57,7 @@ def make_survivors(
     spark: SparkSession, kafka: EmbeddedKafka, topic: str, header: str | None, work: Path
 ) -> SurvivorEvidence:
     properties = {"bootstrap.servers": kafka.bootstrap}
-    offsets = read_offsets(properties, topic, 3)
+    offsets = read_current_offsets(properties, topic, 3)
     return SurvivorEvidence(
         spark, topic, header, properties, offsets.starts, offsets.ends, (), work / "survivors"
     )
@@ -274,7 +274,7 @@ def test_messages_within_the_lost_ranges_are_no_survivors(
     name = topic(partitions=3)
     world.publish(kafka.bootstrap, name, [world.Published(b"%d" % i, b"", 0) for i in range(6)])
     properties = {"bootstrap.servers": kafka.bootstrap}
-    offsets = read_offsets(properties, name, 3)
+    offsets = read_current_offsets(properties, name, 3)
     evidence = SurvivorEvidence(
         spark, name, None, properties, offsets.starts, offsets.ends,
         (OffsetRange(0, 1, 3), OffsetRange(1, 0, 9)), tmp_path / "survivors",

@@ -16,7 +16,7 @@ from backlogctl.errors import KafkaFailure, SourceError, StagingError
 from backlogctl.manifests import MANIFEST_NAME
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.failures import planning_into, translating
-from backlogctl.spark_backfill.rebuild import plan_rebuild
+from backlogctl.spark_backfill.rebuild import stage_rebuild
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 
@@ -148,12 +148,12 @@ def test_a_plan_on_a_full_disk_names_it_and_the_next_one_is_whole(
                     pass
 
     with pytest.raises(StagingError) as caught:
-        plan_rebuild(spark, request, progress=say)
+        stage_rebuild(spark, request, progress=say)
     assert f"no space left in {request.directory}" in caught.value.message
     assert "nothing was planned" in caught.value.hint
     assert not (request.directory / MANIFEST_NAME).exists()
     block.unlink()
     # The same recovery again, on the remains and with enough space: nothing of them is trusted.
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    outcome = plan_rebuild(spark, request)
+    outcome = stage_rebuild(spark, request)
     assert outcome.counts.rebuilt == outcome.counts.expected == 500

@@ -15,7 +15,7 @@ from backlogctl.spark_backfill.evidence.survivors import LogSpan, measure_holes
 from backlogctl.spark_backfill.lost_rows import find_basis, warn_about_rules
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.messages.rules import MessageRules
-from backlogctl.spark_backfill.placing.placement import Placement
+from backlogctl.spark_backfill.placing.placement import GapPlacement
 from backlogctl.spark_backfill.proof import (
     ZoneShift,
     describe_shift,
@@ -54,7 +54,7 @@ def basis_of(
     request, rules = open_request(**source)
     counts = LabelCounts({LOST: {0: 10}}, 0, 0, 0)
     named = rules.source.consumed is not None and not rules.source.mutable
-    placement = Placement(cast(Any, None), {0: None}, consumed=named)
+    placement = GapPlacement(cast(Any, None), {0: None}, consumed=named)
     ranges = (OffsetRange(0, 0, 10),)
     holes = measure_holes(spans, (), ())
     return find_basis(request, rules, ranges, spans, holes, counts, proof, placement)
@@ -138,7 +138,7 @@ def test_rows_that_were_not_looked_at_may_have_changed() -> None:
     none = LabelCounts({LOST: {0: 4}}, 0, 0, 0)
 
     def describe(counts: LabelCounts = none, **changes: Any) -> str:
-        placement = Placement(cast(Any, None), {0: None})
+        placement = GapPlacement(cast(Any, None), {0: None})
         ranges = (OffsetRange(0, 0, 10),)
         return find_basis(
             replace(request, **changes), rules, ranges, LOG, measure_holes(LOG, (), ()), counts,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from backlogctl.spark_backfill.sources.columns import cut_ranges, list_ranges
+from backlogctl.spark_backfill.sources.columns import list_ranges, split_by_value
 from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
 from tests.spark_backfill import world
 
@@ -105,9 +105,9 @@ def test_odd_postgres_key_types(pg_url: str) -> None:
 
 def test_ranges_exclude_nulls_by_name() -> None:
     # `(1, NULL) < (2, 5)` is true: without the names such a row would be read twice.
-    assert cut_ranges(["k0", "k1"], ["(2, 5)"], ["k1"]) == (
+    assert split_by_value(["k0", "k1"], ["(2, 5)"], ["k1"]) == (
         "k1 IS NOT NULL AND (k0, k1) < (2, 5)",
         "k1 IS NOT NULL AND (k0, k1) >= (2, 5)",
         "k1 IS NULL",
     )
-    assert json.dumps(cut_ranges(["k0"], [])) == '["1 = 1"]'
+    assert json.dumps(split_by_value(["k0"], [])) == '["1 = 1"]'

@@ -18,11 +18,11 @@ from backlogctl.errors import Refused
 from backlogctl.manifests import read_manifest
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill import lost_rows
-from backlogctl.spark_backfill.evidence.survivors import LogOffsets, read_offsets
+from backlogctl.spark_backfill.evidence.survivors import LogOffsets, read_current_offsets
 from backlogctl.spark_backfill.messages.candidates import count_rows
 from backlogctl.spark_backfill.messages.staging import ChunkLimits
-from backlogctl.spark_backfill.rebuild import plan_rebuild
-from backlogctl.spark_backfill.request import Counts, PriorChunk
+from backlogctl.spark_backfill.rebuild import stage_rebuild
+from backlogctl.spark_backfill.request import CandidateCounts, PriorChunk
 from backlogctl_delivery.stamps import make_message_id
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
@@ -47,7 +47,7 @@ def test_finds_exactly_the_lost_orders(
     lost = world.lose_orders(kafka.bootstrap, topic(partitions=3), rows, 1000)
     stream = world.make_stream(lost.topic)
     request = world.make_request(kafka.bootstrap, stream, shop_url, lost.gaps, tmp_path / "staging")
-    outcome = plan_rebuild(spark, request, limits=ChunkLimits(messages=100))
+    outcome = stage_rebuild(spark, request, limits=ChunkLimits(messages=100))
     assert outcome.counts.rebuilt == outcome.counts.expected == 1000
     assert outcome.counts.surviving == 2000
     assert outcome.proof.rate == 1.0
@@ -98,7 +98,7 @@ def test_consumed_evidence_makes_a_plan_exact(
     request = world.make_request(kafka.bootstrap, stream, pg_url, gaps, tmp_path / "staging")
     outcome = world.plan(spark, request)
     assert (outcome.verdict, outcome.reasons) == ("exact", ())
-    assert outcome.counts == Counts(
+    assert outcome.counts == CandidateCounts(
         expected=100, candidates=600, surviving=300, consumed=200, rebuilt=100
     )
     last = rows[299]["updated_at"] + timedelta(minutes=10)
@@ -280,12 +280,12 @@ def test_fault_23_retention_that_moves_while_planning_is_read_again(
     asked: list[LogOffsets] = []
 
     def read_then_expire(*arguments: Any) -> LogOffsets:
-        asked.append(read_offsets(*arguments))
+        asked.append(read_current_offsets(*arguments))
         if len(asked) == 1:
             world.delete_below(kafka.bootstrap, lost.topic, {partition: start + 4})
         return asked[-1]
 
-    monkeypatch.setattr(lost_rows, "read_offsets", read_then_expire)
+    monkeypatch.setattr(lost_rows, "read_current_offsets", read_then_expire)
     stream = world.make_stream(lost.topic)
     request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, tmp_path / "staging")
     outcome = world.plan(spark, request)

@@ -20,7 +20,7 @@ from backlogctl.kafka.admin import Isolation, list_offsets
 from backlogctl.manifests import read_chunk, read_manifest
 from backlogctl.partitioners import hash_murmur2
 from backlogctl.spark_backfill.messages.staging import ChunkLimits
-from backlogctl.spark_backfill.rebuild import plan_rebuild
+from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
 from backlogctl.values import Cause, Certainty, Gap, GapState
 from tests.kafka_tools import wait_until
@@ -290,7 +290,7 @@ def list_prior(request: RebuildRequest) -> tuple[PriorChunk, ...]:
 
 def plan(spark: SparkSession, request: RebuildRequest, *, messages: int = 50_000) -> RebuildOutcome:
     """Plans with chunks of so many messages."""
-    return plan_rebuild(spark, request, limits=ChunkLimits(messages=messages))
+    return stage_rebuild(spark, request, limits=ChunkLimits(messages=messages))
 
 
 def keys_of(request: RebuildRequest) -> list[int]:

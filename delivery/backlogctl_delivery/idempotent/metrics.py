@@ -29,7 +29,7 @@ MESSAGES = Metric(
 CATALOGUE = (MESSAGES,)
 
 
-class Counted(Protocol):
+class CountedMarks(Protocol):
     """`Marks` or `RedisMarks`."""
 
     @property
@@ -42,7 +42,7 @@ class Counted(Protocol):
 class OnceCollector(Collector):
     """Counts of these marks, for a registry; those of one name are one."""
 
-    def __init__(self, *marks: Counted) -> None:
+    def __init__(self, *marks: CountedMarks) -> None:
         self._marks = marks
 
     def collect(self) -> Iterator[Family]:

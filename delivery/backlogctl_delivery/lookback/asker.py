@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
 
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 from backlogctl_delivery.lookback.checkers import Answer, Checker, Question
 from backlogctl_delivery.lookback.intake import BY_LOOK_BACK, make_change
 from backlogctl_delivery.lookback.messages import Decision, Outcome, State, settle
@@ -75,14 +75,14 @@ def find_held(connection: Connection, claim: Claim) -> Mapping[str, Any] | None:
     return None if row is None else dict(row)
 
 
-def give_back(connection: Connection, claim: Claim, change: Mapping[str, Any]) -> bool:
+def release_claim(connection: Connection, claim: Claim, change: Mapping[str, Any]) -> bool:
     """Writes the result and ends the lease; False where the message is not ours any more."""
     values = {"lease_token": None, "lease_until": None, **change}
     done = connection.execute(update(MESSAGES).where(_is(claim), *_still(claim)).values(values))
     return done.rowcount == 1
 
 
-def shorten(reason: str) -> str:
+def shorten_reason(reason: str) -> str:
     """A reason as it is stored."""
     return reason[:_LONGEST_REASON]
 
@@ -141,7 +141,7 @@ def record_answer(
     Raises:
         LookBackDatabaseError: nothing is recorded; it is asked again when the lease has ended.
     """
-    reach("p8.answer.before")
+    reach_crashpoint("p8.answer.before")
     with database.write() as connection:
         row = find_held(connection, claim)
         if row is None:
@@ -154,7 +154,7 @@ def record_answer(
         now = database.now(connection)
         checks = row["checks"] + 1
         outcome = f"{answer.outcome}: {answer.reason}" if answer.reason else str(answer.outcome)
-        change = {"checks": checks, "last_outcome": shorten(outcome)}
+        change = {"checks": checks, "last_outcome": shorten_reason(outcome)}
         if (decision := answer.outcome.decision) is not None:
             change |= make_change(settle(decision), BY_LOOK_BACK, now)
             if decision is Decision.COMMITTED:
@@ -164,8 +164,8 @@ def record_answer(
             change["parked_because"] = f"asked {checks} times, and nothing settles it"
         else:
             change["next_at"] = now + find_pause(settings, checks)
-        give_back(connection, claim, change)
-    reach("p8.answer.after")
+        release_claim(connection, claim, change)
+    reach_crashpoint("p8.answer.after")
     return State(change.get("state", State.PREPARED))
 
 
@@ -282,7 +282,7 @@ class Asker:
 
     async def _ask(self, name: str, checker: Checker, claim: Claim) -> None:
         try:
-            reach("p8.asked.before")
+            reach_crashpoint("p8.asked.before")
             question = Question(claim.row["biz_type"], claim.row["biz_id"])
             answer = await checker.ask(question)
             await asyncio.to_thread(self._record, name, claim, answer)

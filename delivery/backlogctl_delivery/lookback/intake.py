@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 from backlogctl_delivery.errors import KafkaFailure
 from backlogctl_delivery.kafka import make_consumer, translate
 from backlogctl_delivery.lookback.messages import (
@@ -22,11 +22,11 @@ from backlogctl_delivery.lookback.messages import (
     Decided,
     Decision,
     Incident,
+    MessageStatus,
     NotReadable,
     Prepared,
-    Standing,
     State,
-    Step,
+    Transition,
     decide_step,
     make_id,
     read_envelope,
@@ -75,8 +75,8 @@ def apply_records(
     with database.write() as connection:
         batch = _Batch(database, connection, settings)
         applied = batch.apply(records)
-        reach("p8.applied.before")
-    reach("p8.applied.after")
+        reach_crashpoint("p8.applied.before")
+    reach_crashpoint("p8.applied.after")
     return applied
 
 
@@ -127,7 +127,7 @@ class _Batch:
         row = self._rows.get(made)
         message = _read_message(envelope) if isinstance(envelope, Prepared) else _NO_MESSAGE
         is_same = row is not None and all(row[name] == item for name, item in message.items())
-        step = decide_step(None if row is None else find_standing(row), envelope.event, is_same)
+        step = decide_step(None if row is None else read_status(row), envelope.event, is_same)
         if step.incident is not None:
             assert row is not None
             reason = f"it is {row['state']}, decided: {row['decision'] or 'nothing'}"
@@ -206,13 +206,13 @@ class _Batch:
         return forward(self._connection, self._settings, self._committed, now)
 
 
-def find_standing(row: Mapping[str, Any]) -> Standing:
+def read_status(row: Mapping[str, Any]) -> MessageStatus:
     """How a row stands."""
     decision = None if row["decision"] is None else Decision(row["decision"])
-    return Standing(State(row["state"]), decision, row["topic"] is not None)
+    return MessageStatus(State(row["state"]), decision, row["topic"] is not None)
 
 
-def make_change(step: Step, decided_by: str, now: datetime) -> dict[str, Any]:
+def make_change(step: Transition, decided_by: str, now: datetime) -> dict[str, Any]:
     """The columns of a step other than the message itself. Whoever held a lease has lost it."""
     assert step.state is not None
     change: dict[str, Any] = {
@@ -321,11 +321,11 @@ class Intake:
             self._metrics.events.labels(event).inc(count)
         for kind, count in applied.incidents.items():
             self._metrics.incidents.labels(kind).inc(count)
-        reach("p8.offsets.before")
+        reach_crashpoint("p8.offsets.before")
         for message in messages:
             consumer.store_offsets(message)
         consumer.commit(asynchronous=False)
-        reach("p8.offsets.after")
+        reach_crashpoint("p8.offsets.after")
 
     def _note_error(self, error: KafkaError) -> None:
         self._is_doubtful |= error.code() == KafkaError._ALL_BROKERS_DOWN

@@ -86,7 +86,7 @@ def make_id(topic: str, biz_type: str, biz_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MessageStatus:
     """How a message stands, as far as that decides anything."""
 
     state: State
@@ -95,7 +95,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Transition:
     """What an event leads to; nothing where all is None.
 
     `takes_message`: the prepared message is stored.
@@ -107,10 +107,10 @@ class Step:
     incident: Incident | None = None
 
 
-_NOTHING = Step()
+_NOTHING = Transition()
 
 
-def decide_step(standing: Standing | None, event: Event, is_same: bool = True) -> Step:
+def decide_step(standing: MessageStatus | None, event: Event, is_same: bool = True) -> Transition:
     """What an event leads to.
 
     Args:
@@ -123,31 +123,33 @@ def decide_step(standing: Standing | None, event: Event, is_same: bool = True) -
     if standing is None:
         # It overtook its prepare, or that one is lost: kept until it comes.
         kept = State.COMMITTED if decision is Decision.COMMITTED else State.ROLLED_BACK
-        return Step(kept, decision)
+        return Transition(kept, decision)
     if standing.decision is not None:
-        return _NOTHING if standing.decision is decision else Step(incident=_conflict(decision))
+        return (
+            _NOTHING if standing.decision is decision else Transition(incident=_conflict(decision))
+        )
     if standing.state is State.PARKED:
         late = Incident.COMMIT_AFTER_PARKING
         if decision is Decision.ROLLED_BACK:
             late = Incident.ROLL_BACK_AFTER_PARKING
-        return Step(incident=late)
+        return Transition(incident=late)
     return settle(decision)
 
 
-def settle(decision: Decision) -> Step:
+def settle(decision: Decision) -> Transition:
     """What a decision makes of a message that waited for it."""
     ended = State.FORWARDED if decision is Decision.COMMITTED else State.ROLLED_BACK
-    return Step(ended, decision)
+    return Transition(ended, decision)
 
 
-def _prepare(standing: Standing | None, is_same: bool) -> Step:
+def _prepare(standing: MessageStatus | None, is_same: bool) -> Transition:
     if standing is None:
-        return Step(State.PREPARED, takes_message=True)
+        return Transition(State.PREPARED, takes_message=True)
     if standing.has_message:
-        return _NOTHING if is_same else Step(incident=Incident.OTHER_MESSAGE)
+        return _NOTHING if is_same else Transition(incident=Incident.OTHER_MESSAGE)
     if standing.decision is Decision.COMMITTED:
         # Parked or not: all that is needed to send it is here now.
-        return Step(State.FORWARDED, Decision.COMMITTED, takes_message=True)
+        return Transition(State.FORWARDED, Decision.COMMITTED, takes_message=True)
     return _NOTHING
 
 

@@ -13,7 +13,7 @@ from backlogctl_delivery.lookback.admin import Count, count_messages
 from backlogctl_delivery.lookback.messages import Event, Incident, Outcome
 from backlogctl_delivery.lookback.tables import LookBackDatabase
 from backlogctl_delivery.metrics import Gauge, Metric, Poll
-from backlogctl_delivery.outbox.sender import Counts
+from backlogctl_delivery.outbox.sender import SenderCounts
 
 # Messages whose service the configuration does not name: what stands in a message is no label.
 NOT_LISTED = "not listed"
@@ -89,7 +89,7 @@ class Metrics:
 
     def __init__(self, database: LookBackDatabase, services: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
-        self.forwards = Counts()  # of the outbox's sender
+        self.forwards = SenderCounts()  # of the outbox's sender
         self.events, self.incidents, self.checks, self.failures = (
             Counter(metric.name, metric.help, metric.labels, registry=self.registry)
             for metric in (EVENTS, INCIDENTS, CHECKS, FAILURES)
@@ -113,7 +113,7 @@ class _Tables(Collector):
     minute more.
     """
 
-    def __init__(self, database: LookBackDatabase, forwards: Counts) -> None:
+    def __init__(self, database: LookBackDatabase, forwards: SenderCounts) -> None:
         self._forwards = forwards
         self._poll = Poll(database.label, lambda: count_messages(database))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, text
 
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 from backlogctl_delivery.database import encode_json
 from backlogctl_delivery.errors import BacklogError
 from backlogctl_delivery.lookback.messages import ENDED
@@ -52,7 +52,7 @@ def _make_schema() -> Any:
     )
 
 
-def write_archive(connection: Connection, rows: Select[Any], file: Path) -> int:
+def write_rows(connection: Connection, rows: Select[Any], file: Path) -> int:
     """Writes the rows to a file, readable by its owner only; how many.
 
     Raises:
@@ -103,7 +103,7 @@ _MOST_SENT = 1_000_000  # rows of the outbox that go at once
 _ENDED = [state.value for state in ENDED]
 
 
-class Keeper:
+class LookBackRetention:
     """One instance's housekeeping; of several at once each day is dropped by one."""
 
     def __init__(self, database: LookBackDatabase, settings: LookBackSettings) -> None:
@@ -119,8 +119,8 @@ class Keeper:
             with self._database.write() as connection:
                 lock_tables(self._database, connection)
                 make_partitions(self._database, connection)
-                reach("p8.kept.before")
-            reach("p8.kept.after")
+                reach_crashpoint("p8.kept.before")
+            reach_crashpoint("p8.kept.after")
             try:
                 purge_old(self._database, self._settings, stop)
             except OSError as error:
@@ -180,8 +180,8 @@ def _drop_day(database: LookBackDatabase, settings: LookBackSettings, day: date)
         if settings.archive is not None and count:
             rows = select(MESSAGES).where(is_of_day).order_by(MESSAGES.c.created_at)
             file = settings.archive / f"{day.isoformat()}.parquet"
-            count = write_archive(connection, rows, file)
-    reach("p8.archived.after")
+            count = write_rows(connection, rows, file)
+    reach_crashpoint("p8.archived.after")
     with database.write() as connection:
         lock_tables(database, connection)
         if day not in list_partitions(connection):
@@ -191,8 +191,8 @@ def _drop_day(database: LookBackDatabase, settings: LookBackSettings, day: date)
         if not _is_over(connection, is_of_day) or _count(connection, is_of_day) != count:
             return 0
         connection.execute(text(f"DROP TABLE {name_partition(day)}"))
-        reach("p8.dropped.before")
-    reach("p8.dropped.after")
+        reach_crashpoint("p8.dropped.before")
+    reach_crashpoint("p8.dropped.after")
     LOG.info("%s: %d messages, dropped", name_partition(day), count)
     return count
 
@@ -224,7 +224,7 @@ def _purge_rows(
             if settings.archive is not None:
                 rows = select(MESSAGES).where(old).order_by(MESSAGES.c.created_at)
                 # Named by its first message: written again it is the same file.
-                write_archive(connection, rows, settings.archive / f"batch-{batch[0]}.parquet")
+                write_rows(connection, rows, settings.archive / f"batch-{batch[0]}.parquet")
             connection.execute(delete(MESSAGES).where(old))
         removed += len(batch)
     return removed

@@ -21,7 +21,7 @@ from backlogctl_delivery.kafka import PARTITIONERS
 from backlogctl_delivery.lookback.asker import Asker
 from backlogctl_delivery.lookback.intake import Intake
 from backlogctl_delivery.lookback.metrics import Metrics
-from backlogctl_delivery.lookback.retention import Keeper
+from backlogctl_delivery.lookback.retention import LookBackRetention
 from backlogctl_delivery.lookback.settings import LookBackSettings
 from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
@@ -65,7 +65,7 @@ class Service:
         create_tables(self._database)
         token = uuid.uuid4().hex
         common = (self._database, self._settings)
-        keeper = Keeper(*common)
+        keeper = LookBackRetention(*common)
         sender = make_sender(*common, self._properties)
         sender.counts = self.metrics.forwards
         intake = Intake(*common, self._properties, self.metrics, sender.add_hints)

@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 from backlogctl_delivery.outbox.database import (
     LONGEST_ERROR,
     NEVER,
@@ -154,7 +154,7 @@ def is_one_of(
     return column.in_(values)
 
 
-def cut(ids: Sequence[int]) -> Iterable[Sequence[int]]:
+def split_ids(ids: Sequence[int]) -> Iterable[Sequence[int]]:
     return (ids[at : at + _MOST_IDS] for at in range(0, len(ids), _MOST_IDS))
 
 
@@ -257,14 +257,14 @@ class Claims:
             "last_error": None,
             "attempts": _c.attempts + 1,
         }
-        reach("p8.4.mark.before")
+        reach_crashpoint("p8.4.mark.before")
         places = {item.message.id: item for item in delivered}
 
         def mark(connection: Connection, ids: Sequence[int]) -> Update:
             return make_sent(connection, [places[id_] for id_ in ids]).values(**values)
 
         marked = self._update([item.message for item in delivered], mark)
-        reach("p8.4.mark.after")
+        reach_crashpoint("p8.4.mark.after")
         return marked
 
     def mark_failed(self, failures: Collection[Failure]) -> None:
@@ -283,12 +283,12 @@ class Claims:
         ]
         waiting = [row for row in rows if row["next"] != NEVER]
         parked = [row for row in rows if row["next"] == NEVER]
-        reach("p8.4.failed.before")
+        reach_crashpoint("p8.4.failed.before")
         with self._database.begin() as connection:
             for group, due in ((waiting, clock_ms() + bindparam("next")), (parked, NEVER)):
                 if group:
                     connection.execute(make_failing(due), group)
-        reach("p8.4.failed.after")
+        reach_crashpoint("p8.4.failed.after")
 
     def release(self, given_up: Collection[Message]) -> None:
         """Gives rows back that were not tried: their key's head failed, or time is up."""
@@ -304,7 +304,7 @@ class Claims:
 
     def _claim(self, heads: Select[tuple[int, int | None]]) -> list[Message]:
         token = uuid.uuid4().hex
-        reach("p8.2.claim.before")
+        reach_crashpoint("p8.2.claim.before")
         with self._database.begin() as connection:
             chosen = self._find_heads(connection, heads)
             keyless = [head.id for head in chosen if head.ordering_key is None]
@@ -324,7 +324,7 @@ class Claims:
                 rows = self._take(connection, ids, token)
         if not rows:
             return []
-        reach("p8.2.claim.after")
+        reach_crashpoint("p8.2.claim.after")
         claimed = {row.id: row for row in rows}
         # A row of the middle that another changed meanwhile ends its key's run.
         kept = [id_ for id_ in keyless if id_ in claimed]
@@ -383,7 +383,7 @@ class Claims:
         # Who holds a row of the middle open ends its key's run, and holds up nobody else.
         ids = sorted(id_ for run in runs.values() for id_ in run)
         free: set[int] = set()
-        for part in cut(ids):
+        for part in split_ids(ids):
             locking = select(_c.id).where(is_one_of(connection, _c.id, part)).order_by(_c.id)
             locked = connection.execute(locking.with_for_update(skip_locked=True))
             free.update(locked.scalars())
@@ -400,14 +400,14 @@ class Claims:
             "token": token,
             "due_at": clock_ms() + self._lease_ms,
         }
-        for part in cut(ids):
+        for part in split_ids(ids):
             connection.execute(
                 update(messages)
                 .where(is_one_of(connection, _c.id, part), _FREE, _c.due_at < NEVER)
                 .values(**values)
             )
         rows: list[Message] = []
-        for part in cut(ids):
+        for part in split_ids(ids):
             taken = connection.execute(
                 READ.where(is_one_of(connection, _c.id, part), _c.token == token)
             )
@@ -422,7 +422,7 @@ class Claims:
         changed = 0
         with self._database.begin() as connection:
             for token, ids in by_token.items():
-                for part in cut(ids):
+                for part in split_ids(ids):
                     done = connection.execute(change(connection, part).where(_c.token == token))
                     changed += done.rowcount
         return changed

@@ -40,7 +40,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from backlogctl_delivery.database import add_liveness
-from backlogctl_delivery.database_failures import Place, explain_failure
+from backlogctl_delivery.database_failures import DatabasePlace, explain_failure
 from backlogctl_delivery.errors import BacklogError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class OutboxDatabase:
                 f"an outbox cannot be kept in {name}", subject="outbox", hint=_HINT
             )
         self.is_sqlite = name == "sqlite"
-        self._place = Place("outbox in", self.url, "url", _MAKE_TABLES)
+        self._place = DatabasePlace("outbox in", self.url, "url", _MAKE_TABLES)
         # Claims look at rows as they are now, not as they were when a transaction began.
         self._plain = (
             self._engine

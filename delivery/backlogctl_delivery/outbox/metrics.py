@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from backlogctl_delivery.metrics import Counter, Gauge, Metric, Poll
 from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxStatus
-from backlogctl_delivery.outbox.sender import Counts, OutboxSender
+from backlogctl_delivery.outbox.sender import OutboxSender, SenderCounts
 
 MESSAGES = Metric(
     "backlog_outbox_messages",
@@ -102,7 +102,7 @@ class OutboxCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """One family for each entry of the catalogue."""
         status, sender, name = self._poll.read(), self._find_sender(), self._name
-        counts = Counts() if sender is None else sender.counts
+        counts = SenderCounts() if sender is None else sender.counts
         away = {(name, "database"): status is None}
         if sender is not None:
             away[name, "database"] |= sender.database_outage.is_on

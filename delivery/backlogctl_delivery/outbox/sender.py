@@ -80,7 +80,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Counts:
+class SenderCounts:
     """What a sender has done since it started."""
 
     delivered: int = 0
@@ -194,7 +194,7 @@ class OutboxSender:
         self._unmarked = DeliveryResults()
         self._is_table_checked = False
         self._next_scan = self._settled_at = 0.0
-        self.counts = Counts()
+        self.counts = SenderCounts()
         self.kafka_outage = Outage(_log, "Kafka")
         self.database_outage = Outage(_log, "the database")
         self._next_warning: dict[str, float] = {}

@@ -37,7 +37,7 @@ from backlogctl_delivery.stamps import RECOVERY_ID
 _LEAST_RANGES = 4
 
 
-class Verdict(StrEnum):
+class SequenceVerdict(StrEnum):
     """What a message is, by its stamp.
 
     Do your work for `new`, `late`, `misplaced`, `not_stamped` and `unreadable` as ever. `repeat`
@@ -136,7 +136,7 @@ class SequenceChecker:
         """The chains whose end was marked: what was seen of them is all there is."""
         return frozenset(self._ended)
 
-    def check(self, message: Any) -> Verdict:
+    def check(self, message: Any) -> SequenceVerdict:
         """Takes in one message; never raises, whatever its headers hold.
 
         Args:
@@ -149,9 +149,9 @@ class SequenceChecker:
         # ValueError: a header's name that is not UTF-8, which confluent_kafka cannot give.
         except (UnreadableStamp, ValueError):
             self.unreadable += 1
-            return Verdict.UNREADABLE
+            return SequenceVerdict.UNREADABLE
         if received is None or stamp is None:
-            return Verdict.NOT_STAMPED
+            return SequenceVerdict.NOT_STAMPED
         return self._take(received, stamp)
 
     def list_holes(self) -> tuple[Hole, ...]:
@@ -170,19 +170,19 @@ class SequenceChecker:
             if chain.topic == topic and (chosen is None or chain.partition in chosen):
                 self._remove(chain)
 
-    def _take(self, received: Received, stamp: Stamp) -> Verdict:
+    def _take(self, received: Received, stamp: Stamp) -> SequenceVerdict:
         chain = ChainId(received.topic, stamp.partition, stamp.producer, stamp.epoch)
         if any(name == RECOVERY_ID for name, _ in received.headers):
             verdict = self._take_copy(chain, stamp)
         elif received.partition != stamp.partition:
             self.misplaced += 1
             self._take_copy(chain, stamp)
-            verdict = Verdict.MISPLACED
+            verdict = SequenceVerdict.MISPLACED
         else:
             verdict = self._take_sent(chain, stamp)
-        return Verdict.END_MARK if stamp.is_last and received.is_bare else verdict
+        return SequenceVerdict.END_MARK if stamp.is_last and received.is_bare else verdict
 
-    def _take_sent(self, chain: ChainId, stamp: Stamp) -> Verdict:
+    def _take_sent(self, chain: ChainId, stamp: Stamp) -> SequenceVerdict:
         ranges, skipped = self._chains.get(chain), stamp.skipped
         if ranges is None:
             ranges = self._open(chain)
@@ -197,10 +197,10 @@ class SequenceChecker:
         if stamp.is_last:
             self._ended.add(chain)
         if not is_new:
-            return Verdict.REPEAT
-        return Verdict.NEW if stamp.sequence > highest else Verdict.LATE
+            return SequenceVerdict.REPEAT
+        return SequenceVerdict.NEW if stamp.sequence > highest else SequenceVerdict.LATE
 
-    def _take_copy(self, chain: ChainId, stamp: Stamp) -> Verdict:
+    def _take_copy(self, chain: ChainId, stamp: Stamp) -> SequenceVerdict:
         """It closes a hole, and says nothing of how far the producer is."""
         filled: tuple[Range, ...] = ((stamp.sequence, stamp.sequence), *stamp.skipped)
         ranges = self._chains.get(chain)
@@ -210,9 +210,9 @@ class SequenceChecker:
         was_there = ranges.is_accounted(stamp.sequence)
         for first, last in filled:
             ranges.skip(first, last)
-        return Verdict.REPEAT if was_there else Verdict.LATE
+        return SequenceVerdict.REPEAT if was_there else SequenceVerdict.LATE
 
-    def _keep_copy(self, chain: ChainId, filled: tuple[Range, ...]) -> Verdict:
+    def _keep_copy(self, chain: ChainId, filled: tuple[Range, ...]) -> SequenceVerdict:
         """For when the chain itself is read: this partition may be ahead of that one."""
         kept = self._copies.setdefault(chain, RangeSet())
         self._copies.move_to_end(chain)
@@ -224,7 +224,7 @@ class SequenceChecker:
         while len(self._copies) > self._max_chains or self._copied_ranges > self._max_ranges:
             self._remove(next(iter(self._copies)))
             self.dropped += 1
-        return Verdict.REPEAT if was_there else Verdict.LATE
+        return SequenceVerdict.REPEAT if was_there else SequenceVerdict.LATE
 
     def _open(self, chain: ChainId) -> SequenceRanges:
         if len(self._chains) >= self._max_chains:

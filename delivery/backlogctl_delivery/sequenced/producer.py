@@ -72,7 +72,7 @@ class ProducerEpoch:
         # What a stamp has before the number.
         self.prefix = prefix
         # For messages without a callback of their own.
-        self.report = make_report(self, on_delivery)
+        self.report = make_delivery_report(self, on_delivery)
         self._notes = threading.Lock()
         # Not delivered, and not yet told to consumers. Asked for each message, whether there are.
         self.skipped = RangeSet()
@@ -161,7 +161,7 @@ class NumberReport(int):
         raise NotImplementedError
 
 
-def make_report(chain: ProducerEpoch, on_delivery: Report | None) -> type[NumberReport]:
+def make_delivery_report(chain: ProducerEpoch, on_delivery: Report | None) -> type[NumberReport]:
     """The reports of a chain, that call the application's `on_delivery`."""
 
     def report(number: NumberReport, error: Any, message: Any) -> None:

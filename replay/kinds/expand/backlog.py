@@ -11,8 +11,8 @@ from typing import Any
 from backlogctl.clock import Deadline
 from backlogctl.config import Stream
 from backlogctl.errors import Refused, UsageError
-from backlogctl.fanout.keys import Skew, measure_skew, sample_keys
-from backlogctl.fanout.retention import TimeToLoss, Unread, find_time_to_loss
+from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
+from backlogctl.fanout.retention import TimeToLoss, UnreadRange, find_time_to_loss
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import (
     TopicInfo,
@@ -27,16 +27,21 @@ from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
 from backlogctl.kafka.peek import Peeked, peek_at
 from backlogctl.kafka.readers import TopicReaders
 from backlogctl.monitoring.offsets.history import estimate_time
-from backlogctl.monitoring.offsets.lag import RATE_WINDOW, find_end, read_retention, read_size_limit
+from backlogctl.monitoring.offsets.lag import (
+    RATE_WINDOW,
+    find_partition_end,
+    read_retention,
+    read_size_limit,
+)
 from backlogctl.monitoring.verdict.judge import Pace, measure_pace
 from backlogctl.replay.engine.guards import refuse_beyond_end, refuse_changed
 from backlogctl.replay.engine.kind import Say, Workspace
 from backlogctl.replay.kinds.expand.plan import NAME
 from backlogctl.replay.observe.stream import (
     list_group_topics,
-    look_at_stream,
     note_stream,
     read_history,
+    sample_stream,
 )
 from backlogctl.values import PartitionSample, Sample
 
@@ -48,14 +53,14 @@ _SAMPLED = 40  # in each of several places of a partition
 class Behind:
     """One partition: where the group is, and where the relay begins (`unread.start`)."""
 
-    unread: Unread
+    unread: UnreadRange
     committed: int | None
     lost: int | None
     lag: int
 
 
 @dataclass(slots=True)
-class Backlog:
+class StreamBacklog:
     """A stream as it is now."""
 
     topic: TopicInfo
@@ -79,7 +84,7 @@ class Backlog:
         return sum(part.lag for part in self.partitions)
 
 
-def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> Backlog:
+def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> StreamBacklog:
     """Looks at the stream now; samples it, and records gaps.
 
     Raises:
@@ -89,7 +94,7 @@ def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> Ba
     limit = Deadline(60.0)
     properties = workspace.properties(stream)
     say("looking at the topic")
-    seen, status = look_at_stream(workspace, stream, limit)
+    seen, status = sample_stream(workspace, stream, limit)
     topic = describe_topic(properties, stream.topic, limit)
     sample = seen.sample
     refuse_changed(topic, sample)
@@ -116,7 +121,7 @@ def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> Ba
     peeked = peek_at(properties, stream.topic, starts, _PEEKED, Deadline(20.0))
     dated = tuple(_date(part, peeked, timeline, sample.topic_id) for part in behind)
     log_dirs = read_log_dirs(properties, stream.topic, Deadline(10.0))
-    return Backlog(
+    return StreamBacklog(
         topic=topic,
         sample=sample,
         group=group,
@@ -144,7 +149,7 @@ def _measure_skew(properties: Mapping[str, str], topic: str, parts: list[Behind]
         return peek_at(admin, topic, starts, _SAMPLED, limit)
 
     lag = {part.unread.partition: part.lag for part in parts}
-    return measure_skew(sample_keys(peek, unread), lag)
+    return measure_key_skew(sample_keys(peek, unread), lag)
 
 
 def read_own_history(workspace: Workspace, stream: Stream) -> tuple[Sample, ...]:
@@ -159,7 +164,7 @@ def read_own_history(workspace: Workspace, stream: Stream) -> tuple[Sample, ...]
     return tuple(s for s in history if not ends or s.taken_at > max(ends))
 
 
-def find_rate(backlog: Backlog, stream: Stream, given: float | None) -> tuple[float, str]:
+def find_rate(backlog: StreamBacklog, stream: Stream, given: float | None) -> tuple[float, str]:
     """Messages a second of one consumer, and where that comes from.
 
     Raises:
@@ -181,7 +186,7 @@ def find_rate(backlog: Backlog, stream: Stream, given: float | None) -> tuple[fl
     return each, f"measured over {_format_window(pace.seconds)} from samples"
 
 
-def _describe_silence(backlog: Backlog) -> str:
+def _describe_silence(backlog: StreamBacklog) -> str:
     members = len(backlog.group.members)
     if not members:
         return "the group has no members, and the samples of the last minutes show no consumption"
@@ -212,13 +217,13 @@ def _format_window(seconds: float) -> str:
 def _place(
     part: PartitionSample, row: Mapping[str, Any], isolation: str, start_at: str, pace: Pace
 ) -> Behind:
-    end = find_end(part, isolation)
+    end = find_partition_end(part, isolation)
     if part.committed is not None:
         start, lag = max(part.committed, part.low), row["lag"]
     else:
         start = max(end, part.low) if start_at == "latest" else part.low
         lag = max(0, end - start)
-    unread = Unread(
+    unread = UnreadRange(
         partition=part.partition,
         log_start=part.low,
         start=start,

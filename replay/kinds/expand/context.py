@@ -15,7 +15,7 @@ from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, 
 from backlogctl.fanout.launchers.interface import Fleet, Role
 from backlogctl.fanout.quiet import await_decided, await_empty
 from backlogctl.fanout.relay.commits import fence_relays
-from backlogctl.fanout.relay.guard import Guard, find_others, refuse_others
+from backlogctl.fanout.relay.guard import GroupGuard, find_others, refuse_others
 from backlogctl.fanout.relay.interface import ConsumerCameBack, RelayTask, SourceRange
 from backlogctl.fanout.relay.session import Hooks, RelaySession
 from backlogctl.fanout.temporary_topic import start_recovery_group
@@ -30,14 +30,14 @@ from backlogctl.replay.kinds.expand.describe import BurndownView
 from backlogctl.replay.kinds.expand.plan import NAME
 from backlogctl.replay.kinds.expand.topics import (
     Answer,
-    Brokers,
+    BrokerRetry,
     ExpandTopics,
-    note_outsiders,
-    record_gap,
+    record_expand_gap,
+    record_outsiders,
 )
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.values import Certainty
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 
 _SAMPLE_EACH = 1.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
@@ -77,7 +77,7 @@ class ExpandContext(ExpandTopics):
     def session(self) -> RelaySession:
         """Guard and relays of this run."""
         return RelaySession(
-            lambda: Guard(
+            lambda: GroupGuard(
                 self.properties,
                 self.recovery.group,
                 self.recovery.topic,
@@ -224,9 +224,9 @@ class ExpandContext(ExpandTopics):
         self.launcher.scale(self.fleet, count, self.tick)
 
     @cached_property
-    def brokers(self) -> Brokers:
+    def brokers(self) -> BrokerRetry:
         """Waits for those that are away."""
-        return Brokers(self.tick, self.say)
+        return BrokerRetry(self.tick, self.say)
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
         """What the brokers answer; those that are away are waited for."""
@@ -245,7 +245,7 @@ class ExpandContext(ExpandTopics):
         What retention removed in front of a commit is on record as a gap before the relay goes on
         behind it.
         """
-        note_outsiders(self, self.say)
+        record_outsiders(self, self.say)
         topic, numbers = self.recovery.topic, range(self.partitions)
         lows = list_offsets(self.admin, topic, numbers, "earliest")
         commits = committed_offsets(self.admin, self.recovery.group, topic, numbers)
@@ -439,7 +439,7 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
     if CONSUMERS_STAY not in context.leftovers:  # said once; what is unread decides, not they
         with context.leftovers.noting(CONSUMERS_STAY):
             end_consumers(context)  # 5.
-    reach("p4.8.consumers.stopped")
+    reach_crashpoint("p4.8.consumers.stopped")
     with suppress(KafkaFailure):  # a topic may be gone; a missing sample is no failure
         context.sample()
     return relayed
@@ -459,14 +459,14 @@ def end_consumers(context: ExpandContext) -> None:
 def _end_relays(context: ExpandContext) -> dict[str, Any]:
     """Nobody relays any more, and nothing is unread; what was relayed."""
     context.session.stop_relays()  # 1. between two transactions
-    reach("p4.8.relays.stopped")
+    reach_crashpoint("p4.8.relays.stopped")
     fence_relays(  # 2. one that was forgotten can commit no more, and its offsets are decided
         context.properties,
         context.plan.transactional_prefix,
         context.recovery.topic,
         range(context.partitions),
     )
-    reach("p4.9.fenced")
+    reach_crashpoint("p4.9.fenced")
     # 3. Waits while an offset commit is undecided.
     relayed = {} if context.is_complete("cut_over") else _read_relayed(context)
     was_drained = context.is_complete("cut_over")
@@ -477,7 +477,7 @@ def _end_relays(context: ExpandContext) -> dict[str, Any]:
             context.record(DRAINED, positions=_list_positions(context))
     elif not was_drained:
         _note_lost_copy(context)  # somebody deleted it: cancel restores the rest
-    reach("p4.9.drained")
+    reach_crashpoint("p4.9.drained")
     return relayed
 
 
@@ -500,7 +500,7 @@ def _note_lost_copy(context: ExpandContext) -> None:
         start, end = starts.get(number, position.offset), position.offset
         if start < end:
             lost += end - start
-            record_gap(context, number, start, end, Certainty.BOUNDED, COPY_GONE)
+            record_expand_gap(context, number, start, end, Certainty.BOUNDED, COPY_GONE)
     if lost:
         context.say(
             f"{COPY_GONE}: at most {format_plural(lost, 'message')}, a gap on record; `backlogctl "

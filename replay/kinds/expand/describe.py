@@ -33,8 +33,8 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import (
     Account,
     Checked,
-    Count,
     Fact,
+    PlanFigure,
     RecoveryRecord,
     Row,
     Table,
@@ -44,12 +44,12 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
-from backlogctl.replay.kinds.expand.backlog import Backlog
+from backlogctl.replay.kinds.expand.backlog import StreamBacklog
 from backlogctl.replay.kinds.expand.plan import NAME, ExpandPlan, PlannedPartition, SettingChange
 from backlogctl.replay.kinds.expand.topics import READ_BESIDE, REPEATED, SKIPPED
-from backlogctl.replay.present.layout import Folded, Text, print_line
+from backlogctl.replay.present.layout import Folded, Text, print_wrapped
 from backlogctl.replay.present.progress import describe_progress, name_step
-from backlogctl.replay.present.terminal import draw_progress
+from backlogctl.replay.present.terminal import render_progress
 from backlogctl.values import GapState, Recovery, RecoveryState
 
 # Two commits of a consumer may lie seconds apart: less than this says little.
@@ -69,7 +69,7 @@ def warn_about_stream(workspace: Workspace, stream: Stream) -> list[str]:
     return warnings
 
 
-def warn_about_backlog(stream: Stream, backlog: Backlog, start_at: str) -> list[str]:
+def warn_about_backlog(stream: Stream, backlog: StreamBacklog, start_at: str) -> list[str]:
     """What is lost already, where the relay begins by choice, and what the topic is."""
     warnings: list[str] = []
     if backlog.lost:
@@ -110,7 +110,9 @@ def warn_about_backlog(stream: Stream, backlog: Backlog, start_at: str) -> list[
     return warnings
 
 
-def warn_about_speed(stream: Stream, backlog: Backlog, layout: Layout, *, given: bool) -> list[str]:
+def warn_about_speed(
+    stream: Stream, backlog: StreamBacklog, layout: Layout, *, given: bool
+) -> list[str]:
     """How sure the drain times are, and whether they are good enough.
 
     Args:
@@ -150,7 +152,7 @@ def warn_about_speed(stream: Stream, backlog: Backlog, layout: Layout, *, given:
     return warnings
 
 
-def warn_about_keys(stream: Stream, backlog: Backlog, order: str) -> list[str]:
+def warn_about_keys(stream: Stream, backlog: StreamBacklog, order: str) -> list[str]:
     """Whether messages of a key stay in order; looks at the oldest unread ones."""
     if order == "round_robin":
         return ["messages of one key lose their order: they are spread evenly (`round_robin`)"]
@@ -297,7 +299,7 @@ _NOT_IN_DOCUMENT = (
 )
 
 
-def tell_expansion(plan: ExpandPlan, recovery: Recovery) -> Telling:
+def describe_expand_plan(plan: ExpandPlan, recovery: Recovery) -> Telling:
     unread = format_plural(plan.lag, "message")
     consumers = format_plural(plan.consumers, "consumer")
     verdict = name_verdict(plan)
@@ -346,12 +348,12 @@ def _make_document(plan: ExpandPlan, verdict: str) -> dict[str, Any]:
     }
 
 
-def _list_counts(plan: ExpandPlan) -> tuple[Count, ...]:
+def _list_counts(plan: ExpandPlan) -> tuple[PlanFigure, ...]:
     counts = [
-        Count("lag", plan.lag, "unread messages", strong=True, in_facts=True),
-        Count("replicas", plan.replicas, "consumers in normal times", in_facts=True),
-        Count("consumers", plan.consumers, "consumers while expanded", in_facts=True),
-        Count(
+        PlanFigure("lag", plan.lag, "unread messages", strong=True, in_facts=True),
+        PlanFigure("replicas", plan.replicas, "consumers in normal times", in_facts=True),
+        PlanFigure("consumers", plan.consumers, "consumers while expanded", in_facts=True),
+        PlanFigure(
             "temporary_partitions",
             plan.temporary.partitions,
             "partitions of the temporary topic",
@@ -359,7 +361,7 @@ def _list_counts(plan: ExpandPlan) -> tuple[Count, ...]:
         ),
     ]
     if plan.lost:
-        counts.append(Count("lost", plan.lost, "messages lost before, at most"))
+        counts.append(PlanFigure("lost", plan.lost, "messages lost before, at most"))
     return tuple(counts)
 
 
@@ -634,7 +636,7 @@ class BurndownView:
 
     def say(self, text: str) -> None:
         """A sentence above the view."""
-        print_line(self._console, Text(text))
+        print_wrapped(self._console, Text(text))
 
     def note_step(self, step: str) -> None:
         """A step begins."""
@@ -659,7 +661,7 @@ class BurndownView:
 
     def _draw(self) -> RenderableType:
         width = min(_WIDTH, self._console.width)
-        return Folded(draw_progress(self._describe(), width))
+        return Folded(render_progress(self._describe(), width))
 
     def _format_line(self) -> str:
         down = self._describe()["burndown"]

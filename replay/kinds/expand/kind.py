@@ -12,9 +12,9 @@ from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.formats import format_plural, format_rate
 from backlogctl.monitoring.verdict.status import Verdict
-from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, say_nothing
-from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, Origin
-from backlogctl.replay.engine.values import Account, RecoveryRecord, Standing, Telling
+from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, ignore_progress
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, RunOrigin
+from backlogctl.replay.engine.values import Account, RecoveryRecord, RecoveryStatus, Telling
 from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, REWIND, ExpandOptions, ExpandPlan
 from backlogctl.values import Gap, GapState, Recovery, Step
 
@@ -29,7 +29,7 @@ _LOOK_BACK = timedelta(hours=24)
 _SEEN_LATE = timedelta(minutes=5)
 
 
-class Expand(Kind[ExpandPlan, ExpandOptions]):
+class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
     """Emergency expansion, by P4."""
 
     name = NAME
@@ -45,8 +45,8 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
         stream: Stream,
         options: ExpandOptions,
         *,
-        origin: Origin | None = None,
-        say: Say = say_nothing,
+        origin: RunOrigin | None = None,
+        say: Say = ignore_progress,
     ) -> Recovery:
         """How long, how many, and what is done to whom; Kafka is only read."""
         from backlogctl.replay.kinds.expand.planning import plan_expand
@@ -119,9 +119,9 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
 
     def tell(self, plan: ExpandPlan, recovery: Recovery) -> Telling:
         """What is behind, how long it takes, and what is done to whom."""
-        from backlogctl.replay.kinds.expand.describe import tell_expansion
+        from backlogctl.replay.kinds.expand.describe import describe_expand_plan
 
-        return tell_expansion(plan, recovery)
+        return describe_expand_plan(plan, recovery)
 
     def account(self, plan: ExpandPlan, record: RecoveryRecord) -> Account:
         """What was relayed, written and handled."""
@@ -150,7 +150,7 @@ class Expand(Kind[ExpandPlan, ExpandOptions]):
 
     def describe_standing(
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
-    ) -> Standing:
+    ) -> RecoveryStatus:
         """Who reads, who is stopped, and what exists only in the temporary topic."""
         from backlogctl.replay.kinds.expand.topics import describe_expansion
 
@@ -188,4 +188,4 @@ def _is_of_backlog(
     )
 
 
-KIND = Expand()
+KIND = ExpandKind()

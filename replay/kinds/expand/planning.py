@@ -57,9 +57,15 @@ from backlogctl.replay.engine.guards import (
     refuse_group_type,
     store_plan,
 )
-from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
-from backlogctl.replay.engine.plan import Origin, find_identity
-from backlogctl.replay.kinds.expand.backlog import Backlog, Behind, find_rate, observe, watch_pace
+from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
+from backlogctl.replay.engine.plan import RunOrigin, find_identity
+from backlogctl.replay.kinds.expand.backlog import (
+    Behind,
+    StreamBacklog,
+    find_rate,
+    observe,
+    watch_pace,
+)
 from backlogctl.replay.kinds.expand.canary import CanaryFailed, CanaryLook, FirstConsumer
 from backlogctl.replay.kinds.expand.describe import (
     Facts,
@@ -234,8 +240,8 @@ def plan_expand(
     stream: Stream,
     options: ExpandOptions,
     *,
-    origin: Origin | None = None,
-    say: Say = say_nothing,
+    origin: RunOrigin | None = None,
+    say: Say = ignore_progress,
 ) -> Recovery:
     """Plans an expansion: a value, stored and hashed before anything is changed.
 
@@ -293,9 +299,9 @@ def compute_plan(
     workspace: Workspace,
     stream: Stream,
     options: ExpandOptions,
-    backlog: Backlog,
+    backlog: StreamBacklog,
     recovery_id: str,
-    origin: Origin | None = None,
+    origin: RunOrigin | None = None,
 ) -> ExpandPlan:
     """The plan, from what was seen: the same backlog makes the same numbers."""
     assert stream.consumers is not None
@@ -411,7 +417,7 @@ def _freeze_partition(part: Behind) -> PlannedPartition:
 
 
 def _plan_hold(
-    workspace: Workspace, stream: Stream, backlog: Backlog, layout: Layout
+    workspace: Workspace, stream: Stream, backlog: StreamBacklog, layout: Layout
 ) -> PlannedHold:
     """Whether retention is raised, and which settings from what to what."""
     topic = backlog.topic
@@ -427,7 +433,7 @@ def _plan_hold(
     return PlannedHold(needed=needed, changes=changes if needed else {})
 
 
-def _check_disk(backlog: Backlog, layout: Layout, *, held: bool) -> DiskCheck:
+def _check_disk(backlog: StreamBacklog, layout: Layout, *, held: bool) -> DiskCheck:
     """Room for the copy, and for what the topic keeps while its retention is raised."""
     replication = backlog.topic.replication
     unread = [

@@ -11,7 +11,7 @@ from typing import Any
 from backlogctl.clock import Deadline, format_time, utc_now
 from backlogctl.errors import PlanStale, Refused, VerificationFailed
 from backlogctl.fanout.launchers.process import ramp_up
-from backlogctl.fanout.retention import give_back, raise_retention
+from backlogctl.fanout.retention import raise_retention, restore_retention
 from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
     delete_temporary_topic,
@@ -39,7 +39,7 @@ from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.guards import check_configuration, check_denied
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.backlog import observe
-from backlogctl.replay.kinds.expand.canary import Canary, CanaryLook, find_first
+from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
 from backlogctl.replay.kinds.expand.context import (
     LAGS_SECONDS,
     SOURCE_GONE,
@@ -52,10 +52,10 @@ from backlogctl.replay.kinds.expand.context import (
 )
 from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan
 from backlogctl.replay.kinds.expand.planning import compute_plan, fingerprint_for
-from backlogctl.replay.kinds.expand.topics import ASK_SECONDS, SKIPPED, list_moved, note_outsiders
+from backlogctl.replay.kinds.expand.topics import ASK_SECONDS, SKIPPED, list_moved, record_outsiders
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.values import Step
-from backlogctl_delivery.crashpoints import reach
+from backlogctl_delivery.crashpoints import reach_crashpoint
 
 
 def require_fitting(context: ExpandContext) -> None:
@@ -182,7 +182,7 @@ class HoldRetention(Step[ExpandContext]):
             until=None,
             actor=str(find_identity()),
         )
-        reach("p4.2.raised")
+        reach_crashpoint("p4.2.raised")
 
 
 def give_retention_back(context: ExpandContext) -> None:
@@ -195,7 +195,7 @@ def give_retention_back(context: ExpandContext) -> None:
     for hold in ledger.holds.list(open_only=True, stream=context.stream.name):
         if hold.holder == context.recovery.id:
             _keep_while_behind(context, hold)
-            for warning in give_back(ledger, context.admin, hold):
+            for warning in restore_retention(ledger, context.admin, hold):
                 context.say(warning)
 
 
@@ -249,7 +249,7 @@ class CreateTopic(Step[ExpandContext]):
             source=source,
             partitions=context.temporary_partitions,
         )
-        reach("p4.4.created")
+        reach_crashpoint("p4.4.created")
 
     def complete(self, context: ExpandContext) -> None:
         """Every partition of the recovery's group is at 0, before any consumer starts."""
@@ -288,7 +288,7 @@ class StopConsumers(Step[ExpandContext]):
             CanaryFailed: the recovery's first consumer does not do as it should.
         """
         context.stop_originals(context.starts)
-        reach("p4.3.stopped")
+        reach_crashpoint("p4.3.stopped")
         # While there is nothing to do but wait: the canary's relays and its consumer get ready. It
         # finds an empty topic.
         context.session.make_ready(context.partitions)
@@ -329,10 +329,10 @@ class Drain(Step[ExpandContext]):
             ConsumerCameBack: somebody is in the group; the relay has stopped.
         """
         context.join()  # 5. the guard
-        reach("p4.5.guard.joined")
+        reach_crashpoint("p4.5.guard.joined")
         context.note_counters()
         context.session.start(context.make_ranges)  # 6. the relays
-        reach("p4.6.relays.started")
+        reach_crashpoint("p4.6.relays.started")
         context.launch(max(1, context.launcher.count_running(context.fleet) or 0))
         ramp_up(  # 7. the consumers
             context.launcher,
@@ -343,7 +343,7 @@ class Drain(Step[ExpandContext]):
             lambda _: None,
             max_consumers=context.consumers.max_consumers,
         )
-        reach("p4.7.consumers.started")
+        reach_crashpoint("p4.7.consumers.started")
         stall, rest = StallWatch(context), _Rest(context)
         while not rest.is_little():
             context.tick()
@@ -417,14 +417,14 @@ class Restore(Step[ExpandContext]):
         close_relays(context)  # 1. to 3. fenced, offsets stable, nothing unread; its consumers end
         context.note_sample()
         context.session.leave()  # 4. the guard leaves cleanly
-        reach("p4.9.guard.left")
+        reach_crashpoint("p4.9.guard.left")
         if context.was_started("stop_consumers"):
             _note_outsiders_once(context)
         with restoring_retention(context):  # 6. also where 5. fails
             if context.was_started("stop_consumers"):
                 context.start_originals()  # 5. only then
-            reach("p4.9.originals.started")
-        reach("p4.9.retention.given_back")
+            reach_crashpoint("p4.9.originals.started")
+        reach_crashpoint("p4.9.retention.given_back")
 
 
 def _note_outsiders_once(context: ExpandContext) -> None:
@@ -432,7 +432,7 @@ def _note_outsiders_once(context: ExpandContext) -> None:
     an earlier run may have started the group's consumers, whose commits are in order."""
     events = context.workspace.ledger.events.list(context.recovery.id)
     if context.has_source() and not any(event.action == STARTING for event in events):
-        note_outsiders(context, context.say)
+        record_outsiders(context, context.say)
     context.record(STARTING)
 
 
@@ -575,9 +575,9 @@ class RemoveTopic(Step[ExpandContext]):
 
     def start(self, context: ExpandContext) -> None:
         """Deletes the topic; one that is gone is fine."""
-        reach("p4.10.verified")
+        reach_crashpoint("p4.10.verified")
         remove_temporary_topic(context)
-        reach("p4.9.deleted")
+        reach_crashpoint("p4.9.deleted")
 
     def complete(self, context: ExpandContext) -> None:
         """The ledger says that it is gone.
@@ -626,7 +626,7 @@ STEPS: tuple[Step[ExpandContext], ...] = (
     HoldRetention(),
     CreateTopic(),  # what may not be created is noticed before anybody is stopped
     StopConsumers(),
-    Canary(),
+    CanaryStep(),
     Drain(),
     CutOver(),
     Restore(),

@@ -26,7 +26,7 @@ from backlogctl.ledger.steps import RESTORE_STEP, has_stopped_consumers
 from backlogctl.monitoring.offsets.history import Timeline
 from backlogctl.replay.consumers.fleet import StoppingContext
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.values import OnlyThere, Readers, Reading, Reads, Standing
+from backlogctl.replay.engine.values import LagReading, OnlyThere, Readers, Reads, RecoveryStatus
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.present.status import make_standing
 from backlogctl.values import Cause, Certainty, Gap, GapState, Recovery
@@ -60,7 +60,7 @@ Answer = TypeVar("Answer")
 _PAUSE_SECONDS = 0.5
 
 
-class Brokers:
+class BrokerRetry:
     """Asks again until they answer; `away` is for how many seconds they have not, in all.
 
     Nothing is decided meanwhile: an answer that is not there is not zero.
@@ -278,7 +278,7 @@ class Moved:
     what: str
 
 
-def find_moved(
+def find_moved_commits(
     commits: Mapping[int, CommitWithMetadata],
     positions: Mapping[int, CommitWithMetadata],
     begun: Mapping[int, int],
@@ -302,7 +302,7 @@ def find_moved(
     return tuple(found)
 
 
-def note_outsiders(context: ExpandTopics, say: Say) -> None:
+def record_outsiders(context: ExpandTopics, say: Say) -> None:
     """Puts on record what was done to the group, before anything goes on behind it.
 
     What was skipped becomes an exact gap. Safe to call again.
@@ -329,7 +329,7 @@ def note_outsiders(context: ExpandTopics, say: Say) -> None:
 
 
 def _look(context: ExpandTopics, *, stable: bool) -> tuple[Moved, ...]:
-    return find_moved(
+    return find_moved_commits(
         context.read_commits(stable=stable),
         context.read_positions(stable=stable),
         context.begun,
@@ -349,10 +349,10 @@ def list_moved(context: ExpandTopics) -> tuple[Moved, ...]:
 def _record_gaps(context: ExpandTopics, skipped: Iterable[Moved]) -> None:
     why = f"while {context.recovery.id} was at work, somebody set the group's offsets past them"
     for item in skipped:
-        record_gap(context, item.partition, item.start, item.end, Certainty.EXACT, why)
+        record_expand_gap(context, item.partition, item.start, item.end, Certainty.EXACT, why)
 
 
-def record_gap(
+def record_expand_gap(
     context: ExpandTopics, partition: int, start: int, end: int, certainty: Certainty, reason: str
 ) -> Gap:
     """A gap of this expansion's topic and group, dated by the stream's samples."""
@@ -396,7 +396,7 @@ _FEW = 20
 
 def describe_expansion(
     workspace: Workspace, recovery: Recovery, plan: ExpandPlan, *, ask: bool
-) -> Standing:
+) -> RecoveryStatus:
     """Who reads, who is stopped, and what exists only in the temporary topic."""
     ledger = workspace.ledger
     steps = {step.step: step for step in ledger.steps.list(recovery.id)}
@@ -497,7 +497,7 @@ def _make_only_there(
     if temporary is None:
         return None
     last = workspace.ledger.burndown.latest(recovery.id)
-    known = None if last is None else Reading(last.temporary_lag, last.at)
+    known = None if last is None else LagReading(last.temporary_lag, last.at)
     return OnlyThere(temporary.name, messages, known)
 
 

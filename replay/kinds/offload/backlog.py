@@ -27,7 +27,7 @@ from backlogctl.monitoring.watch.disks import WINDOW, Forecast, forecast_full, m
 from backlogctl.replay.engine.guards import refuse_beyond_end, refuse_changed, refuse_missing_group
 from backlogctl.replay.engine.kind import Say, Workspace
 from backlogctl.replay.kinds.offload.plan import ALLOW_OTHERS, ALLOW_UNKNOWN, CutGroup, PlannedPlace
-from backlogctl.replay.observe.stream import list_group_topics, look_at_stream
+from backlogctl.replay.observe.stream import list_group_topics, sample_stream
 from backlogctl.values import PartitionSample, Sample
 from backlogctl_delivery.visible import quote_word
 
@@ -86,7 +86,7 @@ def look_at_place(location: str, unread_bytes: int | None, log_dirs: LogDirs) ->
     )
 
 
-def say_problem(place: PlannedPlace) -> str:
+def describe_place_problem(place: PlannedPlace) -> str:
     """Why an archive should not go there; "" where nothing speaks against it."""
     if place.on_broker or place.enough is None:
         return place.told
@@ -196,7 +196,7 @@ _DISK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class OffloadRange:
     """Offsets `[start, end)` of a partition that the group has not read; `end` is the LSO."""
 
     sample: PartitionSample
@@ -219,7 +219,7 @@ class Seen:
     group: GroupState
     readers: TopicReaders
     other_topics: tuple[str, ...]  # that the group reads too
-    partitions: tuple[Unread, ...]
+    partitions: tuple[OffloadRange, ...]
     log_dirs: LogDirs
     forecast: Forecast
     lost: int | None
@@ -245,7 +245,7 @@ class Seen:
         return {part.sample.partition: part.end for part in self.partitions}
 
 
-def look(workspace: Workspace, stream: Stream, say: Say) -> Seen:
+def inspect_stream(workspace: Workspace, stream: Stream, say: Say) -> Seen:
     """Looks at the stream now; samples it, records gaps, and keeps readings of the disks.
 
     Raises:
@@ -257,7 +257,7 @@ def look(workspace: Workspace, stream: Stream, say: Say) -> Seen:
     say("looking at the topic")
     topic = describe_topic(properties, stream.topic, limit)
     refuse_undeletable(topic)
-    observed, status = look_at_stream(workspace, stream, limit)
+    observed, status = sample_stream(workspace, stream, limit)
     sample = observed.sample
     refuse_changed(topic, sample)
     refuse_missing_group(workspace, stream, sample)
@@ -343,10 +343,10 @@ def _refuse_uncommitted(sample: Sample) -> None:
         )
 
 
-def _place(part: PartitionSample, log_dirs: LogDirs) -> Unread:
+def _place(part: PartitionSample, log_dirs: LogDirs) -> OffloadRange:
     assert part.committed is not None
     start = max(part.committed, part.low)
     count = max(0, part.lso - start)
     share = measure_share(log_dirs, PartitionBacklog(part.partition, count, part.low, part.high))
     size = None if share is None else round(share)
-    return Unread(part, part.committed, start, part.lso, size)
+    return OffloadRange(part, part.committed, start, part.lso, size)

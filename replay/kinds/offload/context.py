@@ -43,7 +43,7 @@ def check_files(context: OffloadContext, record: ArchiveRecord) -> None:
     from backlogctl.spark_backfill.archive.place import normalize_location
     from backlogctl.spark_backfill.archive.verification import (
         check_place,
-        read_manifest,
+        read_archive_manifest,
         read_manifest_of,
         verify_archive,
     )
@@ -55,7 +55,7 @@ def check_files(context: OffloadContext, record: ArchiveRecord) -> None:
         check = check_place(place, read_manifest_of(place, sha256), rehash=False)
     else:
         spark = context.spark
-        manifest = read_manifest(spark, location, sha256)
+        manifest = read_archive_manifest(spark, location, sha256)
         check = verify_archive(spark, location, manifest, rehash=False)
     check.require_good(location)
 

@@ -16,14 +16,14 @@ from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
 from backlogctl.replay.engine.values import (
     Account,
     Checked,
-    Count,
     Fact,
     InArchive,
+    PlanFigure,
     Readers,
     Reads,
     RecoveryRecord,
+    RecoveryStatus,
     Row,
-    Standing,
     Table,
     Telling,
     Tone,
@@ -31,7 +31,7 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
-from backlogctl.replay.kinds.offload.backlog import say_problem
+from backlogctl.replay.kinds.offload.backlog import describe_place_problem
 from backlogctl.replay.kinds.offload.closing import GIVEN_UP, THROWN_AWAY
 from backlogctl.replay.kinds.offload.context import EXPIRED, FORWARD
 from backlogctl.replay.kinds.offload.gaps import COVERED
@@ -48,7 +48,7 @@ _NOT_IN_DOCUMENT = (
 )
 
 
-def tell_offload(plan: OffloadPlan, recovery: Recovery) -> Telling:
+def describe_offload_plan(plan: OffloadPlan, recovery: Recovery) -> Telling:
     unread = format_plural(plan.unread, "message")
     verdict = ARCHIVES if plan.place else DISCARDS
     does = "Moves" if plan.place else "Discards"
@@ -94,14 +94,14 @@ def _make_document(plan: OffloadPlan, verdict: str) -> dict[str, Any]:
     }
 
 
-def _list_counts(plan: OffloadPlan) -> tuple[Count, ...]:
+def _list_counts(plan: OffloadPlan) -> tuple[PlanFigure, ...]:
     counts = [
-        Count("unread", plan.unread, "unread messages, at most", strong=True),
-        Count("replicas", plan.replicas, "consumers that are stopped", in_facts=True),
+        PlanFigure("unread", plan.unread, "unread messages, at most", strong=True),
+        PlanFigure("replicas", plan.replicas, "consumers that are stopped", in_facts=True),
     ]
     if plan.cut_groups:
         lost = sum(item.messages for item in plan.cut_groups)
-        counts.append(Count("cut", lost, "messages that other groups lose, at most"))
+        counts.append(PlanFigure("cut", lost, "messages that other groups lose, at most"))
     return tuple(counts)
 
 
@@ -145,7 +145,7 @@ def _list_facts(plan: OffloadPlan) -> tuple[Fact, ...]:
     if plan.place is None:
         facts.append(Fact("archive", "none: it is deleted for good", "bad", decides=True))
     else:
-        tone: Tone = "bad" if say_problem(plan.place) else ""
+        tone: Tone = "bad" if describe_place_problem(plan.place) else ""
         told = f"{plan.place.location}; {plan.place.told}"
         facts.append(Fact("archive", told, tone, decides=True))
     return tuple(facts)
@@ -320,7 +320,7 @@ _SECONDS = 6.0
 
 def describe_offload(
     workspace: Workspace, recovery: Recovery, plan: OffloadPlan, *, ask: bool
-) -> Standing:
+) -> RecoveryStatus:
     """Of the ledger, and what the brokers say where they answer."""
     ledger = workspace.ledger
     steps = {step.step: step for step in ledger.steps.list(recovery.id)}

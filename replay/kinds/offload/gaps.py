@@ -114,7 +114,7 @@ def record_expired(context: OffloadContext, item: OffsetRange) -> None:
     """What retention removed before it was archived: an exact gap, since the group stands still."""
     first, last = date_range(context, item)
     reason = f"retention removed them while offload {context.recovery.id} was at work"
-    record_gap(context, item, Cause.EXPIRED, reason, (first, last))
+    record_offload_gap(context, item, Cause.EXPIRED, reason, (first, last))
     context.record(EXPIRED, partition=item.partition, start=item.start, end=item.end)
     context.say(
         f"retention was faster than the archive: at most {format_plural(item.count, 'message')} of "
@@ -146,10 +146,10 @@ def _record(
 ) -> Gap:
     where = "archived them" if archive else "discarded them, without an archive"
     reason = f"{_make_mark(context)}{where}"
-    return record_gap(context, item, Cause.DISCARDED, reason, (first, last), archive)
+    return record_offload_gap(context, item, Cause.DISCARDED, reason, (first, last), archive)
 
 
-def record_gap(
+def record_offload_gap(
     context: OffloadContext,
     item: OffsetRange,
     cause: Cause,
@@ -233,7 +233,7 @@ SKIPPED = "the group was set past the fence"
 _LOOKED = "the group was looked at before its consumers were started"
 
 
-def note_skipped(context: OffloadContext) -> None:
+def record_skipped(context: OffloadContext) -> None:
     """Puts on record what nobody reads: the group was set forward after it was moved.
 
     Only before the first start of the consumers, while the group is empty: what is committed later
@@ -308,4 +308,4 @@ def _has_looked(context: OffloadContext) -> bool:
 
 def _skipping_record(context: OffloadContext, item: OffsetRange) -> None:
     reason = f"somebody set the group past them while offload {context.recovery.id} was at work"
-    record_gap(context, item, Cause.SKIPPED, reason, date_range(context, item))
+    record_offload_gap(context, item, Cause.SKIPPED, reason, date_range(context, item))

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from backlogctl.config import Config, Stream
 from backlogctl.formats import format_bytes, format_plural
-from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, say_nothing
-from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, Origin
-from backlogctl.replay.engine.values import Account, RecoveryRecord, Standing, Telling
+from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, ignore_progress
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, RunOrigin
+from backlogctl.replay.engine.values import Account, RecoveryRecord, RecoveryStatus, Telling
 from backlogctl.replay.kinds.offload.plan import NAME, OffloadOptions, OffloadPlan
 from backlogctl.values import Cause, Gap, Recovery, Step
 
@@ -37,8 +37,8 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         stream: Stream,
         options: OffloadOptions,
         *,
-        origin: Origin | None = None,
-        say: Say = say_nothing,
+        origin: RunOrigin | None = None,
+        say: Say = ignore_progress,
     ) -> Recovery:
         """What is unread, where it goes and what that frees; Kafka is only read."""
         from backlogctl.replay.kinds.offload.planning import plan_offload
@@ -98,9 +98,9 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
 
     def tell(self, plan: OffloadPlan, recovery: Recovery) -> Telling:
         """What is unread, where it goes, and what is done to whom."""
-        from backlogctl.replay.kinds.offload.describe import tell_offload
+        from backlogctl.replay.kinds.offload.describe import describe_offload_plan
 
-        return tell_offload(plan, recovery)
+        return describe_offload_plan(plan, recovery)
 
     def account(self, plan: OffloadPlan, record: RecoveryRecord) -> Account:
         """What was archived, deleted and freed."""
@@ -135,7 +135,7 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
 
     def describe_standing(
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
-    ) -> Standing:
+    ) -> RecoveryStatus:
         """Who reads, who is stopped, and what is only in the archive."""
         from backlogctl.replay.kinds.offload.describe import describe_offload
 

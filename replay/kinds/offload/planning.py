@@ -28,17 +28,17 @@ from backlogctl.replay.engine.guards import (
     store_plan,
     warn_about_approval,
 )
-from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
-from backlogctl.replay.engine.plan import Origin, find_identity
+from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
+from backlogctl.replay.engine.plan import RunOrigin, find_identity
 from backlogctl.replay.kinds.offload.backlog import (
+    OffloadRange,
     Seen,
-    Unread,
+    describe_place_problem,
     find_cut_groups,
-    look,
+    inspect_stream,
     look_at_place,
     name_place,
     refuse_cutting,
-    say_problem,
 )
 from backlogctl.replay.kinds.offload.plan import (
     ALLOW_DISK,
@@ -134,8 +134,8 @@ def plan_offload(
     stream: Stream,
     options: OffloadOptions,
     *,
-    origin: Origin | None = None,
-    say: Say = say_nothing,
+    origin: RunOrigin | None = None,
+    say: Say = ignore_progress,
 ) -> Recovery:
     """Plans an offload: a value, stored and hashed before anything is changed.
 
@@ -150,7 +150,9 @@ def plan_offload(
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
     told = require_rights(workspace, stream, select_rights("see offload", stream))
     refuse_losing(stream, discard=options.discard, allowed=options.allow)
-    plan = compute_plan(workspace, stream, options, look(workspace, stream, say), recovery_id, told)
+    plan = compute_plan(
+        workspace, stream, options, inspect_stream(workspace, stream, say), recovery_id, told
+    )
     plan = plan.model_copy(update={"origin": origin})
     refuse_unfit(plan)
     recovery = store_plan(workspace, recovery_id, plan)
@@ -182,7 +184,11 @@ def refuse_unfit(plan: OffloadPlan) -> None:
     said = ["--discard"] if plan.options.discard else []
     said += [f"--allow {quote_word(word)}" for word in plan.allowed]
     again = " ".join((f"or `backlogctl plan offload {plan.stream}", *said))
-    if plan.place and (why := say_problem(plan.place)) and ALLOW_DISK not in plan.allowed:
+    if (
+        plan.place
+        and (why := describe_place_problem(plan.place))
+        and ALLOW_DISK not in plan.allowed
+    ):
         raise Refused(
             f"the archive should not go there: {why}",
             subject=f"archive {plan.place.location}",
@@ -295,7 +301,7 @@ def estimate_freeing(seen: Seen) -> PlannedFreeing:
     )
 
 
-def _freeze(part: Unread) -> PlannedPartition:
+def _freeze(part: OffloadRange) -> PlannedPartition:
     return PlannedPartition(
         partition=part.sample.partition,
         log_start=part.sample.low,
@@ -315,11 +321,11 @@ def _freeze_disks(seen: Seen) -> PlannedDisks:
             for b in seen.log_dirs.brokers or ()
         ),
         seconds_to_full=None if forecast.seconds is None else round(forecast.seconds, 1),
-        told=say_forecast(forecast),
+        told=format_forecast(forecast),
     )
 
 
-def say_forecast(forecast: Forecast) -> str:
+def format_forecast(forecast: Forecast) -> str:
     """`broker 1 is full in 12 min at the present rate`."""
     if forecast.seconds is not None:
         told = f"broker {forecast.broker} is full in {format_duration(forecast.seconds)} at the "
@@ -353,7 +359,7 @@ def _list_warnings(
         )
     if "compact" in seen.topic.config.get("cleanup.policy", ""):
         warnings.append("the topic is compacted: holes between its offsets are no losses")
-    if place is not None and (why := say_problem(place)):
+    if place is not None and (why := describe_place_problem(place)):
         warnings.append(f"the archive's place: {why}")
     if place is None:
         warnings.append("nothing is archived: it is deleted for good")

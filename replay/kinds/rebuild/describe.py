@@ -10,8 +10,8 @@ from backlogctl.formats import format_count, format_plural
 from backlogctl.replay.engine.values import (
     Account,
     Action,
-    Count,
     Fact,
+    PlanFigure,
     RecoveryRecord,
     Row,
     Table,
@@ -19,8 +19,8 @@ from backlogctl.replay.engine.values import (
     Unexplained,
 )
 from backlogctl.replay.injection.kind import READ_BACK, describe_read_back, list_injected
-from backlogctl.replay.injection.plan import To, say_staged, say_when
-from backlogctl.replay.injection.target import say_target
+from backlogctl.replay.injection.plan import To, format_schedule, format_staged
+from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
 from backlogctl.values import Certainty, Recovery
 
@@ -43,17 +43,17 @@ WITHIN = "within"
 LOST_RANGES = "Lost ranges"
 
 
-def tell_rebuild(plan: RebuildPlan, recovery: Recovery) -> Telling:
+def describe_rebuild_plan(plan: RebuildPlan, recovery: Recovery) -> Telling:
     outcome = plan.outcome
     rebuilt = outcome.counts.rebuilt
     return Telling(
         verdict=outcome.verdict,
-        verdict_words=f"plan: {say_verdict(plan)}",
+        verdict_words=f"plan: {format_rebuild_verdict(plan)}",
         request=_say_request(plan, recovery),
         summary=_say_summary(plan),
         reasons=outcome.reasons,
         counts=tuple(
-            Count(name, value, words, sign, strong=name == "rebuilt")
+            PlanFigure(name, value, words, sign, strong=name == "rebuilt")
             for name, (words, sign, always) in _COUNTS.items()
             if (value := getattr(outcome.counts, name)) or always
         ),
@@ -79,7 +79,7 @@ def _say_summary(plan: RebuildPlan) -> str:
     count = format_plural(plan.message_count, "lost message")
     if plan.delivers:
         return f"Puts {count} back into topic {plan.topic}."
-    where = say_target(plan.target, plan.topic)
+    where = format_target(plan.target, plan.topic)
     return f"Sends {count} of topic {plan.topic} to {where}; the gaps stay as they are."
 
 
@@ -88,14 +88,14 @@ def _list_actions(plan: RebuildPlan) -> tuple[Action, ...]:
         stops = "nothing: consumers go on, and no message goes to the topic that they read"
         return (
             Action("stops", (stops,)),
-            Action("creates", (say_target(plan.target, plan.topic),)),
+            Action("creates", (format_target(plan.target, plan.topic),)),
         )
     end = "nothing: consumers go on, nothing is created or deleted, and messages are added at the "
     where = "topic's end" if plan.delivers else f"end of topic {plan.target_topic}"
     return (Action("stops", (f"{end}{where}, each once",)),)
 
 
-def say_verdict(plan: RebuildPlan) -> str:
+def format_rebuild_verdict(plan: RebuildPlan) -> str:
     """`exact`, `exact within 12 rows`, `covering`, ..."""
     outcome = plan.outcome
     if outcome.verdict == WITHIN:
@@ -176,10 +176,10 @@ def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
     facts.append(
         Fact(
             "messages",
-            f"{outcome.fidelity}, staged in {say_staged(outcome.chunks, outcome.bytes)}",
+            f"{outcome.fidelity}, staged in {format_staged(outcome.chunks, outcome.bytes)}",
         )
     )
-    facts.append(Fact("put back", say_when(plan), decides=True))
+    facts.append(Fact("put back", format_schedule(plan), decides=True))
     return tuple(facts)
 
 
@@ -256,7 +256,7 @@ def account_for_rebuild(plan: RebuildPlan, record: RecoveryRecord) -> Account:
 
 def _account_elsewhere(plan: RebuildPlan, record: RecoveryRecord) -> Account:
     """Of a rehearsal, or of what went to another topic: the gaps are as they were."""
-    counts, where = plan.outcome.counts, say_target(plan.target, plan.topic)
+    counts, where = plan.outcome.counts, format_target(plan.target, plan.topic)
     rehearses = plan.target is not None and plan.target.to is To.REHEARSAL
     word = "a rehearsal" if rehearses else "nothing for the stream's own topic"
     sent = format_plural(record.recovery.injected, "message")

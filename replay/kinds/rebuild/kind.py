@@ -11,8 +11,8 @@ from backlogctl.config import Stream
 from backlogctl.errors import Refused
 from backlogctl.formats import format_plural
 from backlogctl.monitoring.verdict.status import Verdict
-from backlogctl.replay.engine.kind import Say, Traits, Workspace, say_nothing
-from backlogctl.replay.engine.plan import Origin
+from backlogctl.replay.engine.kind import Say, Traits, Workspace, ignore_progress
+from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.engine.values import Account, RecoveryRecord, Telling
 from backlogctl.replay.injection.kind import InjectionKind, has_readers_alone
 from backlogctl.replay.kinds.rebuild.plan import ALLOW_SURPLUS, NAME, RebuildOptions, RebuildPlan
@@ -41,8 +41,8 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
         stream: Stream,
         options: RebuildOptions,
         *,
-        origin: Origin | None = None,
-        say: Say = say_nothing,
+        origin: RunOrigin | None = None,
+        say: Say = ignore_progress,
     ) -> Recovery:
         """Finds, compares, proves and stages; Kafka and the source are only read."""
         from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
@@ -80,9 +80,9 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
 
     def tell(self, plan: RebuildPlan, recovery: Recovery) -> Telling:
         """What will be put back, and why."""
-        from backlogctl.replay.kinds.rebuild.describe import tell_rebuild
+        from backlogctl.replay.kinds.rebuild.describe import describe_rebuild_plan
 
-        return tell_rebuild(plan, recovery)
+        return describe_rebuild_plan(plan, recovery)
 
     def account(self, plan: RebuildPlan, record: RecoveryRecord) -> Account:
         """What was put back and read back."""

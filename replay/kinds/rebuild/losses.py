@@ -18,7 +18,7 @@ from backlogctl.monitoring.offsets.history import Timeline
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import Plan
 from backlogctl.replay.injection.archived import (
-    find_archive,
+    find_archive_of,
     list_archives,
     list_free,
     suggest_redrive,
@@ -269,10 +269,12 @@ def list_repairable(ledger: Ledger, stream: Stream, topic_id: str | None = None)
         topic_id: that the topic has now; None leaves that to the plan.
     """
     known = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
-    return tuple(gap for gap in known if not say_why_not(ledger, gap, stream, topic_id))
+    return tuple(gap for gap in known if not explain_unrebuildable(ledger, gap, stream, topic_id))
 
 
-def say_why_not(ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None = None) -> str:
+def explain_unrebuildable(
+    ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None = None
+) -> str:
     """Why a gap of a topic that has this id now cannot be rebuilt; "" where it can."""
     if gap.cause not in _REPAIRABLE:
         return f"{gap.cause} is reported only, what was lost is unknown"
@@ -286,7 +288,7 @@ def say_why_not(ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None =
         return f"the log still has its messages: `{suggest_redrive(ledger, gap)}` puts them back"
     if gap.sequences is not None:
         return _say_why_unsent(gap, stream)
-    record = find_archive(gap, list_archives(ledger, gap.topic_id))
+    record = find_archive_of(gap, list_archives(ledger, gap.topic_id))
     if record is not None and record.purged_at is not None:
         return (
             f"its archive {record.recovery_id} was purged at {record.purged_at:%Y-%m-%d %H:%M}Z: "
@@ -340,7 +342,7 @@ def choose_gaps(
     for gap in known.values():
         why = f"it is {gap.state}"
         if is_free := gap.id in free:
-            why = say_why_not(ledger, gap, stream, topic.topic_id)
+            why = explain_unrebuildable(ledger, gap, stream, topic.topic_id)
         if not why and (not wanted or gap.id in wanted):
             chosen.append(gap)
         elif gap.id in wanted:

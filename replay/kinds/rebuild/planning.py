@@ -20,8 +20,8 @@ from backlogctl.replay.engine.guards import (
     refuse_group_type,
     refuse_missing_group,
 )
-from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
-from backlogctl.replay.engine.plan import Origin, PlannedWindow, find_identity
+from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
+from backlogctl.replay.engine.plan import PlannedWindow, RunOrigin, find_identity
 from backlogctl.replay.injection import ledger as injection
 from backlogctl.replay.injection.archived import list_archived, list_archives, suggest_redrive
 from backlogctl.replay.injection.kind import warn_about_readers
@@ -39,7 +39,7 @@ from backlogctl.replay.kinds.rebuild.losses import (
 )
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap, RebuildOptions, RebuildPlan
 from backlogctl.replay.observe.rights import require_rights
-from backlogctl.replay.observe.stream import look_at_stream, read_history
+from backlogctl.replay.observe.stream import read_history, sample_stream
 from backlogctl.values import Cause, Gap, Recovery, Sample
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ def plan_rebuild(
     stream: Stream,
     options: RebuildOptions,
     *,
-    origin: Origin | None = None,
+    origin: RunOrigin | None = None,
     wants: Callable[[Gap], bool] = take_every,
-    say: Say = say_nothing,
+    say: Say = ignore_progress,
 ) -> Recovery:
     """Plans and stages; Kafka and the source are only read.
 
@@ -193,7 +193,7 @@ def observe_losses(
     """Looks at the stream now, and chooses the gaps; their ends are frozen here."""
     limit = Deadline(60.0)
     properties = workspace.properties(stream)
-    seen, status = look_at_stream(workspace, stream, limit)
+    seen, status = sample_stream(workspace, stream, limit)
     refuse_missing_group(workspace, stream, seen.sample)
     topic = describe_topic(properties, stream.topic, limit)
     gaps, warnings = choose_gaps(workspace, stream, topic, options.gaps, wants)
@@ -215,7 +215,7 @@ def _compute_plan(
     losses: Losses,
     recovery_id: str,
     target: Target | None,
-    origin: Origin | None,
+    origin: RunOrigin | None,
     say: Say,
 ) -> RebuildPlan:
     config, properties = workspace.config, workspace.properties(stream)
@@ -237,7 +237,7 @@ def _compute_plan(
     make_java_options(properties)  # refuses now what Spark could not use
     say("starting Spark")
     from backlogctl.spark_backfill.messages.staging import fit_chunks
-    from backlogctl.spark_backfill.rebuild import plan_rebuild as rebuild
+    from backlogctl.spark_backfill.rebuild import stage_rebuild as rebuild
     from backlogctl.spark_backfill.request import RebuildRequest
     from backlogctl.spark_backfill.spark.cluster import needs_s3
     from backlogctl.spark_backfill.spark.session import open_session

@@ -10,9 +10,9 @@ from backlogctl.errors import Refused
 from backlogctl.kafka.admin import TopicInfo
 from backlogctl.ledger import ArchiveRecord
 from backlogctl.replay.injection.archived import ArchivedGap, list_archived
-from backlogctl.replay.injection.unprocessed import list_places
+from backlogctl.replay.injection.unprocessed import list_unprocessed_offsets
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions
-from backlogctl.replay.kinds.redrive.sources import read_offsets, takes_waiting
+from backlogctl.replay.kinds.redrive.sources import parse_offsets, takes_waiting
 from backlogctl.spark_backfill.request import PriorChunk, count_offsets, list_stretches
 from backlogctl.values import Gap, OffsetRange
 
@@ -35,7 +35,7 @@ def take_archived(
     Raises:
         Refused: no bound is said, and none waits.
     """
-    said = read_offsets(options.offsets, _MOST_PARTITIONS)
+    said = parse_offsets(options.offsets, _MOST_PARTITIONS)
     found = tuple(
         each
         for each in list_archived(ledger, stream, topic.topic_id)
@@ -54,7 +54,7 @@ def take_archived(
 
 def list_held(gaps: Sequence[ArchivedGap]) -> tuple[OffsetRange, ...]:
     """The offsets of the archive that wait in it."""
-    return list_places(each.gap for each in gaps if each.is_held)
+    return list_unprocessed_offsets(each.gap for each in gaps if each.is_held)
 
 
 def list_closed(
@@ -68,7 +68,7 @@ def list_closed(
     closed: list[tuple[str, OffsetRange | None]] = []
     for each in gaps:
         gap, name = each.gap, each.record.recovery_id
-        (place,) = list_places([gap])
+        (place,) = list_unprocessed_offsets([gap])
         own = [one for one in prior if one.archive == name and one.slot == gap.partition]
         ours = list_stretches(own)
         if each.is_held:
@@ -81,6 +81,6 @@ def list_closed(
 def _is_within(gap: Gap, ranges: Sequence[OffsetRange]) -> bool:
     return any(
         place.partition == item.partition and item.start <= place.start and place.end <= item.end
-        for place in list_places([gap])
+        for place in list_unprocessed_offsets([gap])
         for item in ranges
     )

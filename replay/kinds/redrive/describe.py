@@ -12,8 +12,8 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import (
     Account,
     Action,
-    Count,
     Fact,
+    PlanFigure,
     RecoveryRecord,
     Row,
     Table,
@@ -27,8 +27,8 @@ from backlogctl.replay.injection.kind import (
     list_injected,
     warn_about_readers,
 )
-from backlogctl.replay.injection.plan import To, say_staged, say_when
-from backlogctl.replay.injection.target import say_target
+from backlogctl.replay.injection.plan import To, format_schedule, format_staged
+from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.injection.unprocessed import WORD
 from backlogctl.replay.kinds.redrive.plan import RedrivePlan
 from backlogctl.replay.kinds.redrive.sources import Seen
@@ -114,17 +114,17 @@ _SHOWN = 8
 CHOSEN, PARTIAL = "chosen", "partial"
 
 
-def tell_redrive(plan: RedrivePlan, recovery: Recovery) -> Telling:
-    counts, where = plan.outcome.counts, say_target(plan.target, plan.topic)
+def describe_redrive_plan(plan: RedrivePlan, recovery: Recovery) -> Telling:
+    counts, where = plan.outcome.counts, format_target(plan.target, plan.topic)
     messages = format_plural(counts.staged, "message")
     return Telling(
-        verdict=say_verdict(plan),
-        verdict_words=f"plan: {say_verdict(plan)}",
+        verdict=format_redrive_verdict(plan),
+        verdict_words=f"plan: {format_redrive_verdict(plan)}",
         request=f"Put {messages} of {plan.source} back into {plan.target_topic} ({recovery.id})",
         summary=f"Puts {messages} of {plan.source} back into {where}.",
         reasons=_list_reasons(plan),
         counts=tuple(
-            Count(name, value, words, sign, strong=name == "staged")
+            PlanFigure(name, value, words, sign, strong=name == "staged")
             for name, (words, sign, always) in _COUNTS.items()
             if (value := getattr(counts, name)) or always
         ),
@@ -139,7 +139,7 @@ def tell_redrive(plan: RedrivePlan, recovery: Recovery) -> Telling:
     )
 
 
-def say_verdict(plan: RedrivePlan) -> str:
+def format_redrive_verdict(plan: RedrivePlan) -> str:
     """`chosen`; `partial` where some that were asked for are not put back."""
     counts = plan.outcome.counts
     return PARTIAL if counts.replays or counts.quarantined else CHOSEN
@@ -163,7 +163,7 @@ def _list_reasons(plan: RedrivePlan) -> tuple[str, ...]:
 def _make_document(plan: RedrivePlan) -> dict[str, Any]:
     outcome = plan.outcome
     return {
-        "verdict": say_verdict(plan),
+        "verdict": format_redrive_verdict(plan),
         "reasons": list(_list_reasons(plan)),
         "counts": asdict(outcome.counts),
         "source": plan.source.model_dump(mode="json"),
@@ -218,9 +218,9 @@ def _list_facts(plan: RedrivePlan) -> tuple[Fact, ...]:
         facts.append(Fact("elsewhere", f"left out: {told}", "warn"))
     if outcome.stripped:
         facts.append(Fact("stripped", f"headers of retries: {_say_names(outcome.stripped)}"))
-    staged = say_staged(outcome.chunks, outcome.bytes)
+    staged = format_staged(outcome.chunks, outcome.bytes)
     facts.append(Fact("messages", f"original, byte for byte, staged in {staged}"))
-    facts.append(Fact("put back", say_when(plan), decides=True))
+    facts.append(Fact("put back", format_schedule(plan), decides=True))
     return tuple(facts)
 
 
@@ -278,7 +278,7 @@ _LEFT_OUT = {
 def account_for_redrive(plan: RedrivePlan, record: RecoveryRecord) -> Account:
     """Of the plan, and of what the ledger has on its runs."""
     recovery, counts = record.recovery, plan.outcome.counts
-    where, done = say_target(plan.target, plan.topic), recovery.injected
+    where, done = format_target(plan.target, plan.topic), recovery.injected
     read = record.find_last(READ_BACK)
     matched = read.detail.get("matched") if read else None
     cancelled = "It was cancelled before anything was put back."

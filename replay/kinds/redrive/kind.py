@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from backlogctl.config import Config, Stream
 from backlogctl.formats import format_plural
 from backlogctl.monitoring.verdict.status import Verdict
-from backlogctl.replay.engine.kind import Say, Traits, Workspace, say_nothing
-from backlogctl.replay.engine.plan import Origin
+from backlogctl.replay.engine.kind import Say, Traits, Workspace, ignore_progress
+from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.engine.values import Account, Fact, RecoveryRecord, Telling
 from backlogctl.replay.injection.archived import ARCHIVE, list_archived
 from backlogctl.replay.injection.kind import InjectionKind, has_readers_alone
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from backlogctl.ledger import Ledger
 
 
-class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
+class RedriveKind(InjectionKind[RedrivePlan, RedriveOptions]):
     """Messages that exist, by P9 and P3."""
 
     name = NAME
@@ -38,8 +38,8 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         stream: Stream,
         options: RedriveOptions,
         *,
-        origin: Origin | None = None,
-        say: Say = say_nothing,
+        origin: RunOrigin | None = None,
+        say: Say = ignore_progress,
     ) -> Recovery:
         """Reads, chooses and stages; Kafka is only read."""
         from backlogctl.replay.kinds.redrive.planning import plan_redrive
@@ -85,9 +85,9 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
 
     def tell(self, plan: RedrivePlan, recovery: Recovery) -> Telling:
         """Which messages go where."""
-        from backlogctl.replay.kinds.redrive.describe import tell_redrive
+        from backlogctl.replay.kinds.redrive.describe import describe_redrive_plan
 
-        return tell_redrive(plan, recovery)
+        return describe_redrive_plan(plan, recovery)
 
     def preview(
         self, workspace: Workspace, plan: RedrivePlan, recovery: Recovery
@@ -135,4 +135,4 @@ class Redrive(InjectionKind[RedrivePlan, RedriveOptions]):
         return tuple(ledger.gaps.get(gap_id) for gap_id in ledger.recoveries.gap_ids(recovery.id))
 
 
-KIND = Redrive()
+KIND = RedriveKind()

@@ -19,15 +19,14 @@ from backlogctl.kafka.admin import (
 from backlogctl.replay.engine.approval import approve_automatically
 from backlogctl.replay.engine.archives import clear_staging
 from backlogctl.replay.engine.guards import check_denied, refuse_active, refuse_group_type
-from backlogctl.replay.engine.kind import Say, Workspace, say_nothing
-from backlogctl.replay.engine.plan import Origin as RunOrigin
-from backlogctl.replay.engine.plan import PlannedWindow, find_identity
+from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
+from backlogctl.replay.engine.plan import PlannedWindow, RunOrigin, find_identity
 from backlogctl.replay.injection import ledger as injection
-from backlogctl.replay.injection.ledger import Lost, find_lost, locate_chunks
+from backlogctl.replay.injection.ledger import Lost, find_lost_ranges, locate_chunks
 from backlogctl.replay.injection.plan import PlannedTarget, To, list_sending
 from backlogctl.replay.injection.storing import stage_and_store
 from backlogctl.replay.injection.target import choose_target, clear_rehearsals, name_superseded
-from backlogctl.replay.injection.unprocessed import WORD, list_places, take_unprocessed
+from backlogctl.replay.injection.unprocessed import WORD, list_unprocessed_offsets, take_unprocessed
 from backlogctl.replay.kinds.redrive.archived_gaps import list_closed, list_held, take_archived
 from backlogctl.replay.kinds.redrive.describe import list_cautions
 from backlogctl.replay.kinds.redrive.plan import (
@@ -39,13 +38,13 @@ from backlogctl.replay.kinds.redrive.plan import (
     read_keys,
 )
 from backlogctl.replay.kinds.redrive.sources import (
+    RedriveSource,
     Seen,
-    Source,
-    cut_ranges,
+    choose_ranges,
     find_source,
     is_unfiltered,
     open_archive,
-    read_offsets,
+    parse_offsets,
     read_span,
     require_bounds,
     skip_before,
@@ -54,7 +53,7 @@ from backlogctl.replay.kinds.redrive.sources import (
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.messages import HIDDEN
-from backlogctl.spark_backfill.existing.request import Archived, Named, RedriveRequest
+from backlogctl.spark_backfill.existing.request import ArchiveSource, Named, RedriveRequest
 from backlogctl.values import Gap, OffsetRange, Recovery, hash_value
 
 # What of a stream's section decides where messages go.
@@ -72,7 +71,7 @@ def plan_redrive(
     *,
     origin: RunOrigin | None = None,
     wants: Callable[[Gap], bool] = lambda gap: True,
-    say: Say = say_nothing,
+    say: Say = ignore_progress,
 ) -> Recovery:
     """Reads, chooses and stages; Kafka is only read.
 
@@ -149,7 +148,7 @@ def _look(
     return seen
 
 
-def _refuse_target(source: Source, target: PlannedTarget | None, topic: TopicInfo) -> None:
+def _refuse_target(source: RedriveSource, target: PlannedTarget | None, topic: TopicInfo) -> None:
     if target is None and "compact" in topic.config.get("cleanup.policy", ""):
         raise Refused(
             "it is compacted: an old message that is put back would take the place of a newer one",
@@ -179,7 +178,7 @@ def _compute_plan(
     )
     keys = read_keys(options.key)
     from backlogctl.spark_backfill.existing.redrive import check_where
-    from backlogctl.spark_backfill.existing.redrive import plan_redrive as redrive
+    from backlogctl.spark_backfill.existing.redrive import stage_redrive as redrive
     from backlogctl.spark_backfill.messages.staging import fit_chunks
     from backlogctl.spark_backfill.spark.cluster import needs_s3
     from backlogctl.spark_backfill.spark.kafka_options import make_java_options
@@ -194,7 +193,7 @@ def _compute_plan(
         s3=seen.source.archive is not None and needs_s3(seen.source.archive.location),
     )
     check_where(spark, options.where or "", is_masked=bool(stream.mask))
-    archived: Archived | None = None
+    archived: ArchiveSource | None = None
     planned = seen.source.planned
     if seen.source.archive is not None:
         say(f"verifying archive {planned.archive}")
@@ -205,7 +204,7 @@ def _compute_plan(
     prior = locate_chunks(workspace, prior, seen.target_id, stream.group) if same else ()
     lost = Lost()
     if seen.target is None:
-        lost = find_lost(workspace, stream, seen.target_id, prior, planned.archive)
+        lost = find_lost_ranges(workspace, stream, seen.target_id, prior, planned.archive)
     closed = list_closed(seen.archived, prior) if seen.archived else _list_unprocessed(seen)
     outcome = redrive(
         spark,
@@ -281,7 +280,9 @@ def _compute_plan(
 
 
 def _list_unprocessed(seen: Seen) -> tuple[tuple[str, OffsetRange], ...]:
-    return tuple(zip((gap.id for gap in seen.gaps), list_places(seen.gaps), strict=True))
+    return tuple(
+        zip((gap.id for gap in seen.gaps), list_unprocessed_offsets(seen.gaps), strict=True)
+    )
 
 
 def fingerprint_stream(stream: Stream) -> dict[str, Any]:
@@ -305,7 +306,7 @@ def _find_ranges(
     stream: Stream,
     options: RedriveOptions,
     seen: Seen,
-    archived: Archived | None,
+    archived: ArchiveSource | None,
 ) -> tuple[tuple[OffsetRange, ...], list[str]]:
     """What is read.
 
@@ -317,13 +318,15 @@ def _find_ranges(
         there = tuple(
             OffsetRange(item.partition, item.start, item.end) for item in archived.manifest.ranges
         )
-        said = read_offsets(options.offsets, archived.manifest.partitions)
+        said = parse_offsets(options.offsets, archived.manifest.partitions)
         if takes_waiting(options) and all(each.is_held for each in seen.archived):
             said = list_held(seen.archived)  # what was lost again may be anywhere in it
     else:
-        said = read_offsets(options.offsets, planned.partitions) or list_places(seen.gaps)
+        said = parse_offsets(options.offsets, planned.partitions) or list_unprocessed_offsets(
+            seen.gaps
+        )
         there = _read_topic(workspace, stream, planned)
-    ranges, warnings = cut_ranges(said, there)
+    ranges, warnings = choose_ranges(said, there)
     if seen.gaps and warnings and archived is None:
         # Their gaps would be closed without them.
         raise KafkaFailure(

@@ -23,7 +23,7 @@ from backlogctl.replay.injection.unprocessed import WORD
 from backlogctl.replay.kinds.redrive.plan import PlannedSource, RedriveOptions, RedrivePlan
 from backlogctl.replay.present.messages import Mask, show_part
 from backlogctl.spark_backfill.existing.labels import read_errors
-from backlogctl.spark_backfill.existing.request import Archived, Origin
+from backlogctl.spark_backfill.existing.request import ArchiveSource, Origin
 from backlogctl.values import Gap, OffsetRange
 from backlogctl_delivery.visible import escape_name
 
@@ -35,14 +35,16 @@ _WAYS = "`--from log`, `--from dlq:TOPIC`, `--from archive:R` or `--from unproce
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RedriveSource:
     """A source, and its archive's record where it is one."""
 
     planned: PlannedSource
     archive: ArchiveRecord | None = None
 
 
-def find_source(workspace: Workspace, stream: Stream, said: str | None, topic: TopicInfo) -> Source:
+def find_source(
+    workspace: Workspace, stream: Stream, said: str | None, topic: TopicInfo
+) -> RedriveSource:
     """Where the messages are.
 
     Args:
@@ -55,7 +57,7 @@ def find_source(workspace: Workspace, stream: Stream, said: str | None, topic: T
     """
     word, _, name = (said or "").partition(":")
     if word in (Origin.LOG, WORD) and not name:
-        return Source(
+        return RedriveSource(
             PlannedSource(
                 origin=Origin.LOG,
                 topic=topic.name,
@@ -64,7 +66,7 @@ def find_source(workspace: Workspace, stream: Stream, said: str | None, topic: T
             )
         )
     if word == Origin.DEAD_LETTERS and name:
-        return Source(_find_dead_letters(workspace, stream, name))
+        return RedriveSource(_find_dead_letters(workspace, stream, name))
     if word == Origin.ARCHIVE and name:
         return _find_archive(workspace, stream, name)
     raise UsageError(
@@ -93,7 +95,7 @@ def _find_dead_letters(workspace: Workspace, stream: Stream, name: str) -> Plann
     )
 
 
-def _find_archive(workspace: Workspace, stream: Stream, name: str) -> Source:
+def _find_archive(workspace: Workspace, stream: Stream, name: str) -> RedriveSource:
     record = workspace.ledger.archives.find(name)
     known = workspace.ledger.archives.list(stream.name, with_purged=False)
     if record is None:
@@ -115,7 +117,7 @@ def _find_archive(workspace: Workspace, stream: Stream, name: str) -> Source:
             subject=f"archive {name}",
         )
     partitions = 1 + max((item.partition for item in record.ranges), default=0)
-    return Source(
+    return RedriveSource(
         PlannedSource(
             origin=Origin.ARCHIVE,
             topic=record.topic,
@@ -127,18 +129,18 @@ def _find_archive(workspace: Workspace, stream: Stream, name: str) -> Source:
     )
 
 
-def open_archive(spark: SparkSession, record: ArchiveRecord) -> Archived:
+def open_archive(spark: SparkSession, record: ArchiveRecord) -> ArchiveSource:
     """Its manifest, and every file looked at.
 
     Raises:
         StagingError: names what is missing or damaged.
     """
-    from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
+    from backlogctl.spark_backfill.archive.verification import read_archive_manifest, verify_archive
 
-    manifest = read_manifest(spark, record.location, record.manifest_sha256)
+    manifest = read_archive_manifest(spark, record.location, record.manifest_sha256)
     check = verify_archive(spark, record.location, manifest)
     check.require_good(f"archive {record.recovery_id}")
-    return Archived(record.location, manifest)
+    return ArchiveSource(record.location, manifest)
 
 
 # The topics of a redrive as they are when it is planned.
@@ -156,7 +158,7 @@ class Seen:
     """
 
     topic: TopicInfo
-    source: Source
+    source: RedriveSource
     target: PlannedTarget | None
     target_info: TopicInfo
     lows: Mapping[int, int]
@@ -227,7 +229,7 @@ def is_unfiltered(options: RedriveOptions) -> bool:
     return not (options.since or options.until or options.key or options.where)
 
 
-def read_offsets(said: Sequence[str], partitions: int) -> tuple[OffsetRange, ...]:
+def parse_offsets(said: Sequence[str], partitions: int) -> tuple[OffsetRange, ...]:
     """What `--offsets` says; the end is left out, and ranges of a partition do not overlap.
 
     Raises:
@@ -263,7 +265,7 @@ def merge_ranges(ranges: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
     return tuple(merged)
 
 
-def cut_ranges(
+def choose_ranges(
     said: Sequence[OffsetRange], there: Sequence[OffsetRange]
 ) -> tuple[tuple[OffsetRange, ...], list[str]]:
     """What was said and is there, and warnings about what is not; nothing said is all.

@@ -72,7 +72,7 @@ def find_root(request: Request, prefix: str = "") -> str:
     return "../" * max(0, depth)
 
 
-class Guard:
+class PageGuard:
     """Puts the headers on every answer, and answers where an exception would end the request."""
 
     def __init__(
@@ -226,7 +226,7 @@ def make_page(
             "the other pages may work, and so does `backlogctl status`",
         )
 
-    app.add_middleware(Guard, headers=make_headers(frame_ancestors), say_fault=say_fault)
+    app.add_middleware(PageGuard, headers=make_headers(frame_ancestors), say_fault=say_fault)
 
     @app.exception_handler(_Missing)
     def say_missing(_: Request, missing: Exception) -> Response:

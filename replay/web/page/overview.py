@@ -12,7 +12,7 @@ from backlogctl.config import Config, Stream
 from backlogctl.errors import LedgerError
 from backlogctl.formats import format_count, format_duration, format_plural
 from backlogctl.ledger import Ledger
-from backlogctl.monitoring.doctor.checks import Finding
+from backlogctl.monitoring.doctor.checks import CheckFinding
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.watch.board import Board, BoardState, Checkup, MemberLook, SequenceLook
 from backlogctl.monitoring.watch.look import judge_stored, with_stopped_warning
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Outboxes and look-back on the overview: a word, a sentence and the next command for each.
 
 
-class Standing(StrEnum):
+class DeliveryHealth(StrEnum):
     """How an outbox or look-back stands, worst first."""
 
     PARKED = "parked"
@@ -38,12 +38,12 @@ class Standing(StrEnum):
     OK = "ok"
 
 
-_ORDER = {standing: number for number, standing in enumerate(Standing)}
-STANDINGS: Mapping[Standing, str] = {
-    Standing.PARKED: "a message was given up, and waits for somebody",
-    Standing.LATE: "a message waits for longer than is configured as late",
-    Standing.UNKNOWN: "its database does not answer, or was not asked yet",
-    Standing.OK: "nothing waits, or not for long",
+_ORDER = {standing: number for number, standing in enumerate(DeliveryHealth)}
+STANDINGS: Mapping[DeliveryHealth, str] = {
+    DeliveryHealth.PARKED: "a message was given up, and waits for somebody",
+    DeliveryHealth.LATE: "a message waits for longer than is configured as late",
+    DeliveryHealth.UNKNOWN: "its database does not answer, or was not asked yet",
+    DeliveryHealth.OK: "nothing waits, or not for long",
 }
 _LOOK_BACK_WORDS: Mapping[str, str] = {
     "prepared": "undecided",
@@ -66,7 +66,7 @@ class DeliveryRow:
 
     name: str
     about: str
-    standing: Standing
+    standing: DeliveryHealth
     sentence: str
     commands: tuple[str, ...]
     waits: tuple[tuple[str, int], ...] = ()
@@ -104,7 +104,9 @@ def _tell_unknown(config: Config, look: DeliveryLook) -> DeliveryRow:
     sentence = look.problem or "not looked at yet"
     commands = (f"backlogctl {status}",) if look.problem else ()
     name, about = _describe(config, look)
-    return DeliveryRow(name, about, Standing.UNKNOWN, sentence, commands, taken_at=look.taken_at)
+    return DeliveryRow(
+        name, about, DeliveryHealth.UNKNOWN, sentence, commands, taken_at=look.taken_at
+    )
 
 
 def _tell_outbox(
@@ -114,23 +116,23 @@ def _tell_outbox(
     listing = f"backlogctl outbox list --outbox {look.outbox}"
     commands: tuple[str, ...] = ()
     if status.parked:
-        standing, commands = Standing.PARKED, (f"{listing} --state parked",)
+        standing, commands = DeliveryHealth.PARKED, (f"{listing} --state parked",)
         holds = "It holds" if status.parked == 1 else "They hold"
         sentence = f"{_count_parked(status.parked)} {holds} up later ones of the same key."
         if waiting:
             sentence += f" {format_plural(waiting, 'other')} {_wait(waiting)}{_since(oldest)}."
     elif oldest is not None and oldest > late.total_seconds():
-        standing, commands = Standing.LATE, (listing,)
+        standing, commands = DeliveryHealth.LATE, (listing,)
         sentence = (
             f"{format_plural(waiting, 'message')} {_wait(waiting)} to be sent{_since(oldest)}: "
             "does `backlogctl outbox run` run, and does Kafka answer?"
         )
     elif waiting:
-        standing = Standing.OK
+        standing = DeliveryHealth.OK
         is_ = "is" if waiting == 1 else "are"
         sentence = f"{format_plural(waiting, 'message')} {is_} about to be sent."
     else:
-        standing, sentence = Standing.OK, "All that was committed is sent."
+        standing, sentence = DeliveryHealth.OK, "All that was committed is sent."
     name, about = _describe(config, look)
     waits = (("pending", status.pending), ("in progress", status.in_progress))
     return DeliveryRow(
@@ -152,7 +154,7 @@ def _tell_look_back(
     total = sum(one.messages for one in waiting)
     commands: tuple[str, ...] = ()
     if parked:
-        standing, commands = Standing.PARKED, ("backlogctl lookback list --state parked",)
+        standing, commands = DeliveryHealth.PARKED, ("backlogctl lookback list --state parked",)
         sentence = (
             f"{_count_parked(parked)} Nobody asks about {'it' if parked == 1 else 'them'}, and "
             "nothing is sent, until somebody resumes."
@@ -160,15 +162,18 @@ def _tell_look_back(
         if total:
             sentence += f" {format_plural(total, 'other')} {_wait(total)}."
     elif overdue:
-        standing = Standing.LATE
+        standing = DeliveryHealth.LATE
         worst = max(overdue, key=lambda one: one.oldest_seconds or 0)
         sentence = _tell_overdue(worst)
         commands = (f"backlogctl lookback list --state {worst.state}",)
     elif total:
-        standing = Standing.OK
+        standing = DeliveryHealth.OK
         sentence = _tell_waiting(counts)
     else:
-        standing, sentence = Standing.OK, "No transaction is open; what was committed is sent."
+        standing, sentence = (
+            DeliveryHealth.OK,
+            "No transaction is open; what was committed is sent.",
+        )
     name, about = _describe(config, look)
     return DeliveryRow(
         *(name, about, standing, sentence, commands),
@@ -260,7 +265,7 @@ class StreamView:
     sequence: SequenceLook | None = None
 
     @property
-    def pressing(self) -> tuple[Finding, ...]:
+    def pressing(self) -> tuple[CheckFinding, ...]:
         """What the doctor found that loses messages or stops a recovery."""
         findings = () if self.checkup is None else self.checkup.findings
         return tuple(one for one in findings if one.needs_somebody)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def make_environment(mask: Callable[[str], str], *packages: str) -> Environment:
+def make_templates(mask: Callable[[str], str], *packages: str) -> Environment:
     """Templates of the packages with the page's filters.
 
     Args:
@@ -37,7 +37,7 @@ class Renderer:
     def __init__(self, config: Config, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._seconds = max(2, round(config.watch.interval.total_seconds()))
-        self._environment = make_environment(config.mask_secrets, "backlogctl.replay.web.page")
+        self._environment = make_templates(config.mask_secrets, "backlogctl.replay.web.page")
         self._environment.globals.update(meanings=MEANINGS, standings=STANDINGS, legend=LEGEND)
 
     def render(self, template: str, up: str, *, busy: bool = False, **values: Any) -> str:

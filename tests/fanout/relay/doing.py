@@ -15,7 +15,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 
 from backlogctl.fanout.quiet import await_decided
-from backlogctl.fanout.relay.guard import Guard
+from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import Position, RelayEngine, RelayTask, SourceRange
 from backlogctl.kafka.admin import committed_offsets, list_offsets
 from backlogctl.kafka.clients import (
@@ -63,9 +63,11 @@ class RelayWorld:
         }
         return RelayTask(**{**settings, **changes})
 
-    def guard(self) -> Guard:
+    def guard(self) -> GroupGuard:
         """A guard that has not joined."""
-        return Guard(self.properties, self.group, self.source, self.partitions, self.recovery_id)
+        return GroupGuard(
+            self.properties, self.group, self.source, self.partitions, self.recovery_id
+        )
 
     @contextmanager
     def guarded(self, **changes: Any) -> Iterator[RelayTask]:

@@ -16,7 +16,7 @@ from backlogctl.fanout.relay.interface import (
     RelayEngine,
     RelayTask,
     SourceRange,
-    name_transactional_id,
+    name_relay_transactional_id,
 )
 from backlogctl.fanout.relay.pool import RelayPool
 from backlogctl.kafka.admin import list_offsets
@@ -110,7 +110,7 @@ def test_without_a_static_transactional_id_the_oracle_sees_messages_doubled(
 
 def test_an_abandoned_transaction_is_ended_at_once(make_world: MakeWorld) -> None:
     here = make_world(partitions=3)
-    name = name_transactional_id("backlog", here.source, 1)
+    name = name_relay_transactional_id("backlog", here.source, 1)
     abandoned = open_transaction(here.properties, name, here.target, 4)
     assert here.has_open_transactions()
     began = time.monotonic()

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, Message
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, ProducerFenced
-from backlogctl.fanout.relay.guard import CLIENT_ID, Guard, find_others
+from backlogctl.fanout.relay.guard import CLIENT_ID, GroupGuard, find_others
 from backlogctl.fanout.relay.interface import (
     ConsumerCameBack,
     GuardLost,
@@ -107,7 +107,7 @@ def test_it_names_who_is_in_the_group_and_takes_nothing_from_them(make_world: Ma
 
 def test_join_is_given_up_when_the_caller_has_to_stop(make_world: MakeWorld) -> None:
     here = make_world(partitions=1)
-    guard = Guard(here.properties, here.group, "no-such-topic", 1, "r-1")
+    guard = GroupGuard(here.properties, here.group, "no-such-topic", 1, "r-1")
 
     def look() -> None:
         raise InterruptedError
@@ -115,7 +115,7 @@ def test_join_is_given_up_when_the_caller_has_to_stop(make_world: MakeWorld) -> 
     with pytest.raises(InterruptedError):
         guard.join(look)
     guard.leave()
-    guard = Guard(here.properties, here.group, here.source, 2, "r-1")  # has one partition only
+    guard = GroupGuard(here.properties, here.group, here.source, 2, "r-1")  # has one partition only
     with pytest.raises(GuardLost, match="not every partition"):
         guard.join(lambda: None, 0.5)
     guard.leave()

@@ -22,7 +22,7 @@ from backlogctl.fanout.relay.interface import (
     PositionExpired,
     RelayTask,
     SourceRange,
-    name_transactional_id,
+    name_relay_transactional_id,
 )
 from backlogctl.fanout.relay.records import Router
 from backlogctl.fanout.relay.worker import read_error, read_position, read_task, write_task
@@ -171,7 +171,7 @@ def test_an_error_of_an_unknown_kind_is_a_failure() -> None:
 
 
 def test_ids_are_static_and_never_an_injections() -> None:
-    assert name_transactional_id("backlog", "orders", 3) == "backlog:relay:orders.3"
+    assert name_relay_transactional_id("backlog", "orders", 3) == "backlog:relay:orders.3"
 
 
 # Where the relay places messages, and what that costs at its start.

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from backlogctl.config import Hook
-from backlogctl.monitoring.notifications.changes import Look
+from backlogctl.monitoring.notifications.changes import StreamObservation
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from tests.monitoring.test_metrics import make_status
 
@@ -28,8 +28,8 @@ def make_look(verdict: Verdict, stream: str = "orders", **changes: Any) -> Group
     return replace(make_status(stream=stream), **told)
 
 
-def see(verdict: Verdict, stream: str = "orders", **changes: Any) -> Look:
-    return Look.of_status(make_look(verdict, stream, **changes))
+def see(verdict: Verdict, stream: str = "orders", **changes: Any) -> StreamObservation:
+    return StreamObservation.of_status(make_look(verdict, stream, **changes))
 
 
 def make_hook(**document: Any) -> Hook:

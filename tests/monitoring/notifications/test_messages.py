@@ -11,10 +11,10 @@ from apprise.plugins import pagerduty
 
 from backlogctl.monitoring.notifications.changes import Change
 from backlogctl.monitoring.notifications.messages import (
-    Answer,
-    Message,
+    DeliveryResult,
+    DeliveryStatus,
     MessageContext,
-    Outcome,
+    Notification,
     WebhookClient,
 )
 from backlogctl.monitoring.verdict.status import Verdict
@@ -24,24 +24,26 @@ from tests.monitoring.notifications.makers import COMMAND, make_hook, see
 HOSTILE = "<!channel> & <https://evil.example|page>\n\x1b[2J\u202e"
 PAGE = "https://backlog.example/streams/orders"
 CONTEXT = MessageContext((COMMAND,), PAGE)
-TEST = Message.of_test("team")
+TEST = Notification.of_test("team")
 BAD, QUIET = (5, 0), (0, 0)
 
 
-def describe(verdict: Verdict, before: Verdict | None, **changes: Any) -> Message:
+def describe(verdict: Verdict, before: Verdict | None, **changes: Any) -> Notification:
     news = QUIET if verdict is Verdict.OK else BAD
-    return Message.of_change(Change(see(verdict, **changes), before, news), CONTEXT)
+    return Notification.of_change(Change(see(verdict, **changes), before, news), CONTEXT)
 
 
-def post(url: str, message: Message = TEST, **hook: Any) -> Answer:
+def post(url: str, message: Notification = TEST, **hook: Any) -> DeliveryResult:
     return WebhookClient(make_hook(webhook=url, **hook)).post(message)
 
 
 def test_a_webhook_gets_the_sentence_and_the_next_command() -> None:
     with serve_hook() as server:
         message = describe(Verdict.STOP, Verdict.OK)
-        assert post(f"{server.url}/x", message, token="t0ken") == Answer(Outcome.DELIVERED)
-        assert post(server.url) == Answer(Outcome.DELIVERED)
+        assert post(f"{server.url}/x", message, token="t0ken") == DeliveryResult(
+            DeliveryStatus.DELIVERED
+        )
+        assert post(server.url) == DeliveryResult(DeliveryStatus.DELIVERED)
     request, test = server.requests
     assert (request.path, request.headers["Authorization"]) == ("/x", "Bearer t0ken")
     assert request.headers["Content-Type"] == "application/json"
@@ -79,7 +81,7 @@ def test_a_service_of_apprise_gets_the_change_in_words() -> None:
             describe(Verdict.UNKNOWN, None, sentence=HOSTILE),
             describe(Verdict.OK, Verdict.LOST),
         ):
-            assert client.post(message) == Answer(Outcome.DELIVERED)
+            assert client.post(message) == DeliveryResult(DeliveryStatus.DELIVERED)
     lost, unknown, ok = server.documents
     assert {one["title"] for one in server.documents} == {"orders (orders for service on main)"}
     lines = ["stop → lost, beyond end", "orders/0: this is lost", f"next: {COMMAND}", PAGE]
@@ -113,25 +115,25 @@ def test_slack_takes_no_text_for_a_command(monkeypatch: pytest.MonkeyPatch) -> N
     with serve_hook() as server:
         monkeypatch.setattr(NotifySlack, "webhook_url", server.url)
         answer = WebhookClient(hook).post(describe(Verdict.STOP, None, sentence=HOSTILE))
-    assert answer == Answer(Outcome.DELIVERED)
+    assert answer == DeliveryResult(DeliveryStatus.DELIVERED)
     assert "&lt;!channel&gt; &amp; &lt;https" in server.requests[0].body
     assert "<!channel>" not in server.requests[0].body
 
 
-REFUSED, FAILED = Outcome.REFUSED, Outcome.FAILED
+REFUSED, FAILED = DeliveryStatus.REFUSED, DeliveryStatus.FAILED
 
 
 @pytest.mark.parametrize(
     ("reply", "answer"),
     [
-        (Reply(401, body="me:s3cr3t"), Answer(REFUSED, "it answered 401")),
-        (Reply(500), Answer(FAILED, "it answered 500")),
-        (Reply(429, {"Retry-After": "7"}), Answer(FAILED, "it answered 429", 7.0)),
-        (Reply(hangs=60), Answer(FAILED, "no answer in 0.3 s")),
+        (Reply(401, body="me:s3cr3t"), DeliveryResult(REFUSED, "it answered 401")),
+        (Reply(500), DeliveryResult(FAILED, "it answered 500")),
+        (Reply(429, {"Retry-After": "7"}), DeliveryResult(FAILED, "it answered 429", 7.0)),
+        (Reply(hangs=60), DeliveryResult(FAILED, "no answer in 0.3 s")),
     ],
     ids=["refused", "failed", "busy", "hangs"],
 )
-def test_what_comes_of_it(reply: Reply, answer: Answer) -> None:
+def test_what_comes_of_it(reply: Reply, answer: DeliveryResult) -> None:
     with serve_hook(lambda _: reply) as server:
         assert post(server.url, timeout="300ms") == answer
 
@@ -142,11 +144,11 @@ def test_a_redirect_is_not_followed() -> None:
         with serve_hook(lambda _: moved) as server:
             answer = post(server.url)
         assert other.requests == []
-    assert answer.outcome is Outcome.REFUSED
+    assert answer.outcome is DeliveryStatus.REFUSED
     assert "redirects are not followed" in answer.reason
 
 
-def post_by_apprise(server: HookServer, scheme: str = "json") -> Answer:
+def post_by_apprise(server: HookServer, scheme: str = "json") -> DeliveryResult:
     url = f"{scheme}://me:hunter2hunter2@127.0.0.1:{server.port}/s3cr3t-path"
     return WebhookClient(make_hook(apprise=url)).post(TEST)
 
@@ -184,11 +186,11 @@ def test_only_a_certificate_that_is_trusted_is_talked_to(
     tls = make_certificate(tmp_path, "IP:127.0.0.1")
     with serve_hook(tls=tls) as server:
         refused = post(server.url)
-        assert refused.outcome is Outcome.FAILED
+        assert refused.outcome is DeliveryStatus.FAILED
         assert refused.reason.startswith("its certificate is not trusted: self")
         assert server.requests == []
         monkeypatch.setenv("SSL_CERT_FILE", str(tls[0]))
-        assert post(server.url) == Answer(Outcome.DELIVERED)
+        assert post(server.url) == DeliveryResult(DeliveryStatus.DELIVERED)
         other = server.url.replace("127.0.0.1", "localhost")
         assert "certificate is not trusted" in post(other).reason
 
@@ -196,14 +198,16 @@ def test_only_a_certificate_that_is_trusted_is_talked_to(
 def test_proxies_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_hook() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        assert post("http://hooks.invalid/backlog") == Answer(Outcome.DELIVERED)
+        assert post("http://hooks.invalid/backlog") == DeliveryResult(DeliveryStatus.DELIVERED)
         assert [request.path for request in proxy.requests] == ["http://hooks.invalid/backlog"]
         monkeypatch.setenv("https_proxy", proxy.url)
         tunnel = post("https://hooks.invalid/backlog")
-        assert tunnel == Answer(Outcome.FAILED, "the proxy did not make a connection")
+        assert tunnel == DeliveryResult(
+            DeliveryStatus.FAILED, "the proxy did not make a connection"
+        )
         monkeypatch.setenv("no_proxy", "hooks.invalid")
         gone = post("http://hooks.invalid/backlog")
-    assert gone.outcome is Outcome.FAILED
+    assert gone.outcome is DeliveryStatus.FAILED
     assert gone.reason.startswith("no connection: ")
 
 

@@ -7,8 +7,8 @@ import pytest
 from backlogctl.monitoring.producers.findings import (
     Suspicion,
     SuspicionCode,
+    describe_limits,
     find_suspicions,
-    tell_limits,
 )
 from backlogctl.monitoring.producers.profile import LogProfile, PartitionProfile
 from tests.monitoring.producers.makers import START_MS, Log, fold
@@ -28,7 +28,7 @@ def fill(log: Log, batches: int, **settings: object) -> Log:
 def test_nothing_about_a_topic_without_messages() -> None:
     profile = fold([Log(0), Log(1)])
     assert find_suspicions(profile) == ()
-    assert tell_limits(profile) == ()
+    assert describe_limits(profile) == ()
     assert (profile.messages, profile.first_time) == (0, None)
 
 
@@ -136,13 +136,13 @@ def test_limits_of_a_profile() -> None:
     log = fill(Log(), 1)
     log.skip(3)
     fill(log, 1)
-    assert tell_limits(fold([log])) == (
+    assert describe_limits(fold([log])) == (
         "Offsets are missing in 1 place, as after compaction: sequence numbers were not compared "
         "across them.",
     )
-    (compacted,) = tell_limits(fold([log], is_compacted=True))
+    (compacted,) = describe_limits(fold([log], is_compacted=True))
     assert "compacted" in compacted
-    told = tell_limits(
+    told = describe_limits(
         LogProfile(
             "orders",
             None,

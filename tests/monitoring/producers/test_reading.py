@@ -14,7 +14,7 @@ from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.raw_fetch import FetchedBatches, fetch_batches
 from backlogctl.monitoring.producers import reader
-from backlogctl.monitoring.producers.findings import SuspicionCode, find_suspicions, tell_limits
+from backlogctl.monitoring.producers.findings import SuspicionCode, describe_limits, find_suspicions
 from backlogctl.monitoring.producers.profile import Folding
 from backlogctl.monitoring.producers.reader import profile_topic
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -41,7 +41,7 @@ def test_a_healthy_busy_topic_is_never_suspect(
     assert sum(one.control_batches for one in whole.partitions) > 0
     assert len({one.producer_id for one in whole.producers if one.is_transactional}) == 2
     assert {one.code for one in find_suspicions(whole)} <= _FACTS
-    assert tell_limits(whole) == ()
+    assert describe_limits(whole) == ()
     dice = random.Random(11)
     for turn in range(20):
         if turn % 5 == 0:
@@ -161,12 +161,12 @@ def test_a_compacted_topic(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
     profile = profile_topic(properties, name)
     assert profile.is_compacted
     assert find_suspicions(profile) == ()
-    assert "compacted" in tell_limits(profile)[0]
+    assert "compacted" in describe_limits(profile)[0]
     set_config(properties, name, {"cleanup.policy": "delete"})
     later = profile_topic(properties, name)
     assert not later.is_compacted
     assert find_suspicions(later) == ()
-    assert "Offsets are missing" in tell_limits(later)[0]
+    assert "Offsets are missing" in describe_limits(later)[0]
 
 
 def test_retention_moves_on_while_it_reads(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
@@ -187,7 +187,7 @@ def test_retention_moves_on_while_it_reads(kafka: EmbeddedKafka, topic: MakeTopi
     assert gone.end == 120
     assert part.messages < 150
     assert find_suspicions(profile) == ()
-    assert f"{gone.count} offsets expired or were deleted" in tell_limits(profile)[0]
+    assert f"{gone.count} offsets expired or were deleted" in describe_limits(profile)[0]
 
 
 def test_progress_is_told(

@@ -21,9 +21,9 @@ from rich.console import Console
 from backlogctl.errors import ConfigurationError, UsageError
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.groups import committed_offsets
-from backlogctl.replay.audits.audit import AuditOptions, AuditResult, Finding, Level
+from backlogctl.replay.audits.audit import AuditFinding, AuditLevel, AuditOptions, AuditResult
 from backlogctl.replay.audits.consumed import ConsumedAuditing
-from backlogctl.replay.present.tables import draw_audit
+from backlogctl.replay.present.tables import render_audit
 from backlogctl.replay.runbooks.descriptions import is_alarming
 from tests.kafka_tools import set_config, set_offsets_raw, wait_until
 from tests.replay.shop import PARTITIONS, PROCESSED, ROOT, Shop
@@ -94,11 +94,11 @@ def audit(shop: Shop, **bounds: object) -> AuditResult:
     return ConsumedAuditing().examine(workspace, stream, options, lambda line: None)
 
 
-def checks(found: AuditResult) -> list[tuple[str, Level]]:
+def checks(found: AuditResult) -> list[tuple[str, AuditLevel]]:
     return [(one.check, one.level) for one in found.findings]
 
 
-def offsets_of(finding: Finding) -> set[tuple[int, int]]:
+def offsets_of(finding: AuditFinding) -> set[tuple[int, int]]:
     return {
         (item["partition"], at)
         for item in finding.detail["ranges"]
@@ -145,13 +145,13 @@ def test_committed_and_killed_is_found_and_put_back(empty_shop: Shop) -> None:
     assert lost
 
     found = audit(shop)
-    assert checks(found) == [("unprocessed", Level.LOST)]
+    assert checks(found) == [("unprocessed", AuditLevel.LOST)]
     finding = found.findings[0]
     assert offsets_of(finding) == lost
     assert (found.missing, found.exit_code, finding.count) == (len(lost), 1, len(lost))
     assert found.figures["handled"] == len(read_handled(shop))
     console = Console(width=200, file=io.StringIO())
-    console.print(draw_audit(found.to_json()))
+    console.print(render_audit(found.to_json()))
     told = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert f"{len(lost)} messages were committed and are not in table shop.processed" in told
     assert not list((shop.directory / "staging").iterdir()), "the copy of the table is removed"
@@ -169,7 +169,7 @@ def test_committed_and_killed_is_found_and_put_back(empty_shop: Shop) -> None:
     assert put_back <= missing
 
     found = audit(shop)
-    assert checks(found) == [("coming-again", Level.NOTED)]
+    assert checks(found) == [("coming-again", AuditLevel.NOTED)]
     assert (found.verdict, found.figures["coming_again"]) == ("clean", len(lost))
     with consuming(shop):
         wait_until(
@@ -206,7 +206,7 @@ def test_only_what_was_committed_long_ago_is_judged(empty_shop: Shop) -> None:
     handle(shop, range(8))
     set_offsets_raw(shop.properties, shop.group, shop.topic, {0: 10, 1: 0, 2: 0})
     found = audit(shop, grace="1h")
-    assert checks(found) == [("not-settled", Level.UNKNOWN)]
+    assert checks(found) == [("not-settled", AuditLevel.UNKNOWN)]
     assert (found.exit_code, found.figures["not_settled"]) == (2, 2)
     samples = shop.open().ledger.samples
     latest = samples.latest(shop.stream)
@@ -215,7 +215,7 @@ def test_only_what_was_committed_long_ago_is_judged(empty_shop: Shop) -> None:
 
     commit_all(shop)
     found = audit(shop, grace="1h")
-    assert checks(found) == [("unprocessed", Level.LOST), ("not-settled", Level.UNKNOWN)]
+    assert checks(found) == [("unprocessed", AuditLevel.LOST), ("not-settled", AuditLevel.UNKNOWN)]
     assert offsets_of(found.findings[0]) == {(0, 8), (0, 9)}
     assert found.figures["not_settled"] == 10
 
@@ -252,7 +252,7 @@ def test_transactions(empty_shop: Shop, isolation: str) -> None:
     handle(shop, [0, 1])
     commit_all(shop)
     found = audit(shop)
-    assert checks(found) == [("unprocessed", Level.LOST)]
+    assert checks(found) == [("unprocessed", AuditLevel.LOST)]
     (item,) = found.findings[0].detail["ranges"]
     # Orders 2 to 10, without the aborted 3 and 7: the ranges are those of the messages.
     assert (item["first"], item["last"], item["messages"]) == (4, 20, 7)
@@ -264,7 +264,7 @@ def test_transactions(empty_shop: Shop, isolation: str) -> None:
     commit_all(shop)
     found = audit(shop)
     hidden = [one for one in found.findings if one.check == "open-transaction"]
-    assert [one.level for one in hidden] == [Level.UNKNOWN]
+    assert [one.level for one in hidden] == [AuditLevel.UNKNOWN]
     assert hidden[0].detail["offsets"] == [[0, 24, 25]]
     producer.abort_transaction(60)
 
@@ -276,7 +276,7 @@ def test_messages_that_share_a_key_are_not_judged(empty_shop: Shop) -> None:
     handle(shop, [1, 2, 4])
     commit_all(shop)
     found = audit(shop)
-    assert checks(found) == [("repeated-keys", Level.UNKNOWN)]
+    assert checks(found) == [("repeated-keys", AuditLevel.UNKNOWN)]
     assert (found.verdict, found.exit_code, is_alarming(found)) == ("unknown", 2, False)
     assert (found.figures["not_judged"], found.figures["without_identity"]) == (5, 1)
     said = "5 messages share a key with another one and were not judged"
@@ -286,7 +286,10 @@ def test_messages_that_share_a_key_are_not_judged(empty_shop: Shop) -> None:
     send(shop, 0, [b"3", b"3"])
     commit_all(shop)
     found = audit(shop)
-    assert checks(found) == [("unprocessed", Level.LOST), ("repeated-keys", Level.UNKNOWN)]
+    assert checks(found) == [
+        ("unprocessed", AuditLevel.LOST),
+        ("repeated-keys", AuditLevel.UNKNOWN),
+    ]
     assert offsets_of(found.findings[0]) == {(0, 7), (0, 8)}, "a key that is wholly absent"
 
     # Where a header names each message, each is judged.
@@ -310,14 +313,14 @@ def test_older_than_the_table_is_suspect_until_it_is_said(empty_shop: Shop) -> N
     commit_all(shop)
     found = audit(shop)
     assert checks(found) == [
-        ("unprocessed", Level.LOST),
-        ("older-than-the-table", Level.SUSPECT),
+        ("unprocessed", AuditLevel.LOST),
+        ("older-than-the-table", AuditLevel.SUSPECT),
     ]
     assert (found.missing, len(offsets_of(found.findings[1]))) == (1, 30)
     (command,) = found.findings[1].commands
     since = shlex.split(command)[-1]
     found = audit(shop, since=since)
-    assert checks(found) == [("unprocessed", Level.LOST)]
+    assert checks(found) == [("unprocessed", AuditLevel.LOST)]
     assert found.missing == 31
 
 
@@ -327,7 +330,7 @@ def test_no_match_at_all_suspects_the_table(empty_shop: Shop) -> None:
     handle(shop, [77])
     commit_all(shop)
     found = audit(shop)
-    assert checks(found) == [("no-match", Level.SUSPECT)]
+    assert checks(found) == [("no-match", AuditLevel.SUSPECT)]
     assert found.missing == 0
     assert "redrive" not in found.findings[0].commands[0]
 
@@ -355,7 +358,7 @@ def test_what_it_needs_is_said(empty_shop: Shop) -> None:
         audit(shop)
     handle(shop, [])
     found = audit(shop)
-    assert checks(found) == [("nothing-committed", Level.UNKNOWN)]
+    assert checks(found) == [("nothing-committed", AuditLevel.UNKNOWN)]
     document = json.loads((shop.directory / "backlog.yaml").read_text())
     del document["streams"]["orders"]["source"]["consumed"]
     (shop.directory / "backlog.yaml").write_text(json.dumps(document))

@@ -18,11 +18,11 @@ from rich.console import Console
 from backlogctl.clock import format_time, utc_now
 from backlogctl.errors import UsageError
 from backlogctl.formats import format_moment
-from backlogctl.replay.audits.audit import AuditOptions, AuditResult, Finding
+from backlogctl.replay.audits.audit import AuditFinding, AuditOptions, AuditResult
 from backlogctl.replay.audits.counts import CountsAuditing
 from backlogctl.replay.engine.options import read_options
 from backlogctl.replay.present.figures import make_counts_figure
-from backlogctl.replay.present.tables import draw_audit
+from backlogctl.replay.present.tables import render_audit
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start, set_offsets_raw
@@ -90,7 +90,7 @@ def audit(shop: Shop, **said: Any) -> AuditResult:
     options = read_options(AuditOptions, said, workspace.config, stream, str)
     found = CountsAuditing().examine(workspace, stream, options, lambda line: None)
     console = Console(file=io.StringIO(), width=100)
-    console.print(draw_audit(found.to_json()))
+    console.print(render_audit(found.to_json()))
     return found
 
 
@@ -98,7 +98,7 @@ def list_checks(found: AuditResult) -> list[tuple[str, str]]:
     return [(one.check, str(one.level)) for one in found.findings]
 
 
-def find(found: AuditResult, check: str) -> Finding:
+def find(found: AuditResult, check: str) -> AuditFinding:
     (one,) = (each for each in found.findings if each.check == check)
     return one
 

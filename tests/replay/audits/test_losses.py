@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from confluent_kafka import Consumer, Producer
 
 from backlogctl.errors import InvalidTransition
-from backlogctl.replay.engine.plan import Origin
+from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.kinds.redrive import planning
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.runbooks.nights import NightWork, Tonight, find_night_work
@@ -92,7 +92,7 @@ def put_back(shop: Shop, planned: dict[str, Any]) -> None:
 
 def look_at_night(shop: Shop) -> NightWork:
     workspace = shop.open()
-    origin = Origin(scheduler="test", dag_id="nightly_backfill", run_id="one")
+    origin = RunOrigin(scheduler="test", dag_id="nightly_backfill", run_id="one")
     stream = workspace.config.stream(shop.stream)
     return find_night_work(workspace, stream, datetime.now(UTC), origin)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backlogctl.monitoring.doctor.checks import Finding
+from backlogctl.monitoring.doctor.checks import CheckFinding
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.web import checkups
@@ -75,7 +75,7 @@ def test_a_look_that_fails_ends_no_others(
 ) -> None:
     """A bug in one look is in the log; the next look is made all the same."""
 
-    def fail(*_: object) -> tuple[Finding, ...]:
+    def fail(*_: object) -> tuple[CheckFinding, ...]:
         raise ZeroDivisionError
 
     monkeypatch.setattr(checkups, "examine_tool", fail)

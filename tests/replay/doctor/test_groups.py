@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from backlogctl.kafka.clients import make_consumer, make_producer
 from backlogctl.kafka.groups import describe_group_state
-from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.doctor.world import examine, make_workspace
@@ -53,7 +53,7 @@ def test_members_without_work(
     properties = properties_of(kafka.bootstrap)
     with joined(properties, group, [[name], [name], [name]]):
         finding = examine(make_workspace(tmp_path, properties, name, group))["idle-members"]
-    assert finding.level is Level.WARNS
+    assert finding.level is CheckLevel.WARNS
     assert finding.found == f"2 of 3 members have no partition: {name} has 1"
 
 
@@ -65,7 +65,7 @@ def test_partitions_that_no_member_has(
     properties = properties_of(kafka.bootstrap)
     with joined(properties, group, [[other]]):
         finding = examine(make_workspace(tmp_path, properties, name, group))["unassigned"]
-    assert finding.level is Level.LOSES
+    assert finding.level is CheckLevel.LOSES
     assert "2 partitions of" in finding.found
     assert "(0, 1) are assigned to none of its 1 member" in finding.found
 
@@ -81,7 +81,7 @@ def test_partitions_shared_out_unevenly(
     }
     with joined(properties, group, [[name], [name, other]]):
         found = examine(make_workspace(tmp_path, properties_of(kafka.bootstrap), name, group))
-    assert found["assignment-skew"].level is Level.WARNS
+    assert found["assignment-skew"].level is CheckLevel.WARNS
     assert "one member has 7 partitions, another 1" in found["assignment-skew"].found
 
 
@@ -94,7 +94,7 @@ def test_a_group_that_stands_still(
     publish(properties, name, {0: 20})
     set_offsets_raw(properties, group, name, {0: 5})
     finding = examine(make_workspace(tmp_path, properties, name, group))["group-course"]
-    assert finding.level is Level.LOSES
+    assert finding.level is CheckLevel.LOSES
     assert "15 behind" in finding.found
     assert finding.commands[0] == "backlogctl hold orders --for 6h"
 
@@ -118,7 +118,7 @@ def test_retention_by_size_goes_by_what_is_written(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        found: dict[str, Finding] = {}
+        found: dict[str, CheckFinding] = {}
 
         def is_known() -> bool:
             found.update(examine(workspace))
@@ -128,7 +128,7 @@ def test_retention_by_size_goes_by_what_is_written(
     finally:
         stop.set()
         writer.join(60)
-    assert found["retention"].level is Level.LOSES
+    assert found["retention"].level is CheckLevel.LOSES
     assert "retention.bytes 100.0 kB a partition" in found["retention"].found
 
 
@@ -165,7 +165,7 @@ def test_rebalances_without_static_membership(
     finally:
         late.close()
         member.close()
-    assert finding.level is Level.WARNS
+    assert finding.level is CheckLevel.WARNS
     assert "it was rebalancing in" in finding.found
 
 

@@ -17,7 +17,7 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Stream
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import make_admin, make_producer
-from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.monitoring.doctor.facts import Topic
 from backlogctl.monitoring.doctor.producers import judge_producers
 from backlogctl.monitoring.producers import reader
@@ -36,10 +36,10 @@ CHECKS = ("not-idempotent", "epoch-restarted", "sequence-jump", "hot-partition")
 
 
 @pytest.fixture
-def look(kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[str], dict[str, Finding]]:
+def look(kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[str], dict[str, CheckFinding]]:
     """Examines a topic: its findings of the log, and what could not be read."""
 
-    def make(topic: str) -> dict[str, Finding]:
+    def make(topic: str) -> dict[str, CheckFinding]:
         found = examine(make_workspace(tmp_path, properties_of(kafka.bootstrap), topic))
         return {name: one for name, one in found.items() if name in (*CHECKS, "unread")}
 
@@ -47,7 +47,7 @@ def look(kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[str], dict[str, Find
 
 
 def test_a_producer_that_waits_for_nobody(
-    kafka: EmbeddedKafka, topic: MakeTopic, look: Callable[[str], dict[str, Finding]]
+    kafka: EmbeddedKafka, topic: MakeTopic, look: Callable[[str], dict[str, CheckFinding]]
 ) -> None:
     name, properties = topic(partitions=2), properties_of(kafka.bootstrap)
     publish(properties, name, {0: 30})
@@ -63,7 +63,7 @@ def test_a_producer_that_waits_for_nobody(
     seen = look(name)
     assert list(seen) == ["not-idempotent"]
     found = seen["not-idempotent"]
-    assert found.level is Level.WARNS
+    assert found.level is CheckLevel.WARNS
     assert "10 of 40 messages have no producer id" in found.found
     assert "Looked at the newest 40 messages" in found.found
     assert "of 2 partitions" in found.found
@@ -71,7 +71,7 @@ def test_a_producer_that_waits_for_nobody(
 
 
 def test_transactions_that_abort_and_restart_are_well(
-    kafka: EmbeddedKafka, topic: MakeTopic, look: Callable[[str], dict[str, Finding]]
+    kafka: EmbeddedKafka, topic: MakeTopic, look: Callable[[str], dict[str, CheckFinding]]
 ) -> None:
     name, properties = topic(partitions=1), properties_of(kafka.bootstrap)
     for start in range(3):
@@ -91,7 +91,7 @@ def test_transactions_that_abort_and_restart_are_well(
 def test_a_key_that_has_almost_everything(
     kafka: EmbeddedKafka,
     topic: MakeTopic,
-    look: Callable[[str], dict[str, Finding]],
+    look: Callable[[str], dict[str, CheckFinding]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of each partition about as much is looked at; how much each got is known all the same."""
@@ -106,13 +106,13 @@ def test_a_key_that_has_almost_everything(
     monkeypatch.setattr(reader, "BYTES_EACH", 1)
     seen = look(name)
     assert list(seen) == ["hot-partition"]
-    assert seen["hot-partition"].level is Level.WARNS
+    assert seen["hot-partition"].level is CheckLevel.WARNS
     assert "Partition 2 has 90% of the messages, 2.7 times its share" in seen["hot-partition"].found
     assert "1,500 offsets" in seen["hot-partition"].found
 
 
 def test_an_empty_topic_says_nothing(
-    topic: MakeTopic, look: Callable[[str], dict[str, Finding]]
+    topic: MakeTopic, look: Callable[[str], dict[str, CheckFinding]]
 ) -> None:
     assert look(topic(partitions=2)) == {}
 
@@ -146,7 +146,7 @@ def test_an_epoch_that_was_raised_is_told_with_what_it_may_mean() -> None:
     seen = NewestLog(profile, is_cut=True, written={0: log.end}, since=utc_now())
     topic = Topic("orders", "localhost:9092", {}, {})
     (found,) = judge_producers("orders", topic, seen)
-    assert (found.check, found.level) == ("epoch-restarted", Level.UNKNOWN)
+    assert (found.check, found.level) == ("epoch-restarted", CheckLevel.UNKNOWN)
     assert "1 more of the kind" in found.found
     assert "not all that was asked for" in found.found
     assert "may be missing" in found.found

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from backlogctl.kafka.admin import create_topic
-from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.replay.doctor.deliveries import examine_deliveries
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.lookback.admin import list_messages, park_message
@@ -31,8 +31,8 @@ SERVICE = {
     "payments": {"http": "http://localhost:8080/look-back", "networks": ["127.0.0.0/8", "::1"]}
 }
 # Of one broker, which is what the tests have.
-ALWAYS = {"replication-factor": Level.LOSES}
-Look = Callable[..., dict[str, Finding]]
+ALWAYS = {"replication-factor": CheckLevel.LOSES}
+Look = Callable[..., dict[str, CheckFinding]]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def look(kafka: EmbeddedKafka, pg_url: str, unique: str, tmp_path: Path) -> Look
         partitions: int = 3,
         bootstrap: str = kafka.bootstrap,
         **settings: Any,
-    ) -> dict[str, Finding]:
+    ) -> dict[str, CheckFinding]:
         nonlocal number
         number += 1
         name = f"look-back-{unique}-{number}"
@@ -78,7 +78,7 @@ def look(kafka: EmbeddedKafka, pg_url: str, unique: str, tmp_path: Path) -> Look
         )
         (one,) = examine_deliveries(workspace)
         assert (one.about, one.name) == ("look-back", "look-back")
-        found: dict[str, Finding] = {}
+        found: dict[str, CheckFinding] = {}
         for finding in one.findings:
             found.setdefault(finding.check, finding)
         return found
@@ -86,7 +86,7 @@ def look(kafka: EmbeddedKafka, pg_url: str, unique: str, tmp_path: Path) -> Look
     return examine
 
 
-def list_more(found: dict[str, Finding]) -> dict[str, Level]:
+def list_more(found: dict[str, CheckFinding]) -> dict[str, CheckLevel]:
     """Levels, without what a single broker always gives."""
     return {check: level for check, level in list_levels(found).items() if check not in ALWAYS}
 
@@ -97,7 +97,10 @@ def test_nothing_is_found_where_all_is_well(look: Look, database: LookBackDataba
 
 def test_before_the_service_has_ever_run(look: Look) -> None:
     found = look(partitions=0)
-    assert list_levels(found) == {"look-back-topic": Level.STOPS, "look-back-tables": Level.STOPS}
+    assert list_levels(found) == {
+        "look-back-topic": CheckLevel.STOPS,
+        "look-back-tables": CheckLevel.STOPS,
+    }
     (create,) = found["look-back-topic"].commands
     assert "--create --topic look-back-" in create
     assert found["look-back-tables"].commands == ("backlogctl lookback run",)
@@ -130,7 +133,7 @@ def test_settings_of_its_topic(
 
 
 def test_one_partition_is_read_by_one_instance(look: Look, database: LookBackDatabase) -> None:
-    assert list_more(look(partitions=1)) == {"look-back-topic": Level.WARNS}
+    assert list_more(look(partitions=1)) == {"look-back-topic": CheckLevel.WARNS}
 
 
 def test_partitions_ahead(look: Look, database: LookBackDatabase) -> None:
@@ -143,10 +146,10 @@ def test_partitions_ahead(look: Look, database: LookBackDatabase) -> None:
     drop(3)
     assert list_more(look()) == {}, "just after midnight"
     drop(2)
-    assert list_more(look()) == {"look-back-tables": Level.WARNS}
+    assert list_more(look()) == {"look-back-tables": CheckLevel.WARNS}
     drop(0)
     found = look()
-    assert list_more(found) == {"look-back-tables": Level.STOPS}
+    assert list_more(found) == {"look-back-tables": CheckLevel.STOPS}
     assert "nothing new can be stored" in found["look-back-tables"].found
 
 
@@ -157,16 +160,16 @@ def test_what_is_parked_and_what_is_late(
     teller.prepare("1")
     teller.prepare("2")
     assert list_more(look()) == {}
-    assert list_more(look(late="1ms")) == {"late": Level.STOPS}
+    assert list_more(look(late="1ms")) == {"late": CheckLevel.STOPS}
     first = list_messages(database, [State.PREPARED], 1)[0]
     park_message(database, first["id"], "ada")
     found = look(late="1ms")
-    assert list_more(found) == {"parked": Level.STOPS, "late": Level.STOPS}
+    assert list_more(found) == {"parked": CheckLevel.STOPS, "late": CheckLevel.STOPS}
     assert found["parked"].commands[0] == "backlogctl lookback list --state parked"
     assert found["late"].found.startswith("1 message prepared, the oldest for")
     monkeypatch.setattr("backlogctl.replay.doctor.deliveries._SECONDS", 3.0)
     away = look(bootstrap="127.0.0.1:1", partitions=0, late="1ms")
-    assert list_levels(away) == {"parked": Level.STOPS, "unread": Level.UNKNOWN}
+    assert list_levels(away) == {"parked": CheckLevel.STOPS, "unread": CheckLevel.UNKNOWN}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_fault_58_a_service_that_may_not_be_asked(
     look: Look, database: LookBackDatabase, service: dict[str, str], problem: str
 ) -> None:
     found = look(services={"orders": service, **SERVICE})
-    assert list_more(found) == {"look-back-service": Level.STOPS}
+    assert list_more(found) == {"look-back-service": CheckLevel.STOPS}
     assert found["look-back-service"].subject == "service orders"
     assert problem in found["look-back-service"].found
 
@@ -192,11 +195,11 @@ def test_nobody_to_ask_and_a_database_for_trying_out(look: Look, tmp_path: Path)
     made.close()
     found = look(database=url, services={})
     assert list_more(found) == {
-        "look-back-service": Level.WARNS,
-        "look-back-database": Level.WARNS,
+        "look-back-service": CheckLevel.WARNS,
+        "look-back-database": CheckLevel.WARNS,
     }
 
 
 def test_a_database_that_is_away_is_unknown(look: Look) -> None:
     found = look(database="postgresql+psycopg://app@127.0.0.1:1/look_back")
-    assert list_more(found) == {"unread": Level.UNKNOWN}
+    assert list_more(found) == {"unread": CheckLevel.UNKNOWN}

@@ -13,7 +13,7 @@ import pytest
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.rights import Operation, Resource
 from backlogctl.monitoring.doctor import facts
-from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.replay.doctor import stream as examining
 from backlogctl.replay.doctor import tool as host
 from backlogctl.replay.doctor.stream import examine_stream, examine_tool
@@ -47,7 +47,7 @@ def workspace(kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path) -> Workspa
     return make_workspace(tmp_path, properties_of(kafka.bootstrap), topic(), source=SOURCE)
 
 
-def look_at_tool(workspace: Workspace) -> dict[str, Finding]:
+def look_at_tool(workspace: Workspace) -> dict[str, CheckFinding]:
     streams = list(workspace.config.streams.values())
     return {one.check: one for one in examine_tool(workspace, streams).findings}
 
@@ -87,17 +87,17 @@ def test_each_right_that_is_missing_is_found(
     assert found == [
         (
             "rights",
-            Level.STOPS,
+            CheckLevel.STOPS,
             "hold: the tool may not ALTER_CONFIGS on topic orders (to raise its retention)",
         ),
         (
             "unread",
-            Level.UNKNOWN,
+            CheckLevel.UNKNOWN,
             next(text for check, _, text in found if check == "unread"),
         ),
         (
             "rights",
-            Level.UNKNOWN,
+            CheckLevel.UNKNOWN,
             "doctor: the tool may not DESCRIBE_CONFIGS on the cluster (to read the brokers' "
             "settings)",
         ),
@@ -125,9 +125,9 @@ def test_nothing_is_found_in_a_good_tool(workspace: Workspace) -> None:
     assert look_at_tool(workspace) == {}
 
 
-@pytest.mark.parametrize(("ahead", "level"), [(-20, Level.WARNS), (400, Level.STOPS)])
+@pytest.mark.parametrize(("ahead", "level"), [(-20, CheckLevel.WARNS), (400, CheckLevel.STOPS)])
 def test_a_clock_that_is_off(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, ahead: int, level: Level
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, ahead: int, level: CheckLevel
 ) -> None:
     """This host's, against the controller's."""
     monkeypatch.setattr(facts, "time", SimpleNamespace(time=lambda: time.time() - ahead))
@@ -142,20 +142,20 @@ def test_brokers_that_are_older_than_what_was_tested(
 ) -> None:
     monkeypatch.setattr(host, "TESTED_KAFKA", (99, 0))
     finding = look_at_tool(workspace)["versions"]
-    assert finding.level is Level.WARNS
+    assert finding.level is CheckLevel.WARNS
     assert "its brokers speak as Kafka 4." in finding.found
 
 
 def test_a_full_disk(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "LEAST_FREE", 10**18)
     finding = look_at_tool(workspace)["staging-disk"]
-    assert finding.level is Level.STOPS
+    assert finding.level is CheckLevel.STOPS
     assert "are free, and a rebuild of what is lost may need" in finding.found
 
 
 @pytest.mark.parametrize(
     ("version", "check", "level"),
-    [("11.0.2", "spark", Level.STOPS), ("25", "versions", Level.WARNS)],
+    [("11.0.2", "spark", CheckLevel.STOPS), ("25", "versions", CheckLevel.WARNS)],
 )
 def test_a_java_that_is_not_tested(
     workspace: Workspace,
@@ -163,7 +163,7 @@ def test_a_java_that_is_not_tested(
     monkeypatch: pytest.MonkeyPatch,
     version: str,
     check: str,
-    level: Level,
+    level: CheckLevel,
 ) -> None:
     java = tmp_path / "jdk/bin/java"
     java.parent.mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_jars_that_are_not_there_yet(
 ) -> None:
     monkeypatch.setenv("BACKLOG_CACHE", str(tmp_path / "cache"))
     finding = look_at_tool(workspace)["spark"]
-    assert finding.level is Level.WARNS
+    assert finding.level is CheckLevel.WARNS
     assert not (tmp_path / "cache").exists()
 
 
@@ -188,10 +188,10 @@ def test_sources_that_cannot_be_read_or_have_no_index(
     properties, name = properties_of(kafka.bootstrap), topic()
     make_table(tmp_path, "CREATE TABLE other (x TEXT)")
     finding = examine(make_workspace(tmp_path, properties, name, source=SOURCE))["sources"]
-    assert finding.level is Level.STOPS
+    assert finding.level is CheckLevel.STOPS
     make_table(tmp_path, TABLE)
     finding = examine(make_workspace(tmp_path, properties, name, source=SOURCE))["sources"]
-    assert finding.level is Level.WARNS
+    assert finding.level is CheckLevel.WARNS
     assert "no index begins with its time column updated_at" in finding.found
     make_table(tmp_path, *finding.commands)
     assert "sources" not in examine(make_workspace(tmp_path, properties, name, source=SOURCE))
@@ -202,7 +202,7 @@ def test_sources_that_cannot_be_read_or_have_no_index(
 
 def test_a_topic_that_is_not_there_stops_a_recovery(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     found = examine(make_workspace(tmp_path, properties_of(kafka.bootstrap), "nowhere"))
-    assert found["unread"].level is Level.STOPS
+    assert found["unread"].level is CheckLevel.STOPS
     assert "check `topic` and `cluster` of the stream" in found["unread"].mend
 
 

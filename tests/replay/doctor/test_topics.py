@@ -12,7 +12,7 @@ import pytest
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.topics import read_metadata
-from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.replay.doctor import stream
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -32,10 +32,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture
-def look(three: EmbeddedKafka, tmp_path: Path) -> Callable[..., dict[str, Finding]]:
+def look(three: EmbeddedKafka, tmp_path: Path) -> Callable[..., dict[str, CheckFinding]]:
     """Makes a topic that its group has read, and examines it."""
 
-    def make(*, replication: int = 3, **config: str) -> dict[str, Finding]:
+    def make(*, replication: int = 3, **config: str) -> dict[str, CheckFinding]:
         name = f"topic-{uuid.uuid4().hex[:8]}"
         properties = properties_of(three.bootstrap)
         settings = {**GOOD, **{key.replace("_", "."): value for key, value in config.items()}}
@@ -48,7 +48,7 @@ def look(three: EmbeddedKafka, tmp_path: Path) -> Callable[..., dict[str, Findin
     return make
 
 
-def test_nothing_is_found_where_all_is_well(look: Callable[..., dict[str, Finding]]) -> None:
+def test_nothing_is_found_where_all_is_well(look: Callable[..., dict[str, CheckFinding]]) -> None:
     assert look() == {}
 
 
@@ -100,7 +100,7 @@ def test_nothing_is_found_where_all_is_well(look: Callable[..., dict[str, Findin
     ],
 )
 def test_each_misconfiguration_is_found(
-    look: Callable[..., dict[str, Finding]],
+    look: Callable[..., dict[str, CheckFinding]],
     replication: int,
     config: dict[str, str],
     expected: dict[str, str | None],
@@ -112,7 +112,7 @@ def test_each_misconfiguration_is_found(
 
 
 def test_a_finding_says_what_was_read_and_what_mends_it(
-    look: Callable[..., dict[str, Finding]], three: EmbeddedKafka
+    look: Callable[..., dict[str, CheckFinding]], three: EmbeddedKafka
 ) -> None:
     (finding,) = look(unclean_leader_election_enable="true").values()
     assert finding.found == "unclean.leader.election.enable is true"
@@ -134,7 +134,7 @@ def test_messages_from_the_future(three: EmbeddedKafka, tmp_path: Path) -> None:
     assert producer.flush(30) == 0
     set_offsets_raw(properties, "service", name, {0: 1})
     finding = examine(make_workspace(tmp_path, properties, name))["future-timestamps"]
-    assert finding.level is Level.WARNS
+    assert finding.level is CheckLevel.WARNS
     assert "ahead of this host's clock" in finding.found
 
 
@@ -150,16 +150,16 @@ def test_brokers_that_go_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         victims = [number for number in (3, 2) if number in (leader, *others)]
         workspace = make_workspace(tmp_path, properties)
         kafka.kill(victims[0])
-        finding = await_under_replicated(workspace, Level.WARNS)
+        finding = await_under_replicated(workspace, CheckLevel.WARNS)
         assert "fewer replicas" in finding.found
         kafka.kill(victims[1])
-        finding = await_under_replicated(workspace, Level.STOPS)
+        finding = await_under_replicated(workspace, CheckLevel.STOPS)
         assert "writes with acks=all are refused" in finding.found
 
 
-def await_under_replicated(workspace: Workspace, level: Level) -> Finding:
+def await_under_replicated(workspace: Workspace, level: CheckLevel) -> CheckFinding:
     """The controller notices after a session time-out; until then reads may fail."""
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
 
     def is_so() -> bool:
         finding = examine(workspace).get("under-replicated")
@@ -184,11 +184,11 @@ def test_brokers_that_are_set_wrong(tmp_path: Path) -> None:
         create_topic(properties, "orders", partitions=1, replication=2)
         found = examine(make_workspace(tmp_path, properties))
         assert list_levels(found) == {
-            "min-insync-replicas": Level.LOSES,
-            "offsets-retention": Level.LOSES,
-            "transactions": Level.STOPS,
-            "replication-factor": Level.WARNS,
-            "brokers": Level.WARNS,
-            "racks": Level.WARNS,
-            "commit-log": Level.LOSES,
+            "min-insync-replicas": CheckLevel.LOSES,
+            "offsets-retention": CheckLevel.LOSES,
+            "transactions": CheckLevel.STOPS,
+            "replication-factor": CheckLevel.WARNS,
+            "brokers": CheckLevel.WARNS,
+            "racks": CheckLevel.WARNS,
+            "commit-log": CheckLevel.LOSES,
         }

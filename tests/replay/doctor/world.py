@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backlogctl.config import load_config
-from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.replay.doctor.stream import examine_stream
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.opening import open_workspace
@@ -57,13 +57,13 @@ def make_table(directory: Path, *statements: str) -> None:
         database.commit()
 
 
-def examine(workspace: Workspace) -> dict[str, Finding]:
+def examine(workspace: Workspace) -> dict[str, CheckFinding]:
     """By check; of several the worst."""
-    found: dict[str, Finding] = {}
+    found: dict[str, CheckFinding] = {}
     for one in examine_stream(workspace, workspace.config.stream("orders")).findings:
         found.setdefault(one.check, one)
     return found
 
 
-def list_levels(found: Mapping[str, Finding]) -> dict[str, Level]:
+def list_levels(found: Mapping[str, CheckFinding]) -> dict[str, CheckLevel]:
     return {name: one.level for name, one in found.items()}

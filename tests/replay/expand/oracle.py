@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from backlogctl.clock import Deadline
 from backlogctl.fanout.launchers import Role
 from backlogctl.fanout.relay.guard import CLIENT_ID
-from backlogctl.fanout.retention import RETENTION_BYTES, RETENTION_MS, give_back
+from backlogctl.fanout.retention import RETENTION_BYTES, RETENTION_MS, restore_retention
 from backlogctl.kafka.admin import committed_offsets, describe_group_state, read_topic_id
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
@@ -149,7 +149,7 @@ def find_layout_problems(
     if state == "cancelled":  # what was unread then is kept by a hold of its own, given back later
         for hold in workspace.ledger.holds.list(open_only=True):
             if hold.holder == OPERATOR:
-                give_back(workspace.ledger, make_admin(properties), hold)
+                restore_retention(workspace.ledger, make_admin(properties), hold)
     found = read_topic_overrides(properties, world.topic, SETTINGS)
     if found != retention:
         problems.append(f"retention is {found}, and was {retention}")

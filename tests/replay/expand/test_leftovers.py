@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backlogctl.errors import BacklogError, LeaseHeld
-from backlogctl.replay.consumers.fleet import CONSUMERS_STAY, Leftovers
+from backlogctl.replay.consumers.fleet import CONSUMERS_STAY, CleanupErrors
 from backlogctl.replay.engine.brakes import INTERRUPTED, OPERATOR, CancelRequested, PausedBecause
 
 
@@ -15,7 +15,7 @@ def fail(error: BacklogError) -> None:
 
 
 def test_a_failure_is_noted_and_told_last() -> None:
-    left = Leftovers()
+    left = CleanupErrors()
     with left.noting(CONSUMERS_STAY):
         fail(BacklogError("they hang", subject="group orders"))
     assert CONSUMERS_STAY in left
@@ -34,7 +34,7 @@ def test_a_failure_is_noted_and_told_last() -> None:
 )
 def test_a_request_to_stop_is_no_failure(asked: BacklogError) -> None:
     """As a `cancel` that comes while the recovery's consumers end: it was told as their failure."""
-    left = Leftovers()
+    left = CleanupErrors()
     with pytest.raises(type(asked)), left.noting(CONSUMERS_STAY):
         fail(asked)
     assert CONSUMERS_STAY not in left

@@ -64,7 +64,7 @@ def test_originals_that_start_before_the_rest_is_drained_are_seen(world: World) 
 def test_a_consumer_that_comes_back_without_the_guard_is_seen(world: World) -> None:
     recovery = world.plan_approved(rate=5)
     world.set_speed(Role.RECOVERY, 20)
-    world.patch.setattr(expand_context, "Guard", NoGuard)
+    world.patch.setattr(expand_context, "GroupGuard", NoGuard)
     world.patch.setattr(expand_closing, "find_others", lambda *_: ())
 
     def come_back() -> None:

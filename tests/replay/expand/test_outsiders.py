@@ -10,7 +10,13 @@ from backlogctl.errors import VerificationFailed
 from backlogctl.fanout.launchers import Role
 from backlogctl.fanout.relay.commits import CommitWithMetadata, Counters, write_counters
 from backlogctl.replay.consumers.fleet import find_begin
-from backlogctl.replay.kinds.expand.topics import READ_BESIDE, REPEATED, SKIPPED, Moved, find_moved
+from backlogctl.replay.kinds.expand.topics import (
+    READ_BESIDE,
+    REPEATED,
+    SKIPPED,
+    Moved,
+    find_moved_commits,
+)
 from backlogctl.values import Cause, Certainty, Recovery
 from tests.kafka_tools import read_all, wait_until
 from tests.replay.expand.oracle import (
@@ -39,7 +45,7 @@ def test_a_commit_without_our_counters_is_somebody_elses(metadata: str | None) -
         4: CommitWithMetadata(10, metadata),
     }
     begun = {0: 10, 1: 10, 2: 10, 3: 30, 4: 12}
-    assert find_moved(commits, ours, begun, "r-1") == (
+    assert find_moved_commits(commits, ours, begun, "r-1") == (
         Moved(1, 15, 20, SKIPPED),
         Moved(2, 15, 20, READ_BESIDE),
         Moved(4, 10, 12, REPEATED),
@@ -49,7 +55,7 @@ def test_a_commit_without_our_counters_is_somebody_elses(metadata: str | None) -
 def test_a_relay_that_has_committed_meanwhile_is_no_outsider() -> None:
     """The two commits of one transaction are read one after the other."""
     commits = {0: CommitWithMetadata(25, OURS)}
-    assert find_moved(commits, {0: CommitWithMetadata(15, OURS)}, {0: 10}, "r-1") == ()
+    assert find_moved_commits(commits, {0: CommitWithMetadata(15, OURS)}, {0: 10}, "r-1") == ()
 
 
 def kill_in_the_drain(world: World) -> Recovery:

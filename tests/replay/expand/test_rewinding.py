@@ -11,8 +11,8 @@ import pytest
 from backlogctl.errors import BacklogError, Refused, UsageError
 from backlogctl.fanout.launchers import Role
 from backlogctl.ledger import OPERATOR
-from backlogctl.replay.consumers.fleet import LEAVE_CONSUMERS
 from backlogctl.replay.engine.brakes import CancelRequested
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
 from backlogctl.replay.kinds.expand import canary
 from backlogctl.replay.kinds.expand.canary import CanaryFailed
 from backlogctl.replay.kinds.expand.plan import REWIND

@@ -9,7 +9,7 @@ from typing import Any
 
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka.admin import delete_topic
-from backlogctl.replay.present.status import find_standing
+from backlogctl.replay.present.status import find_status
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import REPLICAS, WITHIN, World
 
@@ -59,7 +59,7 @@ def test_a_consumer_that_came_back_ends_with_who_reads_and_what_is_where(world: 
 
     # On record, for the page and the report, which do not ask the brokers.
     workspace = world.open()
-    kept = find_standing(workspace, world.read(recovery), ask=False)
+    kept = find_status(workspace, world.read(recovery), ask=False)
     assert kept == standing
 
     said = world.call("show", recovery.id).out

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from backlogctl.errors import Refused
 from backlogctl.fanout.launchers import Role
-from backlogctl.fanout.retention import give_back
+from backlogctl.fanout.retention import restore_retention
 from backlogctl.kafka.admin import describe_group_state
 from backlogctl.ledger import OPERATOR
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.replay.engine.interrupts import Interrupts
+from backlogctl.replay.kinds.expand.closing import close_layout
 from backlogctl.replay.kinds.expand.context import ExpandContext
-from backlogctl.replay.kinds.expand.kind import close_layout
 from backlogctl.replay.kinds.expand.steps import STEPS, remove_temporary_topic
 from backlogctl.values import Recovery, RecoveryState, Step
 from tests.kafka_tools import join
@@ -101,7 +101,7 @@ def test_cancel_gives_back_what_the_steps_took(world: World, last: str) -> None:
         # Much is unread still, so it stays raised for a while, for whoever reads it.
         (hold,) = ledger.holds.list(open_only=True)
         assert hold.holder == OPERATOR
-        give_back(ledger, context.admin, hold)
+        restore_retention(ledger, context.admin, hold)
         assert not has_stopped_consumers(ledger.steps.list(recovery.id))
     assert len(world.list_pids(Role.ORIGINAL)) == 2
     assert world.list_pids(Role.RECOVERY, recovery) == []

@@ -13,7 +13,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing as closed_after
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,7 @@ from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.runner import Run
-from backlogctl.replay.kinds.expand import canary, context, kind, steps
+from backlogctl.replay.kinds.expand import canary, closing, context, steps
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.expand.planning import plan_expand
 from backlogctl.replay.observe.retention import release_stream
@@ -276,12 +277,12 @@ class World:
     @property
     def reaching(self) -> Iterable[ModuleType]:
         """Where an expansion reaches points of its protocol."""
-        return (canary, context, kind, steps)
+        return (canary, closing, context, steps)
 
     def at(self, point: str, action: Callable[[], None], times: int = 1) -> None:
         """Does something when a run of this process reaches a point of the protocol."""
         left = [times]
-        before = crashpoints.reach
+        before = crashpoints.reach_crashpoint
 
         def reach(name: str) -> None:
             before(name)
@@ -289,7 +290,7 @@ class World:
                 left[0] -= 1
                 action()
 
-        self.patch.setattr(crashpoints, "reach", reach)
+        self.patch.setattr(crashpoints, "reach_crashpoint", reach)
         for module in self.reaching:
             self.patch.setattr(module, "reach", reach)
 
@@ -347,7 +348,10 @@ class World:
             runner.send_signal(signal.SIGSTOP)
             wait_until(lambda: _is_stopped(runner.pid), what="it is stopped")
             try:
-                with closing(sqlite3.connect(self.directory / "ledger.db", 0.5)) as ledger, ledger:
+                with (
+                    closed_after(sqlite3.connect(self.directory / "ledger.db", 0.5)) as ledger,
+                    ledger,
+                ):
                     ledger.execute(statement, ("2100-01-01T00:00:00.000000Z", recovery.id))
                 return
             except sqlite3.OperationalError:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from backlogctl.replay.kinds.offload import plan, steps
 from backlogctl.spark_backfill.archive import writing
-from backlogctl.spark_backfill.archive.job import cut_ranges
+from backlogctl.spark_backfill.archive.job import split_ranges
 from backlogctl.values import OffsetRange
 from tests.replay.expand import shortened
 
@@ -22,7 +22,7 @@ def shorten(patch: shortened.Patch) -> None:
     shortened.shorten(patch)
     patch(plan, "READINGS_APART", 0.1)
     patch(steps, "FREED_SECONDS", 8.0)
-    patch(writing, "cut_ranges", _cut_small)
+    patch(writing, "split_ranges", _cut_small)
     patch(writing, "_PIECES_PER_CORE", 2)
 
 
@@ -30,7 +30,7 @@ def _cut_small(
     ranges: Iterable[OffsetRange], bytes_per_message: float | None, file_bytes: int
 ) -> list[OffsetRange]:
     del bytes_per_message, file_bytes
-    return cut_ranges(ranges, 1.0, int(OFFSETS))
+    return split_ranges(ranges, 1.0, int(OFFSETS))
 
 
 if __name__ == "__main__":

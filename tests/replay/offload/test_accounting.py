@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from backlogctl.replay.consumers.fleet import LEAVE_CONSUMERS
 from backlogctl.replay.engine.cancelling import CANCEL_ASKED
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
 from backlogctl.replay.engine.values import Account, RecoveryRecord
 from backlogctl.replay.kinds.offload.closing import GIVEN_UP
 from backlogctl.replay.kinds.offload.context import EXPIRED

@@ -26,7 +26,7 @@ from backlogctl.replay.engine.brakes import PausedBecause
 from backlogctl.spark_backfill.archive import writing
 from backlogctl.spark_backfill.archive.batches import write_batch
 from backlogctl.spark_backfill.archive.place import ArchiveFull, ArchivePlace
-from backlogctl.spark_backfill.archive.writing import find_moved
+from backlogctl.spark_backfill.archive.writing import find_moved_log_starts
 from tests.kafka_tools import delete_topic, move_log_start, set_offsets_raw, wait_until
 from tests.replay.expand.shortened import QUIET
 from tests.replay.makers import change_ledger
@@ -314,7 +314,7 @@ def test_retention_that_is_faster_than_the_archive_is_a_gap(
 ) -> None:
     recovery = idle.plan_approved()
     once = threading.Event()
-    real = find_moved
+    real = find_moved_log_starts
 
     def expire(*args: Any) -> Any:
         if not once.is_set():
@@ -322,7 +322,7 @@ def test_retention_that_is_faster_than_the_archive_is_a_gap(
             move_log_start(idle.properties, idle.topic, {0: 100})
         return real(*args)
 
-    monkeypatch.setattr(writing, "find_moved", expire)
+    monkeypatch.setattr(writing, "find_moved_log_starts", expire)
     idle.run(recovery)
     (lost,) = [gap for gap in idle.open().ledger.gaps.list("orders") if gap.archive is None]
     assert (lost.cause, lost.certainty) == ("expired", "exact")

@@ -10,8 +10,8 @@ from backlogctl.errors import BacklogError
 from backlogctl.fanout.launchers import Role
 from backlogctl.replay.cli import main
 from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause
-from backlogctl.replay.observe.stream import look_at_stream
-from backlogctl.replay.present.status import find_standing
+from backlogctl.replay.observe.stream import sample_stream
+from backlogctl.replay.present.status import find_status
 from backlogctl.spark_backfill.archive import writing
 from tests.kafka_tools import wait_until
 from tests.replay.expand.oracle import find_unhandled
@@ -87,10 +87,10 @@ def test_paused_it_says_that_the_consumers_stay_stopped(idle: OffloadWorld) -> N
     assert paused.state == "paused"
     assert not idle.find_members()
     workspace = idle.open()
-    _, entry = look_at_stream(workspace, workspace.config.stream("orders"))
+    _, entry = sample_stream(workspace, workspace.config.stream("orders"))
     assert entry["verdict"] == "stop"
     assert f"stopped by offload {recovery.id}" in entry["sentence"]
-    standing = find_standing(workspace, paused)
+    standing = find_status(workspace, paused)
     assert standing is not None
     assert (standing["reads"], standing["archive"]) == ("nobody", None)
     assert standing["stopped"].startswith("the 2 consumers of group")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backlogctl.replay.observe.stream import look_at_stream
+from backlogctl.replay.observe.stream import sample_stream
 from tests.replay.offload.world import (
     OffloadWorld,
     await_fresh,
@@ -30,7 +30,7 @@ def test_what_is_archived_is_not_lost(idle: OffloadWorld) -> None:
     recovery = idle.plan_approved()
     idle.run(recovery)
     workspace = idle.open()
-    _, entry = look_at_stream(workspace, workspace.config.stream("orders"))
+    _, entry = sample_stream(workspace, workspace.config.stream("orders"))
     assert entry["lost"] == 0
     assert entry["verdict"] != "lost"
     assert "580 messages of it in an archive" in entry["sentence"]

@@ -22,7 +22,7 @@ from backlogctl.replay.present.layout import (
     Text,
     WholeConsole,
     make_line,
-    print_line,
+    print_wrapped,
     spin,
     tell,
 )
@@ -154,7 +154,7 @@ def test_a_terminal_gets_whole_words_and_a_pipe_one_line() -> None:
     for is_terminal in (True, False):
         file = io.StringIO()
         console = WholeConsole(file=file, width=30, force_terminal=is_terminal, color_system=None)
-        print_line(console, Text(text))
+        print_wrapped(console, Text(text))
         lines = file.getvalue().splitlines()
         assert (len(lines) > 1) is is_terminal
         assert " ".join(lines).split() == text.split()

@@ -15,8 +15,8 @@ from backlogctl.replay.present.messages import (
     HIDDEN,
     Form,
     Mask,
-    draw_message,
-    show_message,
+    mask_message,
+    render_message,
     show_part,
 )
 
@@ -71,7 +71,7 @@ def test_fields_are_hidden_at_any_depth() -> None:
 
 @pytest.mark.parametrize("raw", [b"ada@example.org", b"{broken: ada@", b"\x00\x01ada@example.org"])
 def test_a_value_that_cannot_be_looked_into_is_hidden_whole(raw: bytes) -> None:
-    shown = show_message(EMAIL, partition=0, offset=1, timestamp=1, key=b"k", value=raw)
+    shown = mask_message(EMAIL, partition=0, offset=1, timestamp=1, key=b"k", value=raw)
     assert shown.value.form is Form.HIDDEN
     assert "ada" not in json.dumps(shown.to_json())
     assert shown.key.text == "k", "a plain key is no value"
@@ -79,7 +79,7 @@ def test_a_value_that_cannot_be_looked_into_is_hidden_whole(raw: bytes) -> None:
 
 def test_key_value_and_headers_are_hidden_by_name() -> None:
     mask = Mask.read(["key", "value", "header:user"])
-    shown = show_message(
+    shown = mask_message(
         mask,
         partition=2,
         offset=70_000,
@@ -91,7 +91,7 @@ def test_key_value_and_headers_are_hidden_by_name() -> None:
     assert "secret" not in json.dumps(shown.to_json())
     assert [part.form for _, part in shown.headers] == [Form.HIDDEN, Form.NULL, Form.TEXT]
     out = io.StringIO()
-    WholeConsole(file=out, width=100).print(draw_message(shown))
+    WholeConsole(file=out, width=100).print(render_message(shown))
     assert "secret" not in out.getvalue()
     assert "partition 2, offset 70,000" in out.getvalue()
     assert "2025-10-09 08:53:20Z" in out.getvalue()
@@ -100,11 +100,11 @@ def test_key_value_and_headers_are_hidden_by_name() -> None:
 @pytest.mark.parametrize("length", [20, 200])
 def test_lines_of_json_keep_their_indent(length: int) -> None:
     value = json.dumps({"id": 650, "deep": {"note": "y" * length}, "more": "z" * 60}).encode()
-    shown = show_message(
+    shown = mask_message(
         NONE, partition=0, offset=0, timestamp=-1, key=b"k", value=value, headers=[]
     )
     out = io.StringIO()
-    WholeConsole(file=out, width=80).print(draw_message(shown))
+    WholeConsole(file=out, width=80).print(render_message(shown))
     lines = out.getvalue().replace("value", "     ").splitlines()
     (opened,) = (line.index("{") for line in lines if line.strip() == "{")
     assert opened == lines[-1].index("}")
@@ -115,7 +115,7 @@ def test_nothing_in_a_message_moves_the_cursor(
     key: bytes, value: bytes, name: str, header: bytes | None
 ) -> None:
     for mask in (NONE, EMAIL):
-        shown = show_message(
+        shown = mask_message(
             mask,
             partition=0,
             offset=0,
@@ -125,7 +125,7 @@ def test_nothing_in_a_message_moves_the_cursor(
             headers=[(name, header)],
         )
         out = io.StringIO()
-        WholeConsole(file=out, width=80).print(draw_message(shown))
+        WholeConsole(file=out, width=80).print(render_message(shown))
         for char in out.getvalue().replace("\n", ""):
             # Spaces other than the common one are let through.
             assert char.isprintable() or unicodedata.category(char) == "Zs"
@@ -143,7 +143,7 @@ def test_what_tells_an_error_may_quote_what_is_masked(masked: str) -> None:
         assert not Mask.read(["header:other"]).hides_header(name)
     for name in ("trace", "kafka_dlt-exception-fqcn", "kafka_dlt-original-offset"):
         assert not Mask.read([masked]).hides_header(name)
-    message = show_message(
+    message = mask_message(
         Mask.read([masked]), partition=0, offset=0, timestamp=None, key=None, value=None,
         headers=[(names[0], b"bad: u7@x.org")],
     )  # fmt: skip

@@ -20,20 +20,20 @@ from backlogctl.replay.engine.values import Telling
 from backlogctl.replay.present.layout import WholeConsole
 from backlogctl.replay.present.progress import describe_progress
 from backlogctl.replay.present.report import make_report
-from backlogctl.replay.present.report_page import draw_summary
-from backlogctl.replay.present.status import describe_gap, tell_plan
-from backlogctl.replay.present.tables import draw_examinations, draw_groups
+from backlogctl.replay.present.report_page import render_summary
+from backlogctl.replay.present.status import describe_gap, describe_recovery_plan
+from backlogctl.replay.present.tables import render_examinations, render_groups
 from backlogctl.replay.present.terminal import (
-    draw_events,
-    draw_gaps,
-    draw_plan,
-    draw_progress,
-    draw_recoveries,
-    draw_standing,
-    draw_status,
     print_next,
+    render_events,
+    render_gaps,
+    render_plan,
+    render_progress,
+    render_recoveries,
+    render_recovery_status,
+    render_status,
 )
-from backlogctl.values import Cause, Certainty, Event, Gap, GapState, Recovery
+from backlogctl.values import Cause, Certainty, Gap, GapState, LedgerEvent, Recovery
 from tests.kernel.ledger.makers import NOON
 from tests.replay.calling import call_main
 from tests.replay.expand_makers import make_burndown, make_step, store_expand_plan
@@ -88,8 +88,8 @@ def list_texts(told: Telling) -> Iterator[str]:
 def test_a_stored_plan(tmp_path: Path, store: Callable[[Workspace], Recovery], width: int) -> None:
     desk = open_desk(tmp_path)
     recovery = store(desk)
-    told = tell_plan(desk, recovery)
-    drawn = draw(draw_plan(recovery, told), width)
+    told = describe_recovery_plan(desk, recovery)
+    drawn = draw(render_plan(recovery, told), width)
     check_whole(drawn, [*list_texts(told), recovery.id, recovery.plan_hash], width)
     if width == 80:
         assert "╭" in drawn
@@ -145,7 +145,7 @@ def make_status() -> dict[str, Any]:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_status(width: int) -> None:
     stream = make_status()
-    drawn = draw(draw_status({"streams": [stream]}), width)
+    drawn = draw(render_status({"streams": [stream]}), width)
     parts = [
         text
         for part in stream["partitions"]
@@ -177,7 +177,7 @@ def test_lists(width: int) -> None:
         for number in range(3)
     ]
     told = ["9,000,000,000–9,876,543,210", "expired,", "injected", *(gap.id for gap in gaps)]
-    check_whole(draw(draw_gaps({"gaps": list(map(describe_gap, gaps))}), width), told, width)
+    check_whole(draw(render_gaps({"gaps": list(map(describe_gap, gaps))}), width), told, width)
 
     row = {
         "id": "r-20261121-0001",
@@ -192,20 +192,20 @@ def test_lists(width: int) -> None:
     }
     rows = {"recoveries": [row, {**row, "kind": "expand"}]}
     told = ["r-20261121-0001", LONG, "cancelled", "123,456", "123,400", "11-21 12:00Z"]
-    check_whole(draw(draw_recoveries(rows), width), told, width)
+    check_whole(draw(render_recoveries(rows), width), told, width)
 
     message = f"could not read {LONG}: no broker answered"
     detail = {"message": message, "at": 12}
-    event = Event("r-20261121-0001", 0, NOON, "os:ada@ops-1", "failed", detail, "", "")
+    event = LedgerEvent("r-20261121-0001", 0, NOON, "os:ada@ops-1", "failed", detail, "", "")
     told = ["11-21 12:00:00Z", "os:ada@ops-1", "failed", message]
-    check_whole(draw(draw_events([event]), width), told, width)
+    check_whole(draw(render_events([event]), width), told, width)
 
     topic = {"topic": LONG, "partitions": 120, "lag": 123_456, "stream": None}
     group = {"group": "two\nlines", "members": None, "topics": [topic], "why_not": None}
     share = {"group": "sharing", "why_not": "it is a share group"}
     groups = {"groups": [group, share], "unknown": ["there may be more groups"]}
     told = ['"two\\nlines"', LONG, "123,456", "unknown", "there may be more groups"]
-    check_whole(draw(draw_groups(groups), width), told, width)
+    check_whole(draw(render_groups(groups), width), told, width)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -214,7 +214,7 @@ def test_how_far_it_is_and_how_it_ended(tmp_path: Path, width: int) -> None:
     steps = [make_step("check_target", 0, 2, attempts=2), make_step("drain", 2, None)]
     progress = describe_progress(steps, make_burndown(20), NOON + timedelta(hours=13))
     told = ["check target", "2 attempts", "12:00:00Z", "now: drain"]
-    check_whole(draw(draw_progress(progress), width), told, width)
+    check_whole(draw(render_progress(progress), width), told, width)
 
     standing: dict[str, Any] = {
         "kind": "expand",
@@ -231,11 +231,11 @@ def test_how_far_it_is_and_how_it_ended(tmp_path: Path, width: int) -> None:
         "problem": f"could not read {LONG}",
     }
     told = ["r-20261121-0001", "billing-and-invoices", *standing["retention_held"], LONG]
-    check_whole(draw(draw_standing(standing), width), told, width)
+    check_whole(draw(render_recovery_status(standing), width), told, width)
 
     report = make_report(workspace, put_back(workspace).id)
     told = [report["standing"]["headline"], report["losses"]["sentence"], report["id"]]
-    check_whole(draw(draw_summary(report), width), told, width)
+    check_whole(draw(render_summary(report), width), told, width)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -252,7 +252,7 @@ def test_doctor(width: int) -> None:
     }
     one = {"about": "stream", "name": "orders", "findings": [finding]}
     document = {"examinations": [one], "result": 2}
-    drawn = draw(draw_examinations(document), width)
+    drawn = draw(render_examinations(document), width)
     lines = [line for line in drawn.splitlines() if line.strip() != command]
     assert len(lines) == len(drawn.splitlines()) - 1, "the command is a line"
     told = [str(finding[name]) for name in ("subject", "found", "why", "mend")]

@@ -18,9 +18,9 @@ from backlogctl.replay.injection import steps
 from backlogctl.replay.kinds.expand.describe import BurndownView
 from backlogctl.replay.present.layout import Bar, spin
 from backlogctl.replay.present.progress import describe_progress, find_share
-from backlogctl.replay.present.terminal import draw_progress
+from backlogctl.replay.present.terminal import render_progress
 from backlogctl.spark_backfill.injection.brakes import InjectionProgress
-from backlogctl.spark_backfill.injection.transactional import ChunkResult, Outcome
+from backlogctl.spark_backfill.injection.transactional import ChunkResult, CommitOutcome
 from backlogctl.values import Chunk, ChunkState, RecoveryState
 from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import make_burndown
@@ -56,7 +56,7 @@ def test_everybody_shows_the_same_rate(tmp_path: Path, monkeypatch: pytest.Monke
     assert (share.rate, share.eta) == (RATE, 60)
 
     console = Console(file=io.StringIO(), width=100)
-    console.print(draw_progress(document))
+    console.print(render_progress(document))
     assert "100/s, done in about 1 min" in console.file.getvalue()  # type: ignore[attr-defined]
 
     moved: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def test_everybody_shows_the_same_rate(tmp_path: Path, monkeypatch: pytest.Monke
     tracker = steps._Tracker(context)
     for number, (at, count) in enumerate(done):
         monkeypatch.setattr(steps, "utc_now", lambda at=at: NOON + at)
-        tracker.note_chunk(ChunkResult(0, number, count, Outcome.INJECTED))
+        tracker.note_chunk(ChunkResult(0, number, count, CommitOutcome.INJECTED))
     monkeypatch.setattr(steps, "utc_now", lambda: NOON)
     total = sum(count for _, count in done)
     tracker.note_progress(InjectionProgress(injected=total, skipped=0, total=total + 6_000))

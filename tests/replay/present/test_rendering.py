@@ -26,23 +26,32 @@ from backlogctl.replay.present.report_page import render_page
 from backlogctl.replay.present.status import (
     describe_gap,
     describe_recovery,
+    describe_recovery_plan,
     describe_run,
-    tell_plan,
 )
 from backlogctl.replay.present.terminal import (
-    draw_events,
-    draw_gaps,
-    draw_plan,
-    draw_progress,
-    draw_recoveries,
-    draw_status,
+    print_done,
     print_next,
-    say_done,
+    render_events,
+    render_gaps,
+    render_plan,
+    render_progress,
+    render_recoveries,
+    render_status,
 )
 from backlogctl.replay.runbooks.descriptions import describe_body
 from backlogctl.replay.web.page.recoveries import read_recovery
 from backlogctl.replay.web.page.rendering import Renderer
-from backlogctl.values import Cause, Certainty, Chunk, Event, Gap, GapState, Recovery, RecoveryState
+from backlogctl.values import (
+    Cause,
+    Certainty,
+    Chunk,
+    Gap,
+    GapState,
+    LedgerEvent,
+    Recovery,
+    RecoveryState,
+)
 from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import make_step, store_expand_plan
 from tests.replay.makers import store_approved, store_plan
@@ -59,7 +68,7 @@ def draw(*things: Any, width: int = 100) -> str:
 
 def draw_told(desk: Workspace, recovery: Recovery, width: int = 100) -> str:
     """The plan of a recovery as `plan` and `show` draw it."""
-    return draw(draw_plan(recovery, tell_plan(desk, recovery)), width=width)
+    return draw(render_plan(recovery, describe_recovery_plan(desk, recovery)), width=width)
 
 
 def make_gap(number: int = 1) -> Gap:
@@ -94,11 +103,11 @@ def test_foreign_text_is_not_markup(desk: Workspace) -> None:
     gaps = [{**describe_gap(make_gap()), "cause": ODD, "stream": name} for name in (ODD, "x")]
     row = {**document, "stream": ODD, "kind": ODD}
     for thing, times in (
-        (draw_plan(recovery, tell_plan(desk, recovery)), 6),
-        (draw_events(events), 3),
-        (draw_status({"streams": [unseen]}), 3),
-        (draw_gaps({"gaps": gaps}), 3),
-        (draw_recoveries({"recoveries": [row, document]}), 2),
+        (render_plan(recovery, describe_recovery_plan(desk, recovery)), 6),
+        (render_events(events), 3),
+        (render_status({"streams": [unseen]}), 3),
+        (render_gaps({"gaps": gaps}), 3),
+        (render_recoveries({"recoveries": [row, document]}), 2),
     ):
         # Cells may be wrapped: the words are counted, not the whole.
         assert draw(thing, width=300).count("[/ops]") >= times
@@ -136,8 +145,8 @@ def test_ids_and_numbers_are_whole(desk: Workspace, width: int) -> None:
     recovery = store_approved(desk)
     document = describe_recovery(desk, recovery)
     document["created_at"] = "2026-11-21T12:00:00.000000Z"
-    several = draw_gaps({"gaps": [describe_gap(make_gap(number)) for number in range(3)]})
-    text = draw(several, draw_recoveries({"recoveries": [document]}), width=width)
+    several = render_gaps({"gaps": [describe_gap(make_gap(number)) for number in range(3)]})
+    text = draw(several, render_recoveries({"recoveries": [document]}), width=width)
     assert text.count("g-20261121-000") == 3
     assert text.count("1,000,000–1,999,999") == 3
     assert text.count("expired, exact") == 3
@@ -182,7 +191,7 @@ def test_commands_and_results_are_one_line() -> None:
     command = "backlogctl plan rebuild a-stream-with-a-long-name --allow surplus"
     assert write(lambda console: print_next(console, command)) == f"next: {command}\n"
     told = ": 5 messages are in a topic with a long name, each once"
-    done = write(lambda console: say_done(console, "r-1", str(RecoveryState.VERIFIED), told))
+    done = write(lambda console: print_done(console, "r-1", str(RecoveryState.VERIFIED), told))
     assert done == f"r-1 verified{told}\n"
 
 
@@ -209,7 +218,7 @@ def test_status_links_to_the_page() -> None:
         written=[True],
     ).to_json()
     page = "https://b.example/streams/orders"
-    text = draw(draw_status({"streams": [{**status, "page": page}]}))
+    text = draw(render_status({"streams": [{**status, "page": page}]}))
     assert "page: https://b.example/streams/orders" in text
     assert "orders: 4 behind" in text
 
@@ -298,7 +307,7 @@ def test_a_run_of_a_rebuild_shows_its_steps_and_what_is_put_back(desk: Workspace
     steps = [make_step("check_target", 0, 2), make_step("inject", 2, None)]
     progress = describe_progress(steps, (), NOON + timedelta(seconds=9), chunks=found)
     assert progress["injection"] | {"staged": 10, "injected": 5} == progress["injection"]
-    text = draw(draw_progress(progress))
+    text = draw(render_progress(progress))
     assert "50 %  5 of 10" in text
     assert "now: inject" in text
     assert "✓  check target" in text
@@ -313,10 +322,10 @@ def test_the_record_names_steps_and_leaves_out_starts_that_came_to_an_end() -> N
         ("step started", {"step": "check_target"}),
     ]
     events = [
-        Event("r-20261121-0001", number, NOON, "ada", action, detail, "", "")
+        LedgerEvent("r-20261121-0001", number, NOON, "ada", action, detail, "", "")
         for number, (action, detail) in enumerate(lines)
     ]
-    text = draw(draw_events(events))
+    text = draw(render_events(events))
     assert text.count("check target completed  2 s") == 1
     assert text.count("check target started") == 1, "it was begun again, and is not completed"
     assert "inject started" in text

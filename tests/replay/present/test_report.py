@@ -13,7 +13,7 @@ from backlogctl.errors import UsageError
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present.report import make_report
-from backlogctl.replay.present.report_page import draw_summary
+from backlogctl.replay.present.report_page import render_summary
 from backlogctl.replay.present.timeline import find_rise
 from backlogctl.values import RecoveryState
 from tests.kernel.ledger.makers import NOON
@@ -105,7 +105,7 @@ def test_every_state_says_where_it_stands(desk: Workspace, kind: str, state: S) 
     assert document["ended"] is (state in (S.VERIFIED, S.REJECTED, S.CANCELLED))
     if state in (S.PAUSED, S.FAILED):
         assert "no broker answered" in standing["sentence"]
-    text = print_text(draw_summary(document))
+    text = print_text(render_summary(document))
     assert name in text
     assert "hash chain verified" in text
 
@@ -164,7 +164,7 @@ def test_a_changed_record_is_shouted(desk: Workspace) -> None:
     document, page = report(desk, recovery)
     assert document["record"]["problem"] == "event 2 was altered"
     assert "not to be relied on" in page.text
-    assert "event 2 was altered" in print_text(draw_summary(document))
+    assert "event 2 was altered" in print_text(render_summary(document))
     change_ledger(desk, "UPDATE backlog_recoveries SET plan = replace(plan, 'exact', 'short')")
     document, page = report(desk, recovery)
     assert not document["record"]["plan_holds"]

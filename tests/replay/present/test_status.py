@@ -15,7 +15,7 @@ from backlogctl.ledger import BurndownSample
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.cancelling import telling_standing
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.present.status import find_standing, list_lines
+from backlogctl.replay.present.status import find_status, list_lines
 from backlogctl.values import Recovery, RecoveryState
 from tests.replay.calling import call_main
 from tests.replay.expand_makers import store_expand_plan
@@ -55,7 +55,7 @@ def test_what_the_brokers_do_not_say_is_unknown_and_never_zero(
     desk: Workspace, state: RecoveryState
 ) -> None:
     recovery = store_drain(desk, state)
-    standing = find_standing(desk, recovery)
+    standing = find_status(desk, recovery)
     assert standing is not None
     assert (standing["reads"], standing["recovery_consumers"]) == ("unknown", None)
     assert standing["stopped"] == "the 3 consumers of group service"
@@ -92,7 +92,7 @@ def test_an_error_says_it_on_the_terminal_in_json_and_to_airflow(
 
 def test_what_changed_nothing_or_is_over_has_no_standing(desk: Workspace) -> None:
     planned = store_expand_plan(desk)
-    assert find_standing(desk, planned) is None
+    assert find_status(desk, planned) is None
     with pytest.raises(Paused) as caught, telling_standing(desk, planned.id):
         raise Paused("not now")
     assert caught.value.standing is None

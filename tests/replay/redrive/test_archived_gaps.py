@@ -12,12 +12,12 @@ from backlogctl.ledger import ArchiveRecord
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.injection.archived import (
-    find_archive,
+    find_archive_of,
     list_archived,
     suggest_plan,
     suggest_redrive,
 )
-from backlogctl.replay.kinds.rebuild.losses import list_repairable, say_why_not
+from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable, list_repairable
 from backlogctl.replay.runbooks.detection import choose_actions
 from backlogctl.replay.runbooks.nights import _count_gaps, has_nights
 from backlogctl.replay.runbooks.work import list_waiting_work
@@ -97,13 +97,17 @@ def test_why_not(desk: Workspace) -> None:
     command = f"backlogctl plan redrive orders --from archive:{gap.archive}"
     for one in (gap, lost):
         assert suggest_redrive(desk.ledger, one) == command, "the archive has the same offsets"
-        assert f"`{command}` puts them back" in say_why_not(desk.ledger, one, stream, TOPIC)
+        assert f"`{command}` puts them back" in explain_unrebuildable(
+            desk.ledger, one, stream, TOPIC
+        )
     beyond = replace(lost, end=101)
-    assert "no source table" in say_why_not(desk.ledger, beyond, stream)
-    assert find_archive(beyond, [record]) is None
+    assert "no source table" in explain_unrebuildable(desk.ledger, beyond, stream)
+    assert find_archive_of(beyond, [record]) is None
     assert suggest_plan(desk.ledger, beyond) == "backlogctl plan rebuild orders"
-    assert "deleted since" in say_why_not(desk.ledger, gap, stream, "another")
+    assert "deleted since" in explain_unrebuildable(desk.ledger, gap, stream, "another")
     desk.ledger.archives.mark_purged(record.recovery_id, "op")
-    assert "was purged" in say_why_not(desk.ledger, gap, stream)
-    assert "no source table" in say_why_not(desk.ledger, lost, stream)
-    assert "not on record" in say_why_not(desk.ledger, replace(gap, archive="r-1"), stream)
+    assert "was purged" in explain_unrebuildable(desk.ledger, gap, stream)
+    assert "no source table" in explain_unrebuildable(desk.ledger, lost, stream)
+    assert "not on record" in explain_unrebuildable(
+        desk.ledger, replace(gap, archive="r-1"), stream
+    )

@@ -9,8 +9,8 @@ import pytest
 from backlogctl.errors import UsageError
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions, read_keys
 from backlogctl.replay.kinds.redrive.sources import (
-    cut_ranges,
-    read_offsets,
+    choose_ranges,
+    parse_offsets,
     require_bounds,
     skip_before,
 )
@@ -18,22 +18,22 @@ from backlogctl.values import OffsetRange
 
 
 def test_both_ends_are_included_and_overlaps_are_one() -> None:
-    said = read_offsets(["1:7", "0:5-9", "0:8-12", "0:13", "0:20–21"], 2)
+    said = parse_offsets(["1:7", "0:5-9", "0:8-12", "0:13", "0:20–21"], 2)
     assert said == (OffsetRange(0, 5, 14), OffsetRange(0, 20, 22), OffsetRange(1, 7, 8))
 
 
 @pytest.mark.parametrize("text", ["", "5-9", "0:", "0:-5", "0:5-4", "2:1", "a:1-2", "0:1-2-3"])
 def test_what_is_no_range_is_named(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        read_offsets([text], 2)
+        parse_offsets([text], 2)
     assert caught.value.subject == f"--offsets {text}"
 
 
 def test_what_is_not_there_is_told() -> None:
     there = [OffsetRange(0, 10, 20), OffsetRange(1, 5, 5), OffsetRange(2, 0, 9)]
-    assert cut_ranges((), there) == ((OffsetRange(0, 10, 20), OffsetRange(2, 0, 9)), [])
-    said = read_offsets(["0:5-12", "1:0-3", "2:4-"], 3)
-    ranges, warnings = cut_ranges(said, there)
+    assert choose_ranges((), there) == ((OffsetRange(0, 10, 20), OffsetRange(2, 0, 9)), [])
+    said = parse_offsets(["0:5-12", "1:0-3", "2:4-"], 3)
+    ranges, warnings = choose_ranges(said, there)
     assert ranges == (OffsetRange(0, 10, 13), OffsetRange(2, 4, 9))
     assert warnings == [
         "5 of the offsets 5–12 of partition 0 are not there; 10–19 are",
@@ -43,7 +43,7 @@ def test_what_is_not_there_is_told() -> None:
 
 def test_a_range_may_span_several_of_an_archive() -> None:
     there = [OffsetRange(0, 0, 10), OffsetRange(0, 20, 30)]
-    ranges, warnings = cut_ranges(read_offsets(["0:5-24"], 1), there)
+    ranges, warnings = choose_ranges(parse_offsets(["0:5-24"], 1), there)
     assert ranges == (OffsetRange(0, 5, 10), OffsetRange(0, 20, 25))
     assert warnings == ["10 of the offsets 5–24 of partition 0 are not there; 0–9, 20–29 are"]
 

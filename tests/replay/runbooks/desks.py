@@ -12,8 +12,8 @@ from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import (
     AIRFLOW,
-    Identity,
-    Origin,
+    Approver,
+    RunOrigin,
     acting_as,
     find_identity,
     name_origin,
@@ -31,8 +31,8 @@ GROUP = "orders-service"
 # The name of a kind that another version of this program knows.
 MYSTERY = "mystery"
 RUN = name_origin("recover_backlog", "run-1", "INC-4711")
-AIRFLOW_USER = Identity(AIRFLOW, "grace", "worker")
-SHELL_USER = Identity("os", getpass.getuser(), "laptop")
+AIRFLOW_USER = Approver(AIRFLOW, "grace", "worker")
+SHELL_USER = Approver("os", getpass.getuser(), "laptop")
 SOURCE = {
     "database": "shop",
     "table": "orders",
@@ -90,7 +90,7 @@ def store_unknown(
     desk: Workspace,
     *states: RecoveryState,
     kind: str = MYSTERY,
-    origin: Origin | None = RUN,
+    origin: RunOrigin | None = RUN,
     **detail: Any,
 ) -> Recovery:
     """A recovery of `orders` of a kind that this program does not know, in the last state.

@@ -18,12 +18,12 @@ from markdown_it import MarkdownIt
 from backlogctl.config import load_config
 from backlogctl.errors import BacklogError
 from backlogctl.replay.audits import AUDITS
-from backlogctl.replay.audits.audit import AuditOptions, AuditResult, Finding, Level
+from backlogctl.replay.audits.audit import AuditFinding, AuditLevel, AuditOptions, AuditResult
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import name_origin
 from backlogctl.replay.runbooks.descriptions import (
     NightAudit,
-    describe,
+    describe_audit,
     describe_body,
     describe_end,
     describe_outcome,
@@ -72,19 +72,19 @@ def test_the_configuration_knows_every_audit(tmp_path: Path) -> None:
     ("levels", "verdict", "alarms"),
     [
         ([], "clean", False),
-        ([Level.NOTED], "clean", False),
-        ([Level.UNKNOWN, Level.NOTED], "unknown", False),
-        ([Level.SUSPECT, Level.UNKNOWN], "suspect", True),
-        ([Level.UNKNOWN, Level.LOST], "lost", True),
+        ([AuditLevel.NOTED], "clean", False),
+        ([AuditLevel.UNKNOWN, AuditLevel.NOTED], "unknown", False),
+        ([AuditLevel.SUSPECT, AuditLevel.UNKNOWN], "suspect", True),
+        ([AuditLevel.UNKNOWN, AuditLevel.LOST], "lost", True),
     ],
 )
 def test_what_is_or_may_be_missing_is_an_event(
-    levels: list[Level], verdict: str, alarms: bool
+    levels: list[AuditLevel], verdict: str, alarms: bool
 ) -> None:
-    findings = tuple(Finding("hole", level, f"it is {level}", count=3) for level in levels)
+    findings = tuple(AuditFinding("hole", level, f"it is {level}", count=3) for level in levels)
     at = datetime(2026, 11, 24, tzinfo=UTC)
     found = AuditResult("sequence", "orders", "orders", AuditOptions(), at, 1.0, {}, findings, "")
-    told = describe(found)
+    told = describe_audit(found)
     assert (told["verdict"], is_alarming(found)) == (verdict, alarms)
     assert told["missing"] == (3 if verdict == "lost" else 0)
     assert told["next"] == "backlogctl audit sequence orders"

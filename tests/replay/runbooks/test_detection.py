@@ -16,7 +16,7 @@ from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.approval import NOBODY, reject_plan
 from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.kind import Registry, Workspace
-from backlogctl.replay.kinds.expand.kind import Expand
+from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.runbooks import detection
 from backlogctl.replay.runbooks.detection import (
     Came,
@@ -120,7 +120,7 @@ def test_a_gap_that_cannot_be_rebuilt_asks_for_nothing(desk: Workspace) -> None:
     assert choose(desk, Verdict.OK) == ("rebuild",)
 
 
-class Asked(Expand):
+class Asked(ExpandKind):
     """A kind that says what it is told to, and remembers what it was asked."""
 
     def __init__(self, name: str, answer: bool, calls: list[tuple[Any, ...]]) -> None:
@@ -166,7 +166,7 @@ def detect(
         figures = {"lag": 10, "lost": None, "seconds_to_loss": None, "warnings": ["seen"]}
         return Seen, {**words, **figures}
 
-    monkeypatch.setattr(detection, "look_at_stream", look)
+    monkeypatch.setattr(detection, "sample_stream", look)
     return detect_backlog(desk, desk.config.stream("orders"), told)
 
 

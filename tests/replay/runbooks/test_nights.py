@@ -17,7 +17,7 @@ from backlogctl.errors import InvalidTransition, PutBackAlready, Refused
 from backlogctl.kafka.admin import TopicInfo
 from backlogctl.replay.engine.brakes import OPERATOR, WINDOW
 from backlogctl.replay.engine.kind import Say, Workspace
-from backlogctl.replay.engine.plan import Origin, name_origin
+from backlogctl.replay.engine.plan import RunOrigin, name_origin
 from backlogctl.replay.injection.plan import PlannedTarget, To
 from backlogctl.replay.injection.target import name_superseded
 from backlogctl.replay.kinds.rebuild.losses import choose_gaps
@@ -54,7 +54,7 @@ class Night:
         stream: Stream,
         options: RebuildOptions,
         *,
-        origin: Origin,
+        origin: RunOrigin,
         wants: Callable[[Gap], bool],
         say: Say,
     ) -> Recovery:

@@ -12,7 +12,7 @@ import pytest
 from backlogctl.config import Stream
 from backlogctl.errors import Refused, UsageError
 from backlogctl.replay.engine.kind import Say, Workspace
-from backlogctl.replay.engine.plan import Options, Origin, acting_as, find_identity, name_origin
+from backlogctl.replay.engine.plan import Options, RunOrigin, acting_as, find_identity, name_origin
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
@@ -43,7 +43,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
 
 def _make_planner(name: str, asked: list[Asked]) -> Callable[..., Recovery]:
     def make(
-        kind: object, desk: Workspace, stream: Stream, options: Options, *, origin: Origin, say: Say
+        kind: object,
+        desk: Workspace,
+        stream: Stream,
+        options: Options,
+        *,
+        origin: RunOrigin,
+        say: Say,
     ) -> Recovery:
         asked.append(Asked(stream.name, options))
         return store(desk, name, origin=origin, planned_by=find_identity().to_json())
@@ -51,7 +57,7 @@ def _make_planner(name: str, asked: list[Asked]) -> Callable[..., Recovery]:
     return make
 
 
-def ask(desk: Workspace, kind: str = "rebuild", origin: Origin = RUN, **form: Any) -> Recovery:
+def ask(desk: Workspace, kind: str = "rebuild", origin: RunOrigin = RUN, **form: Any) -> Recovery:
     return find_or_plan(desk, RecoveryRequest("orders", **form), kind, origin)
 
 

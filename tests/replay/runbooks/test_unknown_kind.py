@@ -77,7 +77,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     def plan(*_: Any, **named: Any) -> Recovery:
         return make_recovery(make_rebuild(), id="r-of-ours")
 
-    monkeypatch.setattr(detection, "look_at_stream", look)
+    monkeypatch.setattr(detection, "sample_stream", look)
     monkeypatch.setattr(nights, "plan_rebuild", plan)
     for kind in KINDS:
         monkeypatch.setattr(type(kind), "make_plan", plan)

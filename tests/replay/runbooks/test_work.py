@@ -20,7 +20,7 @@ from backlogctl.replay.engine.cancelling import request_pause
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import acting_as, name_origin
 from backlogctl.replay.engine.runner import Run
-from backlogctl.replay.kinds.expand.kind import Expand
+from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.kinds.offload.kind import Offload
 from backlogctl.replay.runbooks import work
 from backlogctl.replay.runbooks.work import (
@@ -36,7 +36,7 @@ from backlogctl.replay.runbooks.work import (
     lifts_hold,
     list_left_open,
     list_waiting_work,
-    note_task,
+    record_task,
     restore_layout,
 )
 from backlogctl.values import Cause, Recovery, RecoveryState
@@ -189,7 +189,7 @@ def test_the_last_task_is_noted_once(desk: Workspace) -> None:
     assert find_task(desk, recovery) is None
     assert find_run(desk, recovery) == (RUN.dag_id, RUN.run_id)
     for task in (FIRST, FIRST, NIGHT_TASK):
-        note_task(desk, recovery.id, task)
+        record_task(desk, recovery.id, task)
     assert find_task(desk, recovery) == NIGHT_TASK
     assert find_run(desk, recovery) == ("nightly_backfill", "night")
     assert NIGHT_TASK.key == "stream.put_back_3"
@@ -202,7 +202,7 @@ def test_the_last_task_is_noted_once(desk: Workspace) -> None:
 @pytest.mark.parametrize("why", [INTERRUPTED, WINDOW])
 def test_a_mark_is_a_pause_that_a_person_lifts(desk: Workspace, why: str) -> None:
     recovery = begin(desk, S.RUNNING, S.PAUSED, why=why)
-    note_task(desk, recovery.id, FIRST)
+    record_task(desk, recovery.id, FIRST)
     assert not lifts_hold(desk, recovery, FIRST)
     for _ in range(2):
         told = hold_for_person(desk, desk.ledger.recoveries.get(recovery.id), FIRST)
@@ -219,8 +219,8 @@ def test_a_mark_is_a_pause_that_a_person_lifts(desk: Workspace, why: str) -> Non
 
 def test_a_task_that_waited_beside_it_does_not_lift_it(desk: Workspace) -> None:
     recovery = begin(desk, S.RUNNING, S.PAUSED)
-    note_task(desk, recovery.id, SECOND)
-    note_task(desk, recovery.id, FIRST)
+    record_task(desk, recovery.id, SECOND)
+    record_task(desk, recovery.id, FIRST)
     hold_for_person(desk, recovery, FIRST)
     assert not lifts_hold(desk, recovery, SECOND)
 
@@ -296,7 +296,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def close(kind: object, desk: Workspace, recovery: Recovery, *rest: Any, **named: Any) -> None:
         found.append(recovery.id)
 
-    for kind in (Expand, Offload):
+    for kind in (ExpandKind, Offload):
         monkeypatch.setattr(kind, "close", close)
     return found
 
@@ -467,7 +467,7 @@ def test_what_cannot_be_closed_is_tried_again(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(Expand, "close", fail)
+        patched.setattr(ExpandKind, "close", fail)
         with pytest.raises(type(error)):
             restore(desk, recovery)
     assert list_ids(desk) == [recovery.id]

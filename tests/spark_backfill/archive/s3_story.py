@@ -17,7 +17,7 @@ from backlogctl.spark_backfill.archive.place import ArchivePlace
 from backlogctl.spark_backfill.archive.reading import read_archive
 from backlogctl.spark_backfill.archive.verification import (
     purge_archive,
-    read_manifest,
+    read_archive_manifest,
     verify_archive,
 )
 from backlogctl.spark_backfill.archive.writing import write_archive
@@ -48,7 +48,7 @@ def main(bootstrap: str, topic: str, endpoint: str, location: str) -> dict[str, 
         frame = read_archive(spark, location, manifest)
         found["equal"] = archiving.collect(frame) == archiving.consume(bootstrap, topic, job.ranges)
         found["count"] = frame.count()
-        found["same"] = read_manifest(spark, location, manifest.sha256()) == manifest
+        found["same"] = read_archive_manifest(spark, location, manifest.sha256()) == manifest
         found["good"] = verify_archive(spark, location, manifest).is_good
         broken, gone = (file.path for file in manifest.files[:2])
         place.write_text(broken, "x" * manifest.files[0].bytes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.archive.reading import read_archive
-from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
+from backlogctl.spark_backfill.archive.verification import read_archive_manifest, verify_archive
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving
 from tests.spark_backfill.standalone import StandaloneSpark
@@ -40,7 +40,7 @@ def test_executors_elsewhere_write_the_same(
         )
     assert done.returncode == 0, done.stderr
     expected_sha = json.loads(done.stdout.splitlines()[-1])["sha256"]
-    manifest = read_manifest(spark, str(place), expected_sha)
+    manifest = read_archive_manifest(spark, str(place), expected_sha)
     assert manifest.count == 120
     assert verify_archive(spark, str(place), manifest).is_good
     ranges = archiving.make_job(kafka.bootstrap, name, place, partitions=3).ranges

@@ -16,7 +16,7 @@ from backlogctl.spark_backfill.archive.verification import (
     ForeignArchive,
     Purged,
     purge_archive,
-    read_manifest,
+    read_archive_manifest,
     verify_archive,
 )
 from backlogctl.spark_backfill.archive.writing import write_archive
@@ -86,23 +86,23 @@ def test_the_manifest_is_known_again_or_refused(
     spark: SparkSession, manifest: ArchiveManifest, place: Path
 ) -> None:
     path = place / ARCHIVE_MANIFEST
-    assert read_manifest(spark, str(place), manifest.sha256()) == manifest
+    assert read_archive_manifest(spark, str(place), manifest.sha256()) == manifest
     value = json.loads(path.read_text())
     path.write_text(json.dumps({**value, "group": "another"}))
     with pytest.raises(StagingError, match="not the one that was recorded; nothing was sent"):
-        read_manifest(spark, str(place), manifest.sha256())
+        read_archive_manifest(spark, str(place), manifest.sha256())
     path.write_text(json.dumps({**value, "version": 2, "more": 1}))
     with pytest.raises(StagingError, match="later version of backlogctl"):
-        read_manifest(spark, str(place))
+        read_archive_manifest(spark, str(place))
     path.write_text("[]")
     with pytest.raises(StagingError, match="not the manifest of an archive"):
-        read_manifest(spark, str(place))
+        read_archive_manifest(spark, str(place))
     path.write_text("{")
     with pytest.raises(StagingError, match="holds no JSON"):
-        read_manifest(spark, str(place))
+        read_archive_manifest(spark, str(place))
     path.unlink()
     with pytest.raises(StagingError, match="no finished archive is there"):
-        read_manifest(spark, str(place))
+        read_archive_manifest(spark, str(place))
 
 
 def test_files_and_folders_are_for_their_owner_only(manifest: ArchiveManifest, place: Path) -> None:

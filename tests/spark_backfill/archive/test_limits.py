@@ -16,7 +16,7 @@ from backlogctl.spark_backfill.archive import writing
 from backlogctl.spark_backfill.archive.job import ArchiveProgress
 from backlogctl.spark_backfill.archive.place import ArchiveFull, ArchiveLagging
 from backlogctl.spark_backfill.archive.reading import read_archive
-from backlogctl.spark_backfill.archive.writing import find_moved, write_archive
+from backlogctl.spark_backfill.archive.writing import find_moved_log_starts, write_archive
 from tests.conftest import MakeTopic
 from tests.kafka_tools import move_log_start
 from tests.spark_backfill.archive import archiving
@@ -57,11 +57,11 @@ def test_messages_that_retention_deletes_in_a_batch_are_named(
     job = archiving.make_job(kafka.bootstrap, name, tmp_path / "a")
 
     def delete_after(*words: Any) -> dict[int, tuple[int, int]]:
-        found = find_moved(*words)
+        found = find_moved_log_starts(*words)
         move_log_start({"bootstrap.servers": kafka.bootstrap}, name, {0: 10})
         return found
 
-    monkeypatch.setattr(writing, "find_moved", delete_after)
+    monkeypatch.setattr(writing, "find_moved_log_starts", delete_after)
     with pytest.raises(ArchiveLagging) as caught:
         write_archive(spark, job)
     assert caught.value.moved == {0: (0, 10)}

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from backlogctl.spark_backfill.archive.job import (
     Piece,
-    cut_ranges,
     find_rest,
     list_overlaps,
+    split_ranges,
     sum_ranges,
 )
 from backlogctl.values import OffsetRange
@@ -37,7 +37,7 @@ def test_what_is_cut_and_what_is_left_are_the_ranges(
     spans: list[tuple[int, int, int]], size: float | None, file_bytes: int, data: st.DataObject
 ) -> None:
     ranges = lay_out(spans)
-    pieces = cut_ranges(ranges, size, file_bytes)
+    pieces = split_ranges(ranges, size, file_bytes)
     assert offsets(pieces) == offsets(ranges)
     assert all(piece.count for piece in pieces)
     if size is not None:
@@ -54,7 +54,7 @@ def test_what_is_cut_and_what_is_left_are_the_ranges(
 
 def test_neighbours_are_of_different_partitions() -> None:
     ranges = [OffsetRange(0, 0, 30), OffsetRange(1, 0, 20), OffsetRange(2, 5, 5)]
-    cut = cut_ranges(ranges, 1.0, 10)
+    cut = split_ranges(ranges, 1.0, 10)
     assert [piece.partition for piece in cut] == [0, 1, 0, 1, 0]
     assert [piece.start for piece in cut if piece.partition == 0] == [0, 10, 20]
 

@@ -20,7 +20,7 @@ from backlogctl.spark_backfill.archive import writing
 from backlogctl.spark_backfill.archive.job import ArchiveProgress
 from backlogctl.spark_backfill.archive.place import ArchivePlace
 from backlogctl.spark_backfill.archive.reading import read_archive
-from backlogctl.spark_backfill.archive.verification import read_manifest
+from backlogctl.spark_backfill.archive.verification import read_archive_manifest
 from backlogctl.spark_backfill.archive.writing import write_archive
 from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
@@ -179,7 +179,7 @@ def test_fault_02_two_writers_that_finish_write_the_same_manifest(
 
     monkeypatch.setattr(ArchivePlace, "write_text", sleep)
     manifest = write_archive(spark, job)
-    assert [manifest.sha256()] == [read_manifest(spark, job.location).sha256()] == recorded
+    assert [manifest.sha256()] == [read_archive_manifest(spark, job.location).sha256()] == recorded
     assert manifest.made_by == job.made_by
 
 
@@ -202,8 +202,8 @@ def test_a_manifest_that_is_there_is_not_written_again(
             write_archive(spark, job)
             written[0] = (place / ARCHIVE_MANIFEST).stat().st_mtime_ns
 
-    monkeypatch.setattr(writing, "reach", sleep)
-    assert write_archive(spark, job) == read_manifest(spark, job.location)
+    monkeypatch.setattr(writing, "reach_crashpoint", sleep)
+    assert write_archive(spark, job) == read_archive_manifest(spark, job.location)
     assert [(place / ARCHIVE_MANIFEST).stat().st_mtime_ns] == written
 
 

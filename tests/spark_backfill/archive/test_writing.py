@@ -10,7 +10,7 @@ import pytest
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.archive.job import ArchiveProgress
 from backlogctl.spark_backfill.archive.reading import read_archive
-from backlogctl.spark_backfill.archive.verification import read_manifest, verify_archive
+from backlogctl.spark_backfill.archive.verification import read_archive_manifest, verify_archive
 from backlogctl.spark_backfill.archive.writing import write_archive
 from tests.conftest import MakeTopic
 from tests.spark_backfill.archive import archiving
@@ -35,5 +35,5 @@ def test_messages_of_every_shape_come_back_equal(
     assert told[-1].messages == 120
     assert told[-1].offsets == told[-1].offsets_total == 120
     assert told[-1].bytes == manifest.bytes
-    assert read_manifest(spark, job.location, manifest.sha256()) == manifest
+    assert read_archive_manifest(spark, job.location, manifest.sha256()) == manifest
     assert verify_archive(spark, job.location, manifest).is_good

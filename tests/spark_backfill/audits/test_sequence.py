@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backlogctl.spark_backfill.audits.sequence import ChainId, audit_sequence
+from backlogctl.spark_backfill.audits.sequence import SequenceKey, audit_sequence
 from backlogctl.spark_backfill.existing.messages import ORIGINALS_SCHEMA
 from backlogctl_delivery import stamps
 from backlogctl_delivery.sequenced import sequence
@@ -34,7 +34,7 @@ def stamped(producer: str, epoch: int, number: int, *, of: int = 0, **more: Any)
     return [*write_stamp(Stamp(producer, epoch, of, number, **more))]
 
 
-def list_holes(found: Any) -> list[tuple[ChainId, int, int]]:
+def list_holes(found: Any) -> list[tuple[SequenceKey, int, int]]:
     return [(hole.id, hole.first, hole.last) for hole in found.holes]
 
 
@@ -42,7 +42,7 @@ def test_a_hole_has_its_neighbours_and_repeats_are_none(spark: SparkSession) -> 
     numbers = [0, 1, 1, 4, 3, 9]
     rows = [(0, 10 + at, stamped("shop", 7, n)) for at, n in enumerate(numbers)]
     found = audit_sequence(make_frame(spark, rows), whole=[])
-    chain = ChainId(0, "shop", 7)
+    chain = SequenceKey(0, "shop", 7)
     assert list_holes(found) == [(chain, 2, 2), (chain, 5, 8)]
     first, second = found.holes
     assert (first.before.offset, first.after.offset) == (11, 14)  # type: ignore[union-attr]
@@ -55,7 +55,7 @@ def test_a_hole_has_its_neighbours_and_repeats_are_none(spark: SparkSession) -> 
 def test_the_head_is_a_hole_only_where_it_was_read(spark: SparkSession) -> None:
     rows = [(p, 5, stamped("shop", 1, 3, of=p)) for p in (0, 1)]
     found = audit_sequence(make_frame(spark, rows), whole=[1])
-    assert list_holes(found) == [(ChainId(1, "shop", 1), 0, 2)]
+    assert list_holes(found) == [(SequenceKey(1, "shop", 1), 0, 2)]
     assert found.holes[0].before is None
     assert found.heads == 1
 
@@ -68,9 +68,9 @@ def test_what_the_producer_reported_is_no_loss(spark: SparkSession) -> None:
     ]
     found = audit_sequence(make_frame(spark, rows), whole=[0])
     assert list_holes(found) == [
-        (ChainId(0, "shop", 1), 4, 4),
-        (ChainId(0, "shop", 1), 6, 8),
-        (ChainId(0, "shop", 2), 0, 3),
+        (SequenceKey(0, "shop", 1), 4, 4),
+        (SequenceKey(0, "shop", 1), 6, 8),
+        (SequenceKey(0, "shop", 2), 0, 3),
     ]
     assert found.reported == 4
 
@@ -85,7 +85,7 @@ def test_what_a_recovery_put_back_fills_its_place_and_makes_none(spark: SparkSes
         (0, 4, [*stamped("gone", 1, 90), *ours]),
     ]
     found = audit_sequence(make_frame(spark, rows), whole=[0])
-    chain = ChainId(0, "shop", 1)
+    chain = SequenceKey(0, "shop", 1)
     assert list_holes(found) == [(chain, 1, 1), (chain, 3, 3)]
     assert found.counts.put_back == 3
     assert [(one.id, one.last) for one in found.chains] == [(chain, 4)]
@@ -100,9 +100,9 @@ def test_a_copy_in_another_partition_fills_its_own_place_and_none_there(
     rows.append((1, 900, [*stamped("shop", 1, 3, of=0), *ours]))
     found = audit_sequence(make_frame(spark, rows), whole=[0, 1])
     assert list_holes(found) == [
-        (ChainId(0, "shop", 1), 2, 2),
-        (ChainId(0, "shop", 1), 4, 5),
-        (ChainId(1, "shop", 1), 2, 5),
+        (SequenceKey(0, "shop", 1), 2, 2),
+        (SequenceKey(0, "shop", 1), 4, 5),
+        (SequenceKey(1, "shop", 1), 2, 5),
     ]
     places = [(hole.before.offset, hole.after.offset) for hole in found.holes]  # type: ignore[union-attr]
     assert places == [(11, 16)] * 3
@@ -155,7 +155,7 @@ def test_an_illegible_report_hides_nothing(spark: SparkSession, bad: bytes | Non
         (0, 1, [*stamped("shop", 1, 8), (sequence.SKIPPED, bad)]),
     ]
     found = audit_sequence(make_frame(spark, rows), whole=[0])
-    assert list_holes(found) == [(ChainId(0, "shop", 1), 1, 7)]
+    assert list_holes(found) == [(SequenceKey(0, "shop", 1), 1, 7)]
     assert found.doubtful == {0: (1, 1)}
 
 
@@ -164,15 +164,17 @@ def test_an_empty_topic_has_nothing(spark: SparkSession) -> None:
     assert (found.counts.read, found.chains, found.holes) == (0, (), ())
 
 
-def judge(rows: list[tuple[int, int, Headers]], whole: set[int]) -> list[tuple[ChainId, int, int]]:
+def judge(
+    rows: list[tuple[int, int, Headers]], whole: set[int]
+) -> list[tuple[SequenceKey, int, int]]:
     """The same by sets of numbers."""
-    own: dict[ChainId, set[int]] = {}
-    known: dict[ChainId, set[int]] = {}
+    own: dict[SequenceKey, set[int]] = {}
+    known: dict[SequenceKey, set[int]] = {}
     for partition, _, headers in rows:
         stamp = read_stamp(headers)
         if stamp is None:
             continue
-        chain = ChainId(stamp.partition, stamp.producer, stamp.epoch)
+        chain = SequenceKey(stamp.partition, stamp.producer, stamp.epoch)
         is_copy = any(name == stamps.RECOVERY_ID for name, _ in headers)
         if stamp.partition == partition and not is_copy:
             own.setdefault(chain, set()).add(stamp.sequence)

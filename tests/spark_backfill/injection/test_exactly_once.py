@@ -21,7 +21,7 @@ from backlogctl.spark_backfill.injection.ledger_topic import read_committed_chun
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
     ChunkResult,
-    Outcome,
+    CommitOutcome,
     TransactionalWriter,
     fence_slots,
 )
@@ -41,7 +41,7 @@ def test_every_message_is_committed_once_and_a_second_run_sends_nothing(
     results: list[ChunkResult] = []
     first = inject_here(job, on_chunk=results.append)
     assert (first.injected, first.skipped) == (300, 0)
-    assert {r.outcome for r in results} == {Outcome.INJECTED}
+    assert {r.outcome for r in results} == {CommitOutcome.INJECTED}
     assert [r.last_offset for r in results if r.slot == 0] == [49, 100]
     again: list[ChunkResult] = []
     second = inject_here(job, on_chunk=again.append)
@@ -66,7 +66,7 @@ def test_a_slot_goes_on_with_its_producer_and_only_with_that_one(scenario: MakeS
     assert b.session != a.session
     # The producer that `one` kept is fenced by now; the driver says that it is not the last.
     c = one.write(third, tables[2], after=b.session)
-    assert (c.outcome, c.attempts) == (Outcome.INJECTED, 1)
+    assert (c.outcome, c.attempts) == (CommitOutcome.INJECTED, 1)
     assert c.session not in (a.session, b.session)
     assert_same_set(job)
 
@@ -80,8 +80,8 @@ def test_a_request_that_is_repeated_after_its_commit_finds_the_chunk_committed(
     writer = TransactionalWriter(job.writer_settings())
     after = writer.write(first, read_chunk(job.directory, first)).session
     table = read_chunk(job.directory, second)
-    assert writer.write(second, table, after=after).outcome is Outcome.INJECTED
-    assert writer.write(second, table, after=after).outcome is Outcome.SKIPPED
+    assert writer.write(second, table, after=after).outcome is CommitOutcome.INJECTED
+    assert writer.write(second, table, after=after).outcome is CommitOutcome.SKIPPED
     assert_same_set(job)
 
 
@@ -159,7 +159,7 @@ def test_fault_02_a_runner_that_wakes_up_late_asks_for_its_lease_before_it_takes
         inject_here(job, CombinedBrakes([Lease()]), writer=Stopped)
     # The other one still has the slot, and goes on.
     done = other.write(second, read_chunk(job.directory, second), after=sessions[0])
-    assert (done.outcome, done.attempts) == (Outcome.INJECTED, 1)
+    assert (done.outcome, done.attempts) == (CommitOutcome.INJECTED, 1)
     assert_same_set(job)
 
 
@@ -185,7 +185,7 @@ def test_fault_03_a_commit_that_timed_out_but_had_committed_is_skipped(
     results: list[ChunkResult] = []
     result = inject_here(job, writer=LostAnswer, on_chunk=results.append)
     assert (result.injected, result.skipped) == (250, 50)
-    assert (results[0].outcome, results[0].attempts) == (Outcome.SKIPPED, 2)
+    assert (results[0].outcome, results[0].attempts) == (CommitOutcome.SKIPPED, 2)
     assert_same_set(job)
 
 
@@ -213,7 +213,7 @@ def test_fault_04_a_commit_that_timed_out_and_was_aborted_is_sent_again(
     job = scenario().job
     results: list[ChunkResult] = []
     assert inject_here(job, writer=LostCommit, on_chunk=results.append).injected == 300
-    assert (results[0].outcome, results[0].attempts) == (Outcome.INJECTED, 2)
+    assert (results[0].outcome, results[0].attempts) == (CommitOutcome.INJECTED, 2)
     assert_same_set(job)
 
 
@@ -238,7 +238,7 @@ def test_fault_05_a_transaction_that_the_coordinator_times_out_starts_from_step_
 
     results: list[ChunkResult] = []
     assert inject_here(job, writer=Slow, on_chunk=results.append).injected == 100
-    assert [r.outcome for r in results] == [Outcome.INJECTED, Outcome.INJECTED]
+    assert [r.outcome for r in results] == [CommitOutcome.INJECTED, CommitOutcome.INJECTED]
     assert_same_set(job)
 
 

@@ -20,7 +20,7 @@ from backlogctl.spark_backfill.injection.job import MAX_TRANSACTION_SECONDS
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
     ChunkResult,
-    Outcome,
+    CommitOutcome,
     TransactionalWriter,
 )
 from backlogctl.values import Chunk
@@ -225,4 +225,4 @@ def test_skipped_chunks_are_told_as_such(scenario: MakeScenario) -> None:
         inject_here(job, CombinedBrakes([Stop(1)]))
     results: list[ChunkResult] = []
     inject_here(job, on_chunk=results.append)
-    assert [r.outcome for r in results] == [Outcome.SKIPPED, Outcome.INJECTED]
+    assert [r.outcome for r in results] == [CommitOutcome.SKIPPED, CommitOutcome.INJECTED]

@@ -14,8 +14,8 @@ from backlogctl.errors import Paused, PlanStale, Refused, StagingError, Verifica
 from backlogctl.kafka.clients import make_producer
 from backlogctl.manifests import read_chunk, write_chunk
 from backlogctl.spark_backfill.injection.job import InjectionJob
-from backlogctl.spark_backfill.injection.transactional import ChunkResult, Outcome
-from backlogctl.spark_backfill.injection.verification import VerificationResult, verify
+from backlogctl.spark_backfill.injection.transactional import ChunkResult, CommitOutcome
+from backlogctl.spark_backfill.injection.verification import VerificationResult, verify_injection
 from backlogctl.spark_backfill.injection.waves import SparkChunkRunner, inject, inject_with
 from tests.crash.scenario import make_table
 from tests.spark_backfill.injection.conftest import MakeScenario
@@ -36,7 +36,7 @@ def verify_job(spark: SparkSession, job: InjectionJob, **changes: Any) -> Verifi
         "directory": job.directory,
         "start_offsets": job.start_offsets,
     }
-    return verify(spark, **{**settings, **changes})
+    return verify_injection(spark, **{**settings, **changes})
 
 
 def test_spark_injects_once_and_verification_proves_it(
@@ -109,7 +109,7 @@ def test_errors_of_executors_arrive_as_they_are(
     with pytest.raises(StagingError) as caught:
         inject(spark, job, on_chunk=results.append)
     assert caught.value.subject == str(path)
-    assert [r.outcome for r in results] == [Outcome.INJECTED]  # what was committed is told
+    assert [r.outcome for r in results] == [CommitOutcome.INJECTED]  # what was committed is told
     with pytest.raises(StagingError):
         verify_job(spark, job)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.spark_backfill.placing.placement import Placement
+from backlogctl.spark_backfill.placing.placement import GapPlacement
 from backlogctl.spark_backfill.placing.ranking import Edge, EdgeEvidence, PlacedGap, Unordered
 from backlogctl.spark_backfill.request import RebuildOutcome, RebuildRequest
 from backlogctl.values import Bookmark, Gap
@@ -132,5 +132,5 @@ def test_only_where_bookmarks_are_sharp_no_other_row_stands_for_one_without_a_pl
     open_ = PlacedGap(Edge(5, 5, EdgeEvidence.BOOKMARK, before=1), end)
     unordered = dict.fromkeys(range(3), Unordered(1, ("sequence",)))
     gaps = {0: (sharp,), 1: (sharp, open_), 2: None, 3: None}
-    placement = Placement(cast(Any, None), gaps, unordered=unordered)
+    placement = GapPlacement(cast(Any, None), gaps, unordered=unordered)
     assert placement.misplaced == (1, 2)

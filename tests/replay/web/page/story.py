@@ -14,7 +14,7 @@ from typing import Any
 
 from backlogctl.ledger import BurndownSample, Owner
 from backlogctl.monitoring.doctor import group  # noqa: F401 -- names its checks
-from backlogctl.monitoring.doctor.checks import Finding, Level
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.monitoring.watch.board import Checkup, ClusterPass, MemberLook
 from backlogctl.replay.doctor import reference  # noqa: F401 -- names every check
 from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED
@@ -126,13 +126,13 @@ def _tell_checkups(night: Night) -> None:
         "--entity-name orders --add-config "
     )
     found = (
-        Finding(
-            *("min-insync-replicas", Level.LOSES, "topic orders"),
+        CheckFinding(
+            *("min-insync-replicas", CheckLevel.LOSES, "topic orders"),
             *("min.insync.replicas 1 with 3 replicas", ""),
             (f"{alter}min.insync.replicas=2",),
         ),
-        Finding(
-            *("rights", Level.STOPS, "stream orders"),
+        CheckFinding(
+            *("rights", CheckLevel.STOPS, "stream orders"),
             "hold: the tool may not ALTER_CONFIGS on topic orders (to raise its retention)",
             "who administers the cluster grants it with",
             (
@@ -140,21 +140,21 @@ def _tell_checkups(night: Night) -> None:
                 "--add --allow-principal User:backlog --operation AlterConfigs --topic orders",
             ),
         ),
-        Finding(
-            *("unread", Level.UNKNOWN, "the cluster"),
+        CheckFinding(
+            *("unread", CheckLevel.UNKNOWN, "the cluster"),
             "the brokers' settings could not be read: access denied",
             "`DescribeConfigs` on the cluster must be granted",
         ),
-        Finding(
-            *("idle-members", Level.WARNS, "group orders-service"),
+        CheckFinding(
+            *("idle-members", CheckLevel.WARNS, "group orders-service"),
             "2 of 14 members have no partition: orders has 12",
             "12 consumers are enough; more for a time is what `plan expand` is for",
         ),
     )
     night.board.put_checkup("orders", Checkup(taken_at, found))
     night.board.put_checkup("clicks", Checkup(taken_at, ()))
-    skew = Finding(
-        *("clock", Level.WARNS, "cluster kafka:9092"),
+    skew = CheckFinding(
+        *("clock", CheckLevel.WARNS, "cluster kafka:9092"),
         "its clock is 12 s ahead of this host's (ops-2)",
         "let both follow the same time servers: `timedatectl`, `chronyc tracking`",
     )

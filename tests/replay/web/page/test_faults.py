@@ -18,8 +18,8 @@ from backlogctl.config import Config
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.present.progress import format_detail
-from backlogctl.replay.present.status import describe_recovery, tell_plan
-from backlogctl.replay.present.terminal import draw_plan
+from backlogctl.replay.present.status import describe_recovery, describe_recovery_plan
+from backlogctl.replay.present.terminal import render_plan
 from backlogctl.replay.web.page.app import HEADERS, make_headers
 from backlogctl.values import Recovery, RecoveryState
 from tests.replay.expand_makers import make_expand_plan
@@ -88,7 +88,9 @@ def test_whatever_stands_in_a_plan_it_is_told_or_refused(
         assert document["plan"] == plan
         return
     drawn = io.StringIO()
-    Console(file=drawn, width=100).print(draw_plan(recovery, tell_plan(workspace, recovery)))
+    Console(file=drawn, width=100).print(
+        render_plan(recovery, describe_recovery_plan(workspace, recovery))
+    )
     assert recovery.id in drawn.getvalue()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backlogctl.monitoring.metrics.ledger import Record
+from backlogctl.monitoring.metrics.ledger import LedgerReader
 from backlogctl.replay.cli import main
 from backlogctl.values import RecoveryState
 from tests.replay.expand_makers import make_expand_plan
@@ -141,7 +141,7 @@ def test_metrics_and_pages_of_others_go_on(quiet: Night, kind: str) -> None:
     quiet.approve(found)
     quiet.advance(found, S.RUNNING)
     other = quiet.plan(make_rebuild_plan(stream="other", topic="other"))
-    families = Record(quiet.ledger).collect()
+    families = LedgerReader(quiet.ledger).collect()
     told = {
         sample.labels["recovery"]: sample.labels
         for family in families
