@@ -19,7 +19,7 @@ from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlogctl.replay.engine.approval import approve_plan, check_hash
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.options import read_options
-from backlogctl.replay.kinds.expand import plan as expand_ground
+from backlogctl.replay.kinds.expand import backlog as expand_ground
 from backlogctl.replay.kinds.expand.backlog import observe
 from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
 from backlogctl.replay.kinds.expand.plan import ExpandOptions

@@ -12,7 +12,7 @@ from backlogctl.errors import InvalidTransition, Refused, UsageError
 from backlogctl.kafka.admin import list_offsets, list_topic_readers
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlogctl.replay.engine.options import read_options
-from backlogctl.replay.kinds.offload import plan as looking
+from backlogctl.replay.kinds.offload import backlog as looking
 from backlogctl.replay.kinds.offload.backlog import describe_place_problem, look_at_place
 from backlogctl.replay.kinds.offload.plan import OffloadOptions
 from backlogctl.replay.kinds.offload.planning import plan_offload
