@@ -18,7 +18,7 @@ GROUP = "BACKLOG_CRASH_GROUP"
 _reached: Counter[str] = Counter()
 
 
-def reach_crashpoint(name: str) -> None:
+def reach(name: str) -> None:
     """Marks the point `name` as reached; kills the process group where a crash test asks for it."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:

@@ -39,7 +39,7 @@ from backlogctl.kafka.clients import (
 )
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
 from backlogctl.partitioners import PARTITIONERS
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
 # Settings of a relay's reader and writer; a process's partitions share its memory.
@@ -289,7 +289,7 @@ class _Relay:
         producer = self._producer = self._make_producer()  # 1. with the partition's static id
         take_over = partial(producer.init_transactions, _INIT_SECONDS)
         self._call(take_over, "take over", _INIT_SECONDS)  # 2. fences
-        reach_crashpoint("p4.6.init.after")
+        reach("p4.6.init.after")
         self._read_start(admin)  # 3. the group's stable commit says how far we are
         consumer = self._open_reader(admin)
         try:
@@ -316,12 +316,12 @@ class _Relay:
         # All written first: while an offset is pending, a reader of uncommitted data that joins the
         # group would begin before it, and handle these messages too.
         self._flush(producer)
-        reach_crashpoint("p4.6.produce.after")
+        reach("p4.6.produce.after")
         after = self._count(opened)
         self._send_offsets(producer, after)  # 7. into the original group, by the guard's metadata
-        reach_crashpoint("p4.6.offsets.after")
+        reach("p4.6.offsets.after")
         self._call(lambda: producer.commit_transaction(_CALL_SECONDS), "commit")  # 8.
-        reach_crashpoint("p4.6.commit.after")
+        reach("p4.6.commit.after")
         self._call(lambda: producer.poll(0), "commit")
         self._counters = after
         self._notify(self._position())
@@ -397,7 +397,7 @@ class _Relay:
                 except KafkaException as error:
                     self._raise_write(producer, error)
             if at == len(messages) // 2:
-                reach_crashpoint("p4.6.produce.middle")
+                reach("p4.6.produce.middle")
         self._call(lambda: producer.poll(0), "write")
         opened.count += len(messages)
         opened.bytes += size

@@ -31,7 +31,7 @@ from backlogctl.spark_backfill.archive.place import ArchivePlace, make_lagging
 from backlogctl.spark_backfill.archive.verification import read_archive_manifest, verify_archive
 from backlogctl.spark_backfill.injection.job import check_target
 from backlogctl.values import OffsetRange
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,10 +131,10 @@ def write_archive(
             raise make_lagging(job.topic, moved)
         try:
             done = write_batch(writer, place, parts, job, batch, reader)
-            reach_crashpoint("p5.4.batch.written")
+            reach("p5.4.batch.written")
             confirm()
             parts.add(done.pieces)
-            reach_crashpoint("p5.4.batch.noted")
+            reach("p5.4.batch.noted")
         except BaseException as error:
             _clear(parts, error)
             if isinstance(error, KafkaFailure) and (moved := _look_moved(job, rest[start:])):
@@ -223,7 +223,7 @@ def _finish(
         ranges=sum_ranges(job.left, parts.pieces),
         files=tuple(sorted(files, key=lambda file: (file.partition, file.first_offset))),
     )
-    reach_crashpoint("p5.4.manifest.before")
+    reach("p5.4.manifest.before")
     # Another run has come to the end while this one slept: what is on record stays as it is.
     if place.exists(ARCHIVE_MANIFEST):
         return _check_finished(spark, place)

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from backlogctl.errors import BacklogError, KafkaFailure, Refused
 from backlogctl.kafka.clients import Properties, make_producer
 from backlogctl.kafka.errors import is_abortable, is_fenced, translate
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
 _BATCH = 1000
@@ -165,7 +165,7 @@ class SlotProducer:
                     self._send(self._topic, value, key, partition, headers, report)
                 self._call("deliver messages", self._producer.poll, 0)
             if start <= last // 2 < start + _BATCH:
-                reach_crashpoint("p3.5.produce.middle")
+                reach("p3.5.produce.middle")
             self._check_reports()
             if pace:
                 due = self._begun + min(last + 1, start + _BATCH) / pace

@@ -26,7 +26,7 @@ from backlogctl.spark_backfill.injection.ledger_topic import (
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.values import Chunk
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 
 # The interface that writes one chunk to Kafka.
 
@@ -170,9 +170,9 @@ class TransactionalWriter:
         producer = self._take_kept(chunk.slot, after)
         fresh = producer is None
         if producer is None:
-            reach_crashpoint("p3.1.producer.before")
+            reach("p3.1.producer.before")
             producer = self._make_producer(chunk.slot)  # 1. a new producer with the slot's id
-            reach_crashpoint("p3.1.producer.after")
+            reach("p3.1.producer.after")
         try:
             if fresh and self._find_committed(producer, chunk):  # 2. to 4.
                 producer.drop()
@@ -181,11 +181,11 @@ class TransactionalWriter:
                 )
             seconds = self._commit(producer, chunk, table, pace)  # 5. begin, produce, commit
         except AttemptError as failed:  # 6. abort; or unknown: never assume, start from 1
-            reach_crashpoint("p3.6.abort.before")
+            reach("p3.6.abort.before")
             if failed.abortable:
                 producer.abort()
             producer.drop()
-            reach_crashpoint("p3.6.abort.after")
+            reach("p3.6.abort.after")
             raise
         except BacklogError:
             producer.abort()
@@ -206,33 +206,33 @@ class TransactionalWriter:
 
     def _find_committed(self, producer: SlotProducer, chunk: Chunk) -> bool:
         """Steps 2 to 4: whether the chunk is committed already, for certain."""
-        reach_crashpoint("p3.2.init.before")
+        reach("p3.2.init.before")
         producer.init()  # 2. older ones are fenced, their transaction aborted or ended
-        reach_crashpoint("p3.2.init.after")
-        reach_crashpoint("p3.3.scan.before")
+        reach("p3.2.init.after")
+        reach("p3.3.scan.before")
         records = self._scan(chunk.slot)  # 3. the whole ledger partition, up to H, is visible
-        reach_crashpoint("p3.3.scan.after")
-        reach_crashpoint("p3.4.decide.before")
+        reach("p3.3.scan.after")
+        reach("p3.4.decide.before")
         found = self._is_committed(records, chunk)  # 4. there: skip; another recovery's: refuse
-        reach_crashpoint("p3.4.decide.after")
+        reach("p3.4.decide.after")
         return found
 
     def _commit(
         self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
     ) -> float:
         """Step 5: the messages and their ledger record, both or neither."""
-        reach_crashpoint("p3.5.begin.before")
+        reach("p3.5.begin.before")
         producer.begin()
-        reach_crashpoint("p3.5.begin.after")
+        reach("p3.5.begin.after")
         producer.produce(chunk.slot, table, pace)
-        reach_crashpoint("p3.5.produce.after")
+        reach("p3.5.produce.after")
         self._produce_record(producer, chunk)
-        reach_crashpoint("p3.5.record.after")
+        reach("p3.5.record.after")
         producer.flush()
-        reach_crashpoint("p3.5.flush.after")
-        reach_crashpoint("p3.5.commit.before")
+        reach("p3.5.flush.after")
+        reach("p3.5.commit.before")
         seconds = producer.commit()
-        reach_crashpoint("p3.5.commit.after")
+        reach("p3.5.commit.after")
         return seconds
 
     def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:

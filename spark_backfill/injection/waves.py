@@ -61,7 +61,7 @@ from backlogctl.spark_backfill.injection.transactional import (
     require_same_hash,
 )
 from backlogctl.values import Chunk
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -504,9 +504,9 @@ class _Injection:
         self._chunks[result.slot] = self._chunks.get(result.slot, 0) + 1
         self._last_offsets[result.slot] = result.last_offset
         if self._on_chunk is not None:
-            reach_crashpoint("p3.7.copy.before")
+            reach("p3.7.copy.before")
             self._on_chunk(result)
-            reach_crashpoint("p3.7.copy.after")
+            reach("p3.7.copy.after")
 
     def _progress(self) -> InjectionProgress:
         return InjectionProgress(

@@ -22,7 +22,7 @@ from backlogctl.spark_backfill.injection.transactional import (
 )
 from backlogctl.spark_backfill.injection.waves import inject_with
 from backlogctl.values import Chunk
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from tests.crash.forking import start_process
 from tests.crash.local_runner import LocalChunkRunner
 from tests.crash.scenario import load_job
@@ -38,7 +38,7 @@ class BrokenWriter(TransactionalWriter):
         producer.produce(chunk.slot, table, pace)
         producer.flush()
         seconds = producer.commit()
-        reach_crashpoint("p3.5.commit.after")
+        reach("p3.5.commit.after")
         settings, ledger = self.settings, self.settings.ledger
         key, value = make_record(
             settings.recovery_id, settings.topic, settings.plan_hash, chunk, chunk.slot

@@ -376,7 +376,7 @@ def test_fault_45_sent_and_not_marked_is_sent_again_with_the_same_id(
             raise _Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr(claims, "reach_crashpoint", crash)
+        patched.setattr(claims, "reach", crash)
         with running(teller, kafka.bootstrap):
             wait_until(lambda: read_ids(kafka.bootstrap, out))
     row = teller.find("1")

@@ -149,7 +149,7 @@ def test_fault_45_a_crash_after_the_acknowledgement_repeats_the_same_id(
         if point == "p8.4.mark.before":
             raise Crash
 
-    monkeypatch.setattr(claims, "reach_crashpoint", crash)
+    monkeypatch.setattr(claims, "reach", crash)
     sender = shop.make_sender()
     with pytest.raises(Crash):
         sender.run()

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
 
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.lookback.checkers import Answer, Checker, Question
 from backlogctl_delivery.lookback.intake import BY_LOOK_BACK, make_change
 from backlogctl_delivery.lookback.messages import Decision, Outcome, State, settle
@@ -141,7 +141,7 @@ def record_answer(
     Raises:
         LookBackDatabaseError: nothing is recorded; it is asked again when the lease has ended.
     """
-    reach_crashpoint("p8.answer.before")
+    reach("p8.answer.before")
     with database.write() as connection:
         row = find_held(connection, claim)
         if row is None:
@@ -165,7 +165,7 @@ def record_answer(
         else:
             change["next_at"] = now + find_pause(settings, checks)
         release_claim(connection, claim, change)
-    reach_crashpoint("p8.answer.after")
+    reach("p8.answer.after")
     return State(change.get("state", State.PREPARED))
 
 
@@ -282,7 +282,7 @@ class Asker:
 
     async def _ask(self, name: str, checker: Checker, claim: Claim) -> None:
         try:
-            reach_crashpoint("p8.asked.before")
+            reach("p8.asked.before")
             question = Question(claim.row["biz_type"], claim.row["biz_id"])
             answer = await checker.ask(question)
             await asyncio.to_thread(self._record, name, claim, answer)

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.errors import KafkaFailure
 from backlogctl_delivery.kafka import make_consumer, translate
 from backlogctl_delivery.lookback.messages import (
@@ -75,8 +75,8 @@ def apply_records(
     with database.write() as connection:
         batch = _Batch(database, connection, settings)
         applied = batch.apply(records)
-        reach_crashpoint("p8.applied.before")
-    reach_crashpoint("p8.applied.after")
+        reach("p8.applied.before")
+    reach("p8.applied.after")
     return applied
 
 
@@ -321,11 +321,11 @@ class Intake:
             self._metrics.events.labels(event).inc(count)
         for kind, count in applied.incidents.items():
             self._metrics.incidents.labels(kind).inc(count)
-        reach_crashpoint("p8.offsets.before")
+        reach("p8.offsets.before")
         for message in messages:
             consumer.store_offsets(message)
         consumer.commit(asynchronous=False)
-        reach_crashpoint("p8.offsets.after")
+        reach("p8.offsets.after")
 
     def _note_error(self, error: KafkaError) -> None:
         self._is_doubtful |= error.code() == KafkaError._ALL_BROKERS_DOWN

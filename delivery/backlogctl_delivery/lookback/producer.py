@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.errors import KafkaFailure, UsageError
 from backlogctl_delivery.lookback.messages import Decided, Event, Prepared, write_envelope
 from backlogctl_delivery.sequenced.clients import ConfluentClient, adapt
@@ -74,7 +74,7 @@ class LookBackProducer:
         except ValueError as error:
             raise _refuse(error) from None
         self._send(envelope, "do not go on with the transaction")
-        reach_crashpoint("p8.prepared.after")
+        reach("p8.prepared.after")
 
     def commit(self, biz_type: str, biz_id: str) -> None:
         """Says that the transaction has committed: the message is forwarded.
@@ -98,9 +98,9 @@ class LookBackProducer:
             envelope = Decided(event, biz_type, biz_id)
         except ValueError as error:
             raise _refuse(error) from None
-        reach_crashpoint("p8.decided.before")
+        reach("p8.decided.before")
         self._send(envelope, "nothing is lost: the service is asked what became of it")
-        reach_crashpoint("p8.decided.after")
+        reach("p8.decided.after")
 
     def _send(self, envelope: Prepared | Decided, hint: str) -> None:
         done = threading.Event()

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, text
 
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.database import encode_json
 from backlogctl_delivery.errors import BacklogError
 from backlogctl_delivery.lookback.messages import ENDED
@@ -119,8 +119,8 @@ class LookBackRetention:
             with self._database.write() as connection:
                 lock_tables(self._database, connection)
                 make_partitions(self._database, connection)
-                reach_crashpoint("p8.kept.before")
-            reach_crashpoint("p8.kept.after")
+                reach("p8.kept.before")
+            reach("p8.kept.after")
             try:
                 purge_old(self._database, self._settings, stop)
             except OSError as error:
@@ -181,7 +181,7 @@ def _drop_day(database: LookBackDatabase, settings: LookBackSettings, day: date)
             rows = select(MESSAGES).where(is_of_day).order_by(MESSAGES.c.created_at)
             file = settings.archive / f"{day.isoformat()}.parquet"
             count = write_rows(connection, rows, file)
-    reach_crashpoint("p8.archived.after")
+    reach("p8.archived.after")
     with database.write() as connection:
         lock_tables(database, connection)
         if day not in list_partitions(connection):
@@ -191,8 +191,8 @@ def _drop_day(database: LookBackDatabase, settings: LookBackSettings, day: date)
         if not _is_over(connection, is_of_day) or _count(connection, is_of_day) != count:
             return 0
         connection.execute(text(f"DROP TABLE {name_partition(day)}"))
-        reach_crashpoint("p8.dropped.before")
-    reach_crashpoint("p8.dropped.after")
+        reach("p8.dropped.before")
+    reach("p8.dropped.after")
     LOG.info("%s: %d messages, dropped", name_partition(day), count)
     return count
 

@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.outbox.database import (
     LONGEST_ERROR,
     NEVER,
@@ -257,14 +257,14 @@ class Claims:
             "last_error": None,
             "attempts": _c.attempts + 1,
         }
-        reach_crashpoint("p8.4.mark.before")
+        reach("p8.4.mark.before")
         places = {item.message.id: item for item in delivered}
 
         def mark(connection: Connection, ids: Sequence[int]) -> Update:
             return make_sent(connection, [places[id_] for id_ in ids]).values(**values)
 
         marked = self._update([item.message for item in delivered], mark)
-        reach_crashpoint("p8.4.mark.after")
+        reach("p8.4.mark.after")
         return marked
 
     def mark_failed(self, failures: Collection[Failure]) -> None:
@@ -283,12 +283,12 @@ class Claims:
         ]
         waiting = [row for row in rows if row["next"] != NEVER]
         parked = [row for row in rows if row["next"] == NEVER]
-        reach_crashpoint("p8.4.failed.before")
+        reach("p8.4.failed.before")
         with self._database.begin() as connection:
             for group, due in ((waiting, clock_ms() + bindparam("next")), (parked, NEVER)):
                 if group:
                     connection.execute(make_failing(due), group)
-        reach_crashpoint("p8.4.failed.after")
+        reach("p8.4.failed.after")
 
     def release(self, given_up: Collection[Message]) -> None:
         """Gives rows back that were not tried: their key's head failed, or time is up."""
@@ -304,7 +304,7 @@ class Claims:
 
     def _claim(self, heads: Select[tuple[int, int | None]]) -> list[Message]:
         token = uuid.uuid4().hex
-        reach_crashpoint("p8.2.claim.before")
+        reach("p8.2.claim.before")
         with self._database.begin() as connection:
             chosen = self._find_heads(connection, heads)
             keyless = [head.id for head in chosen if head.ordering_key is None]
@@ -324,7 +324,7 @@ class Claims:
                 rows = self._take(connection, ids, token)
         if not rows:
             return []
-        reach_crashpoint("p8.2.claim.after")
+        reach("p8.2.claim.after")
         claimed = {row.id: row for row in rows}
         # A row of the middle that another changed meanwhile ends its key's run.
         kept = [id_ for id_ in keyless if id_ in claimed]

@@ -16,7 +16,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import explain_kafka, is_refusal, unwrap
 from backlogctl_delivery.outbox.claims import Acknowledged, Failure
 from backlogctl_delivery.outbox.messages import Message
@@ -143,7 +143,7 @@ class InFlight:
                 self._fail(message, run, error)
                 return
             assert acknowledged is not None
-            reach_crashpoint("p8.3.acknowledged")
+            reach("p8.3.acknowledged")
             self.results.delivered.append(acknowledged)
             self._go_on(run, lease_end)
 
@@ -165,7 +165,7 @@ class InFlight:
         except (KafkaException, TypeError, ValueError) as error:
             del self._in_flight[flight]
             self._fail(message, run, error)
-        reach_crashpoint("p8.3.produced")
+        reach("p8.3.produced")
 
     def _find_place(self, message: Message, sent: Any) -> Acknowledged:
         """Where Kafka has it. Of a batch that it had already it may not say the offset: the client

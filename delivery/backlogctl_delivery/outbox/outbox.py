@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sqlalchemy import URL, Connection, Engine, event, inspect
 from sqlalchemy.orm import Session, scoped_session
 
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.errors import UsageError
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import (
@@ -134,7 +134,7 @@ class Outbox:
         inner = _find_session(session)
         row = OutboxRow(**values)
         inner.add(row)
-        reach_crashpoint("p8.1.added")
+        reach("p8.1.added")
         if self._kafka is not None:
             self._follow(inner, row)
         return row.message_id
@@ -211,9 +211,9 @@ class Outbox:
     def _tell(self, hints: list[Hint]) -> None:
         """Never raises: the commit is done, and a scanner sends what is not sent now."""
         if hints and self._kafka is not None:
-            reach_crashpoint("p8.1.hint.before")
+            reach("p8.1.hint.before")
             self._get_sender(self._kafka).add_hints(hints)
-            reach_crashpoint("p8.1.hint.after")
+            reach("p8.1.hint.after")
 
     def _get_sender(self, kafka: Mapping[str, Any]) -> OutboxSender:
         with self._starting:

@@ -20,7 +20,7 @@ from backlogctl.kafka.groups import Member
 from backlogctl.replay.engine.brakes import CANARY, PausedBecause
 from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
 from backlogctl.values import Step
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 
 # What the commits of one consumer say of its speed.
 #
@@ -325,10 +325,10 @@ def _relay_share(context: ExpandContext, look: CanaryLook) -> Speed | None:
         context.tick()
         time.sleep(0.02)
     context.session.stop_relays()
-    reach_crashpoint("p4.7.canary.relayed")
+    reach("p4.7.canary.relayed")
     context.session.make_ready(context.partitions)  # while there is time: the drain's relays
     context.await_decided()
-    reach_crashpoint("p4.7.canary.started")
+    reach("p4.7.canary.started")
     # The lag first: the consumer reads meanwhile.
     share = context.ask(context.read_lags).temporary_total + context.read_handled() - handled
     if share <= 0 or not (context.read_handled() - handled or context.find_unread()):

@@ -22,7 +22,7 @@ from backlogctl.replay.kinds.expand.steps import (
     remove_temporary_topic,
     restoring_retention,
 )
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
     pass
@@ -60,20 +60,20 @@ def rewind(context: ExpandContext, *, unless_handled: bool = False) -> bool:
             context.recovery.topic,
             range(context.partitions),
         )
-        reach_crashpoint("p4.rewind.fenced")
+        reach("p4.rewind.fenced")
         end_consumers(context)  # 2. what they handle from now on would be handled twice
         again = context.read_handled() if context.has_copy() else None
         if again and unless_handled:
             return False
         told = _describe(context, again)
         _set_back(context)  # 3. read back: from here on the temporary topic is not needed
-        reach_crashpoint("p4.rewind.set")
+        reach("p4.rewind.set")
         context.record(REWOUND, handled_again=again)
         context.say(told)
     context.begin("restore")
     with restoring_retention(context):  # 5. while much is unread it stays raised
         context.start_originals()  # 4.
-        reach_crashpoint("p4.rewind.started")
+        reach("p4.rewind.started")
     context.end("restore")
     remove_temporary_topic(context, is_needed=False)  # 6. last
     return True

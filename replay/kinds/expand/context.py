@@ -37,7 +37,7 @@ from backlogctl.replay.kinds.expand.topics import (
 )
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.values import Certainty
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 
 _SAMPLE_EACH = 1.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
@@ -439,7 +439,7 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
     if CONSUMERS_STAY not in context.leftovers:  # said once; what is unread decides, not they
         with context.leftovers.noting(CONSUMERS_STAY):
             end_consumers(context)  # 5.
-    reach_crashpoint("p4.8.consumers.stopped")
+    reach("p4.8.consumers.stopped")
     with suppress(KafkaFailure):  # a topic may be gone; a missing sample is no failure
         context.sample()
     return relayed
@@ -459,14 +459,14 @@ def end_consumers(context: ExpandContext) -> None:
 def _end_relays(context: ExpandContext) -> dict[str, Any]:
     """Nobody relays any more, and nothing is unread; what was relayed."""
     context.session.stop_relays()  # 1. between two transactions
-    reach_crashpoint("p4.8.relays.stopped")
+    reach("p4.8.relays.stopped")
     fence_relays(  # 2. one that was forgotten can commit no more, and its offsets are decided
         context.properties,
         context.plan.transactional_prefix,
         context.recovery.topic,
         range(context.partitions),
     )
-    reach_crashpoint("p4.9.fenced")
+    reach("p4.9.fenced")
     # 3. Waits while an offset commit is undecided.
     relayed = {} if context.is_complete("cut_over") else _read_relayed(context)
     was_drained = context.is_complete("cut_over")
@@ -477,7 +477,7 @@ def _end_relays(context: ExpandContext) -> dict[str, Any]:
             context.record(DRAINED, positions=_list_positions(context))
     elif not was_drained:
         _note_lost_copy(context)  # somebody deleted it: cancel restores the rest
-    reach_crashpoint("p4.9.drained")
+    reach("p4.9.drained")
     return relayed
 
 

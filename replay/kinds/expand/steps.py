@@ -55,7 +55,7 @@ from backlogctl.replay.kinds.expand.planning import compute_plan, fingerprint_fo
 from backlogctl.replay.kinds.expand.topics import ASK_SECONDS, SKIPPED, list_moved, record_outsiders
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.values import Step
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 
 
 def require_fitting(context: ExpandContext) -> None:
@@ -182,7 +182,7 @@ class HoldRetention(Step[ExpandContext]):
             until=None,
             actor=str(find_identity()),
         )
-        reach_crashpoint("p4.2.raised")
+        reach("p4.2.raised")
 
 
 def give_retention_back(context: ExpandContext) -> None:
@@ -249,7 +249,7 @@ class CreateTopic(Step[ExpandContext]):
             source=source,
             partitions=context.temporary_partitions,
         )
-        reach_crashpoint("p4.4.created")
+        reach("p4.4.created")
 
     def complete(self, context: ExpandContext) -> None:
         """Every partition of the recovery's group is at 0, before any consumer starts."""
@@ -288,7 +288,7 @@ class StopConsumers(Step[ExpandContext]):
             CanaryFailed: the recovery's first consumer does not do as it should.
         """
         context.stop_originals(context.starts)
-        reach_crashpoint("p4.3.stopped")
+        reach("p4.3.stopped")
         # While there is nothing to do but wait: the canary's relays and its consumer get ready. It
         # finds an empty topic.
         context.session.make_ready(context.partitions)
@@ -329,10 +329,10 @@ class Drain(Step[ExpandContext]):
             ConsumerCameBack: somebody is in the group; the relay has stopped.
         """
         context.join()  # 5. the guard
-        reach_crashpoint("p4.5.guard.joined")
+        reach("p4.5.guard.joined")
         context.note_counters()
         context.session.start(context.make_ranges)  # 6. the relays
-        reach_crashpoint("p4.6.relays.started")
+        reach("p4.6.relays.started")
         context.launch(max(1, context.launcher.count_running(context.fleet) or 0))
         ramp_up(  # 7. the consumers
             context.launcher,
@@ -343,7 +343,7 @@ class Drain(Step[ExpandContext]):
             lambda _: None,
             max_consumers=context.consumers.max_consumers,
         )
-        reach_crashpoint("p4.7.consumers.started")
+        reach("p4.7.consumers.started")
         stall, rest = StallWatch(context), _Rest(context)
         while not rest.is_little():
             context.tick()
@@ -417,14 +417,14 @@ class Restore(Step[ExpandContext]):
         close_relays(context)  # 1. to 3. fenced, offsets stable, nothing unread; its consumers end
         context.note_sample()
         context.session.leave()  # 4. the guard leaves cleanly
-        reach_crashpoint("p4.9.guard.left")
+        reach("p4.9.guard.left")
         if context.was_started("stop_consumers"):
             _note_outsiders_once(context)
         with restoring_retention(context):  # 6. also where 5. fails
             if context.was_started("stop_consumers"):
                 context.start_originals()  # 5. only then
-            reach_crashpoint("p4.9.originals.started")
-        reach_crashpoint("p4.9.retention.given_back")
+            reach("p4.9.originals.started")
+        reach("p4.9.retention.given_back")
 
 
 def _note_outsiders_once(context: ExpandContext) -> None:
@@ -575,9 +575,9 @@ class RemoveTopic(Step[ExpandContext]):
 
     def start(self, context: ExpandContext) -> None:
         """Deletes the topic; one that is gone is fine."""
-        reach_crashpoint("p4.10.verified")
+        reach("p4.10.verified")
         remove_temporary_topic(context)
-        reach_crashpoint("p4.9.deleted")
+        reach("p4.9.deleted")
 
     def complete(self, context: ExpandContext) -> None:
         """The ledger says that it is gone.

@@ -47,7 +47,7 @@ from backlogctl.replay.kinds.offload.plan import ALLOW_UNKNOWN
 from backlogctl.replay.kinds.offload.planning import fingerprint_for, refuse_losing, refuse_unfit
 from backlogctl.replay.observe.rights import require_rights, select_rights
 from backlogctl.values import OffsetRange, Step
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
     from backlogctl.archive_manifest import ArchiveManifest
@@ -150,9 +150,9 @@ class StopConsumers(Step[OffloadContext]):
         """
         context.say("stopping the group's consumers")
         context.stop_originals({row.partition: row.committed for row in context.plan.partitions})
-        reach_crashpoint("p5.2.stopped")
+        reach("p5.2.stopped")
         context.await_quiet()
-        reach_crashpoint("p5.2.quiet")
+        reach("p5.2.quiet")
 
     def complete(self, context: OffloadContext) -> None:
         """Where they left the group."""
@@ -184,7 +184,7 @@ class Fence(Step[OffloadContext]):
             context.record(FENCED, fence={str(n): at for n, at in sorted(found.ends.items())})
         # Where the group stopped, for who compares samples: all beyond it is the offload's.
         context.note_sample()
-        reach_crashpoint("p5.3.fenced")
+        reach("p5.3.fenced")
         context.say(f"unread below the fence: {context.say_range()}, at most")
 
 
@@ -209,11 +209,11 @@ class Archive(Step[OffloadContext]):
             return
         if context.archive is None:
             manifest = _write(context)
-            reach_crashpoint("p5.4.archived")
+            reach("p5.4.archived")
             context.lease.confirm()
             _note(context, manifest)
         context.end_spark()
-        reach_crashpoint("p5.4.recorded")
+        reach("p5.4.recorded")
 
     def complete(self, context: OffloadContext) -> None:
         """How much it is."""
@@ -333,23 +333,23 @@ class MoveGroup(Step[OffloadContext]):
         ours = {number: frozenset((at, targets[number])) for number, at in begun.items()}
         context.require_still(ours)
         context.lease.confirm()
-        reach_crashpoint("p5.5.confirmed")
+        reach("p5.5.confirmed")
         if not context.goes_forward:
             context.decide(FORWARD)
         context.closing = True  # a request to pause or cancel changes nothing now
-        reach_crashpoint("p5.5.forward")
+        reach("p5.5.forward")
         record_discarded(context)
-        reach_crashpoint("p5.5.gaps")
+        reach("p5.5.gaps")
         context.require_still(ours)
         context.lease.confirm()
         wanted = {number: at for number, at in targets.items() if at > begun[number]}
         group, topic = context.recovery.group, context.recovery.topic
         if wanted:
             set_group_offsets(context.admin, group, topic, wanted, Deadline(ASK_SECONDS))
-        reach_crashpoint("p5.5.moved")
+        reach("p5.5.moved")
         stage_discarded(context)
         context.note_sample()  # before the logs begin there, too
-        reach_crashpoint("p5.5.staged")
+        reach("p5.5.staged")
 
     def complete(self, context: OffloadContext) -> None:
         """Where it stands now."""
@@ -387,9 +387,9 @@ class DeleteRecords(Step[OffloadContext]):
             _require_uncut(context, lows)
             _note_bytes(context)
             context.lease.confirm()
-            reach_crashpoint("p5.6.before")
+            reach("p5.6.before")
             delete_records(context.admin, context.recovery.topic, wanted, Deadline(ASK_SECONDS))
-        reach_crashpoint("p5.6.deleted")
+        reach("p5.6.deleted")
 
     def complete(self, context: OffloadContext) -> None:
         """Where the logs begin now."""
@@ -459,7 +459,7 @@ class Restore(Step[OffloadContext]):
             record_skipped(context)
             with context.leftovers.noting(CONSUMERS_MISSING):
                 context.start_originals()
-        reach_crashpoint("p5.7.started")
+        reach("p5.7.started")
         fleet = context.originals
         context.leftovers.refuse(
             f"do it by hand (group {fleet.group}: {context.launcher.describe(fleet)}), then "
@@ -509,7 +509,7 @@ class Verify(Step[OffloadContext]):
         context.found["verified"] = found
         context.found["counts"] = found
         refuse_skipped(context)
-        reach_crashpoint("p5.8.verified")
+        reach("p5.8.verified")
 
 
 def _check_offsets(context: OffloadContext) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 import backlogctl.replay.cli.lookback
 import backlogctl.replay.cli.outbox  # noqa: F401
 from backlogctl.replay.cli import main
-from backlogctl_delivery.crashpoints import reach_crashpoint
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.lookback import intake
 from backlogctl_delivery.outbox import sender as settings
 from examples.delivery import order_consumer, order_service, payment_service
@@ -27,15 +27,15 @@ class CrashingConsumer(order_consumer.OrderConsumer):
 
     def do(self, session: Session, message: Message) -> None:
         """Marked already, and nothing of it committed."""
-        reach_crashpoint("once.begun")
+        reach("once.begun")
         super().do(session, message)
-        reach_crashpoint("once.worked")
+        reach("once.worked")
 
     def commit(self) -> None:
         """Done in the database already, and Kafka does not know."""
-        reach_crashpoint("once.committed")
+        reach("once.committed")
         super().commit()
-        reach_crashpoint("once.read")
+        reach("once.read")
 
 
 class ForgetfulConsumer(CrashingConsumer):

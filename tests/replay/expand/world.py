@@ -282,7 +282,7 @@ class World:
     def at(self, point: str, action: Callable[[], None], times: int = 1) -> None:
         """Does something when a run of this process reaches a point of the protocol."""
         left = [times]
-        before = crashpoints.reach_crashpoint
+        before = crashpoints.reach
 
         def reach(name: str) -> None:
             before(name)
@@ -290,7 +290,7 @@ class World:
                 left[0] -= 1
                 action()
 
-        self.patch.setattr(crashpoints, "reach_crashpoint", reach)
+        self.patch.setattr(crashpoints, "reach", reach)
         for module in self.reaching:
             self.patch.setattr(module, "reach", reach)
 

@@ -202,7 +202,7 @@ def test_a_manifest_that_is_there_is_not_written_again(
             write_archive(spark, job)
             written[0] = (place / ARCHIVE_MANIFEST).stat().st_mtime_ns
 
-    monkeypatch.setattr(writing, "reach_crashpoint", sleep)
+    monkeypatch.setattr(writing, "reach", sleep)
     assert write_archive(spark, job) == read_archive_manifest(spark, job.location)
     assert [(place / ARCHIVE_MANIFEST).stat().st_mtime_ns] == written
 
