@@ -43,9 +43,9 @@ NIGHT = name_origin("nightly_backfill", "manual__1")
 
 
 def test_archived_and_lost_in_one_night(empty_shop: Shop, spark: SparkSession) -> None:
-    """And again when all of it expired unread: each once in the log, and every gap is closed."""
+    """Each is once in the log, and every gap is closed."""
     shop = empty_shop
-    archive, fresh_since = lose_and_offload(shop, spark)
+    archive = lose_and_offload(shop, spark)
     states = [gap.state for gap in shop.open().ledger.gaps.list()]
     assert sorted(states) == [GapState.OPEN] * 6 + [GapState.STAGED] * 3
     refused = shop.call("plan", "rebuild", "orders", "--gap", find_waiting(shop), "--json", code=2)
@@ -53,13 +53,6 @@ def test_archived_and_lost_in_one_night(empty_shop: Shop, spark: SparkSession) -
     kinds = work_off(shop)
     assert kinds == ["redrive", "rebuild"]
     check_sent(shop, list(range(WAVE, 4 * WAVE)), skip=range(4 * WAVE, 6 * WAVE))
-    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
-    # What was put back expires unread, and the two waves behind the loss with it.
-    shop.call("status")
-    record_lost(shop, fresh_since)
-    move_log_start(shop.properties, shop.topic, shop.read_ends())
-    assert work_off(shop) == ["redrive", "rebuild"]
-    check_sent(shop, list(range(WAVE, 6 * WAVE)))
     assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
 
 
@@ -84,9 +77,8 @@ def find_waiting(shop: Shop) -> str:
     return shop.open().ledger.gaps.list_waiting()[0].id
 
 
-def lose_and_offload(shop: Shop, spark: SparkSession) -> tuple[str, datetime]:
-    """Orders that expired before and after what was offloaded; the archive's id, and since when
-    the log has what did not expire."""
+def lose_and_offload(shop: Shop, spark: SparkSession) -> str:
+    """Orders that expired before and after what was offloaded; the archive's id."""
     shop.write_config(source=SOURCE)
     rows: list[dict[str, Any]] = []
 
@@ -115,21 +107,15 @@ def lose_and_offload(shop: Shop, spark: SparkSession) -> tuple[str, datetime]:
     publish(1)
     record_expired(shop, begin)
     expire(4 * WAVE)
-    fresh_since = utc_now()
     publish(2)
     insert(shop, rows)
-    return archive, fresh_since
+    return archive
 
 
 def record_expired(shop: Shop, begin: datetime) -> None:
     """The group set by a tool is no member: what expired behind it would be known as bounded."""
     starts, ends = (count_by_partition(range(waves * WAVE)) for waves in (3, 4))
     record(shop, begin, starts, ends)
-
-
-def record_lost(shop: Shop, begin: datetime) -> None:
-    """All that the log has now."""
-    record(shop, begin, count_by_partition(range(4 * WAVE)), shop.read_ends())
 
 
 def record(shop: Shop, begin: datetime, starts: Mapping[int, int], ends: Mapping[int, int]) -> None:
