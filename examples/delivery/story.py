@@ -33,7 +33,7 @@ from backlogctl.sandbox import watchdog
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import free_port
 from backlogctl_delivery.lookback.admin import count_messages
-from backlogctl_delivery.lookback.tables import LookBackDatabase
+from backlogctl_delivery.lookback.tables import LookBackDatabase, has_tables
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
 from backlogctl_delivery.stamps import EVENT_ID, find_header
@@ -458,6 +458,7 @@ class _Story:
         database = LookBackDatabase(f"sqlite:///{self._directory / 'look-back.db'}")
 
         def drain() -> None:
+            _await(lambda: _has_begun(database), "look-back has begun")
             await_handled(self._client, LOOK_BACK_TOPIC, LOOK_BACK_GROUP, PARTITIONS)
             _await(
                 lambda: not any(state.messages for state in count_messages(database)),
@@ -534,6 +535,12 @@ class _Story:
         self._stage.open_chapter(f"Is what the consumer handled what is in the table {rows}?")
         self._audits[rows] = audit = audit_facts(ledger.read_facts(self._client))
         self._stage.show(Padding(draw_audit(audit, rows), (0, 0, 0, 2)))
+
+
+def _has_begun(database: LookBackDatabase) -> bool:
+    """Whether the service has made its tables: it may be killed before."""
+    with database.read() as connection:
+        return has_tables(connection)
 
 
 def _await(condition: Callable[[], bool], what: str) -> None:
