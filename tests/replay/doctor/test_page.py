@@ -25,6 +25,8 @@ def test_every_check_has_a_heading() -> None:
 def test_every_finding_names_a_check() -> None:
     root = PAGE.parents[1]
     files = [*(root / "monitoring/doctor").glob("*.py"), *(root / "replay").rglob("doctor/*.py")]
-    named = {name for file in files for name in re.findall(r'"([a-z-]+)", CheckLevel', file.read_text())}
+    named = {
+        name for file in files for name in re.findall(r'"([a-z-]+)", CheckLevel', file.read_text())
+    }
     assert named - set(CATALOGUE) == set()
     assert len(named) > 30
