@@ -6,8 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
