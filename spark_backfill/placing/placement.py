@@ -153,11 +153,11 @@ def _take_again(decided: DataFrame, again: DataFrame, edge: str | None) -> DataF
     take = {INCLUDE: F.lit(True), EXCLUDE: F.col("c_sure")}.get(edge or "", F.col("c_likely"))
     back = F.col("c_again").isNotNull() & (F.col("label") == OUTSIDE) & take
     kind = F.when(F.col("reason").isNull(), LOST).otherwise(QUARANTINED)
-    open_ = F.col("label").isin(LOST, QUARANTINED, OUTSIDE)
-    unsure = F.coalesce(open_ & ~F.col("c_sure"), F.lit(False))
+    # Where it was put back says more than where its row stands, which may be at a gap's edge.
+    known = F.col("c_again").isNotNull() & F.col("label").isin(LOST, QUARANTINED, OUTSIDE)
     return (
-        found.withColumn("uncertain", F.col("uncertain") | unsure)
-        .withColumn("likely", F.when(unsure, F.col("c_likely")).otherwise(F.col("likely")))
+        found.withColumn("uncertain", F.when(known, ~F.col("c_sure")).otherwise(F.col("uncertain")))
+        .withColumn("likely", F.when(known, F.col("c_likely")).otherwise(F.col("likely")))
         .withColumn("label", F.when(back, kind).otherwise(F.col("label")))
     )
 
