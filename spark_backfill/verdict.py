@@ -179,8 +179,9 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
         reasons.append(f"the rules are not proved: {basis.unproved}")
     if basis.gone:
         reasons.append(
-            f"{basis.gone} messages that were put back before, and lost again, are in no archive "
-            "and no row any more; where they came from (dead letters, the log) may have them still"
+            f"{basis.gone} messages that were put back before, and lost again, are in no archive, "
+            "and no row is known to be theirs; where they came from (dead letters, the log) may "
+            "have them still"
         )
     kind = _find_kind(partitions, quarantined, uncertain, reasons, basis)
     place = "of these gaps" if basis.bounded else "at the edges of the gaps"
