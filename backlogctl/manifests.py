@@ -175,13 +175,7 @@ def read_chunk(directory: Path, chunk: Chunk) -> pa.Table:
 def write_manifest(directory: Path, manifest: Manifest) -> str:
     """Writes the manifest, whole or not at all; returns the SHA-256 that the plan keeps."""
     value = {"version": SCHEMA_VERSION, **asdict(manifest)}
-    _make_private(directory)
-    temporary = directory / f".{MANIFEST_NAME}.{uuid.uuid4().hex}"
-    with os.fdopen(_create_private(temporary), "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / MANIFEST_NAME)
+    write_synced(directory / MANIFEST_NAME, json.dumps(value, indent=1, ensure_ascii=False))
     return hash_value(value)
 
 
@@ -215,17 +209,42 @@ def read_manifest(directory: Path, expected_sha256: str | None = None) -> Manife
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
-    _make_private(path.parent)
+    make_private(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with os.fdopen(_create_private(temporary), "wb") as file:
         pq.write_table(table, file, compression="zstd", compression_level=1)
     temporary.replace(path)
 
 
-def _make_private(directory: Path) -> None:
+def write_synced(path: Path, text: str) -> None:
+    """Writes a file for the owner only, whole or not at all; it outlasts a loss of power."""
+    make_private(path.parent)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with os.fdopen(_create_private(temporary), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_path(path.parent)
+
+
+def make_private(directory: Path) -> None:
     """Makes a directory and its missing parents, each for the owner only (mkdir: the last one)."""
     for parent in reversed([directory, *directory.parents]):
         parent.mkdir(exist_ok=True, mode=0o700)
+
+
+def sync_path(path: Path) -> None:
+    """What is written of a file, or the names in a directory, outlast a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _create_private(path: Path) -> int:

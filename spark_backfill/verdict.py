@@ -141,47 +141,41 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
     quarantined = sum(item.quarantined for item in partitions) + tally.unplaced
     collapsed = sum(item.collapsed for item in partitions)
     uncertain = sum(basis.uncertain.values())
-    reasons: list[str] = []
-    if surplus:
-        where = [item.partition for item in partitions if item.surplus]
-        reasons.append(
-            f"{surplus} rebuilt messages more than were lost, in partitions {_join(where)}: "
-            "rows that were read before, or whose message was never sent"
-        )
-    if shortfall:
-        before = sum(min(p.shortfall, tally.injected.get(p.partition, 0)) for p in partitions)
-        reasons.append(_explain_shortfall(shortfall, before, collapsed, quarantined, basis))
-    elif basis.holes:
-        reasons.append(f"offsets are at most that many messages: {basis.holes}")
-    if quarantined:
-        reasons.append(f"{quarantined} rows cannot be built and are in quarantine")
-    if basis.uneven and not basis.holes:
-        reasons.append(
+    before = sum(min(p.shortfall, tally.injected.get(p.partition, 0)) for p in partitions)
+    said: tuple[tuple[object, str], ...] = (
+        (
+            surplus,
+            f"{surplus} rebuilt messages more than were lost, in partitions "
+            f"{_join([item.partition for item in partitions if item.surplus])}: "
+            "rows that were read before, or whose message was never sent",
+        ),
+        (shortfall, _explain_shortfall(shortfall, before, collapsed, quarantined, basis)),
+        (not shortfall and basis.holes, f"offsets are at most that many messages: {basis.holes}"),
+        (quarantined, f"{quarantined} rows cannot be built and are in quarantine"),
+        (
+            basis.uneven and not basis.holes,
             f"gaps in partitions {_join(basis.uneven)} have more or fewer rows than messages, "
-            "though their totals fit: rows that are gone, and others that were never sent"
-        )
-    if basis.unread:
-        reasons.append(basis.unread)
-    if basis.bounded:
-        reasons.append("a gap's range is an upper bound: the group may have read some of it")
-    if basis.spread:
-        reasons.append("messages without a key were spread: their old partition is unknown")
-    if basis.blurred and not basis.collapsible:
-        reasons.append(
+            "though their totals fit: rows that are gone, and others that were never sent",
+        ),
+        (basis.unread, basis.unread),
+        (basis.bounded, "a gap's range is an upper bound: the group may have read some of it"),
+        (basis.spread, "messages without a key were spread: their old partition is unknown"),
+        (
+            basis.blurred and not basis.collapsible,
             f"where the loss begins in partitions {_join(basis.blurred)} is known by the samples' "
-            "times only: let `backlogctl watch` run, or add `consumed` evidence"
-        )
-    if basis.unordered:
-        reasons.append(basis.unordered)
-    if basis.ragged:
-        reasons.append(basis.ragged)
-    if basis.unproved:
-        reasons.append(f"the rules are not proved: {basis.unproved}")
-    if basis.gone:
-        reasons.append(
-            f"{basis.gone} messages that were put back before, and lost again, are in no archive "
-            "and no row any more; where they came from (dead letters, the log) may have them still"
-        )
+            "times only: let `backlogctl watch` run, or add `consumed` evidence",
+        ),
+        (basis.unordered, basis.unordered),
+        (basis.ragged, basis.ragged),
+        (basis.unproved, f"the rules are not proved: {basis.unproved}"),
+        (
+            basis.gone,
+            f"{basis.gone} messages that were put back before, and lost again, are in no archive, "
+            "and no row is known to be theirs; where they came from (dead letters, the log) may "
+            "have them still",
+        ),
+    )
+    reasons = [text for is_so, text in said if is_so]
     kind = _find_kind(partitions, quarantined, uncertain, reasons, basis)
     place = "of these gaps" if basis.bounded else "at the edges of the gaps"
     if uncertain:

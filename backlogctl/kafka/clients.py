@@ -265,6 +265,22 @@ def retry_transient(
             admin.poll(min(_PAUSE, limit.remaining()))
 
 
+def ask_for_one(
+    admin: Admin, call: Callable[..., Any], subject: str, doing: str, limit: Deadline, request: Any
+) -> Any:
+    """The answer about one thing; asked again as `retry_transient` does.
+
+    Args:
+        request: names the one thing, as the admin call takes several.
+    """
+
+    def ask_once() -> Any:
+        (future,) = ask(admin, call, subject, doing, limit, request).values()
+        return wait_for(admin, future, subject, doing, limit)
+
+    return retry_transient(admin, limit, ask_once)
+
+
 def outlast(limit: Deadline, call: Callable[[], Result]) -> Result:
     """Calls again while brokers are away, until the deadline; for work that is under way.
 

@@ -23,6 +23,7 @@ from backlogctl.kafka.clients import (
     Admin,
     Connection,
     ask,
+    ask_for_one,
     connect,
     retry_transient,
     seconds_left,
@@ -152,17 +153,11 @@ def describe_group_state(
 ) -> GroupState:
     """State, members and protocol of a group; a group that is not there is `dead`, no members."""
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    subject, doing = f"group {group}", "describe it"
-
-    def call() -> Any:
-        futures = ask(admin, admin.describe_consumer_groups, subject, doing, limit, [group])
-        return wait_for(admin, futures[group], subject, doing, limit)
-
+    call, subject = admin.describe_consumer_groups, f"group {group}"
     try:
-        answer = retry_transient(admin, limit, call)
+        return _take_state(ask_for_one(admin, call, subject, "describe it", limit, [group]))
     except GroupMissing:
         return GroupState("dead", ())
-    return _take_state(answer)
 
 
 def describe_group_states(
@@ -270,14 +265,9 @@ def delete_group(connection: Connection, group: str, deadline: Deadline | None =
         ClusterUnreachable, KafkaFailure.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    subject, doing = f"group {group}", "delete it"
-
-    def call() -> None:
-        futures = ask(admin, admin.delete_consumer_groups, subject, doing, limit, [group])
-        with suppress(GroupMissing):
-            wait_for(admin, futures[group], subject, doing, limit)
-
-    retry_transient(admin, limit, call)
+    call, subject = admin.delete_consumer_groups, f"group {group}"
+    with suppress(GroupMissing):
+        ask_for_one(admin, call, subject, "delete it", limit, [group])
 
 
 def _by_topic(places: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:

@@ -34,7 +34,6 @@ from backlogctl_delivery.kafka import AccessDenied
 # are never compressed. Its records and its checksum are passed over.
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-NO_PRODUCER = -1
 _SEQUENCES = 2**31
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 # Offset and size, then what both formats have at the same place: the format's number.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from backlogctl.kafka.clients import (
     Admin,
     Connection,
     ask,
+    ask_for_one,
     connect,
     retry_transient,
     seconds_left,
@@ -79,9 +81,8 @@ def describe_topic(
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     described = _describe(admin, topic, limit)
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    doing = "read its settings"
-    futures = ask(admin, admin.describe_configs, f"topic {topic}", doing, limit, [resource])
-    entries = wait_for(admin, futures[resource], f"topic {topic}", doing, limit)
+    call, subject = admin.describe_configs, f"topic {topic}"
+    entries = ask_for_one(admin, call, subject, "read its settings", limit, [resource])
     return TopicInfo(
         name=topic,
         topic_id=str(described.topic_id),
@@ -206,14 +207,8 @@ def _await_leaders(admin: Admin, topic: str, limit: Deadline) -> str:
 
 
 def _describe(admin: Admin, topic: str, limit: Deadline) -> Any:
-    subject, doing = f"topic {topic}", "describe it"
-
-    def call() -> Any:
-        what = TopicCollection([topic])
-        futures = ask(admin, admin.describe_topics, subject, doing, limit, what)
-        return wait_for(admin, futures[topic], subject, doing, limit)
-
-    return retry_transient(admin, limit, call)
+    call, request = admin.describe_topics, TopicCollection([topic])
+    return ask_for_one(admin, call, f"topic {topic}", "describe it", limit, request)
 
 
 # Deleting a topic's oldest records (DeleteRecords); see `backlogctl.kafka.admin`.
@@ -287,7 +282,7 @@ def delete_topic(
         ClusterUnreachable.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    subject, doing = f"topic {topic}", "delete it"
+    subject = f"topic {topic}"
     found = _find_id(admin, topic, limit)
     if found is None:
         return
@@ -298,14 +293,8 @@ def delete_topic(
             hint="somebody made another topic of this name; it is theirs",
         )
 
-    def call() -> None:
-        try:
-            futures = ask(admin, admin.delete_topics, subject, doing, limit, [topic])
-            wait_for(admin, futures[topic], subject, doing, limit)
-        except TopicMissing:
-            return
-
-    retry_transient(admin, limit, call)
+    with suppress(TopicMissing):
+        ask_for_one(admin, admin.delete_topics, subject, "delete it", limit, [topic])
     while _find_id(admin, topic, limit) == topic_id:
         if limit.expired:
             raise KafkaFailure(
@@ -346,12 +335,7 @@ def read_topic_settings(
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject, doing = f"topic {topic}", "read its settings"
     resource = ConfigResource(ResourceType.TOPIC, topic)
-
-    def call() -> Any:
-        futures = ask(admin, admin.describe_configs, subject, doing, limit, [resource])
-        return wait_for(admin, futures[resource], subject, doing, limit)
-
-    entries = retry_transient(admin, limit, call)
+    entries = ask_for_one(admin, admin.describe_configs, subject, doing, limit, [resource])
     wanted = list(names)
     unknown = sorted(set(wanted) - set(entries))
     if unknown:
@@ -390,14 +374,7 @@ def alter_topic_config(
     subject, doing = f"topic {topic}", "change its settings"
     entries = [_make_entry(name, value) for name, value in changes.items()]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-
-    def call() -> None:
-        verb = admin.incremental_alter_configs
-        futures = ask(admin, verb, subject, doing, limit, [resource])
-        for future in futures.values():
-            wait_for(admin, future, subject, doing, limit)
-
-    retry_transient(admin, limit, call)
+    ask_for_one(admin, admin.incremental_alter_configs, subject, doing, limit, [resource])
     _await_changes(admin, topic, changes, limit)
 
 

@@ -185,10 +185,6 @@ class Events(Manager):
         with self._database.read() as connection:
             return _read_events(connection, recovery_id)
 
-    def verify_chain(self, recovery_id: str) -> bool:
-        """Whether no line was altered, removed, added or moved since it was written."""
-        return self.find_break(recovery_id) is None
-
     def find_break(self, recovery_id: str) -> str | None:
         """What is wrong with the record, one sentence; None for a whole one.
 

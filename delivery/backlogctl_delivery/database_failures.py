@@ -7,7 +7,7 @@ reported as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -33,7 +33,58 @@ class ConnectionRefusal:
     is_wrong_url: bool = True
 
 
-_Make = Callable[[URL, str], ConnectionRefusal]
+_SERVER, _AWAY_TEXT = "the server at {place} ", "the database cannot be reached: "
+# By libpq's text: what it means, what to do, and whether it stays so until the URL is corrected.
+_REFUSALS: tuple[tuple[str, str, str, bool], ...] = (
+    (
+        r'database "[^"]*" does not exist',
+        _SERVER + "has no database {database}",
+        "correct the name at the end of `{key}`, or create the database",
+        True,
+    ),
+    (
+        r'role "[^"]*" does not exist',
+        _SERVER + "has no user {user}",
+        "correct the user in `{key}`, or create the role",
+        True,
+    ),
+    (
+        r"authentication failed for user",
+        _SERVER + "does not let user {user} in: wrong password, or no such user",
+        "correct user and password in `{key}`",
+        True,
+    ),
+    (
+        r"no password supplied",
+        _SERVER + "asks for the password of user {user}, and there is none",
+        "add the password to `{key}`",
+        True,
+    ),
+    (
+        r"no pg_hba\.conf entry",
+        _SERVER + "admits no user {user} to database {named} from this host",
+        "add a line to the server's pg_hba.conf, or correct `{key}`",
+        True,
+    ),
+    (
+        r"could not translate host name|failed to resolve host|name or service not known",
+        _AWAY_TEXT + "there is no host {host}",
+        "correct the host in `{key}`, or look at the name service",
+        False,
+    ),
+    (
+        r"connection refused",
+        _AWAY_TEXT + "nothing listens at {place}",
+        "check that it runs, and host and port in `{key}`",
+        False,
+    ),
+    (
+        r"timeout expired|timed out",
+        _AWAY_TEXT + "{place} did not answer in time",
+        "check host and port in `{key}`, and the firewall",
+        False,
+    ),
+)
 
 
 def explain_refusal(reason: str, url: URL, key: str) -> ConnectionRefusal | None:
@@ -43,98 +94,18 @@ def explain_refusal(reason: str, url: URL, key: str) -> ConnectionRefusal | None
         reason: libpq's text, all of its lines.
         key: the configuration key that holds the URL.
     """
-    for pattern, make in _KNOWN:
+    said = {
+        "place": f"{url.host or 'localhost'}:{url.port or 5432}",
+        "host": repr(url.host),
+        "user": repr(url.username),
+        "database": repr(url.database or url.username),
+        "named": repr(url.database),
+        "key": key,
+    }
+    for pattern, message, hint, is_wrong_url in _REFUSALS:
         if re.search(pattern, reason, re.IGNORECASE):
-            return make(url, key)
+            return ConnectionRefusal(message.format(**said), hint.format(**said), is_wrong_url)
     return None
-
-
-def _place(url: URL) -> str:
-    return f"{url.host or 'localhost'}:{url.port or 5432}"
-
-
-def _no_database(url: URL, key: str) -> ConnectionRefusal:
-    return ConnectionRefusal(
-        f"the server at {_place(url)} has no database {url.database or url.username!r}",
-        f"correct the name at the end of `{key}`, or create the database",
-    )
-
-
-def _no_user(url: URL, key: str) -> ConnectionRefusal:
-    return ConnectionRefusal(
-        f"the server at {_place(url)} has no user {url.username!r}",
-        f"correct the user in `{key}`, or create the role",
-    )
-
-
-def _wrong_password(url: URL, key: str) -> ConnectionRefusal:
-    return ConnectionRefusal(
-        f"the server at {_place(url)} does not let user {url.username!r} in: wrong password, or "
-        "no such user",
-        f"correct user and password in `{key}`",
-    )
-
-
-def _no_password(url: URL, key: str) -> ConnectionRefusal:
-    return ConnectionRefusal(
-        f"the server at {_place(url)} asks for the password of user {url.username!r}, and there "
-        "is none",
-        f"add the password to `{key}`",
-    )
-
-
-def _not_admitted(url: URL, key: str) -> ConnectionRefusal:
-    return ConnectionRefusal(
-        f"the server at {_place(url)} admits no user {url.username!r} to database "
-        f"{url.database!r} from this host",
-        f"add a line to the server's pg_hba.conf, or correct `{key}`",
-    )
-
-
-def _no_host(url: URL, key: str) -> ConnectionRefusal:
-    return ConnectionRefusal(
-        f"the database cannot be reached: there is no host {url.host!r}",
-        f"correct the host in `{key}`, or look at the name service",
-        is_wrong_url=False,
-    )
-
-
-def _nobody_listens(url: URL, key: str) -> ConnectionRefusal:
-    return ConnectionRefusal(
-        f"the database cannot be reached: nothing listens at {_place(url)}",
-        f"check that it runs, and host and port in `{key}`",
-        is_wrong_url=False,
-    )
-
-
-def _silent(url: URL, key: str) -> ConnectionRefusal:
-    return ConnectionRefusal(
-        f"the database cannot be reached: {_place(url)} did not answer in time",
-        f"check host and port in `{key}`, and the firewall",
-        is_wrong_url=False,
-    )
-
-
-_KNOWN: tuple[tuple[str, _Make], ...] = (
-    (r'database "[^"]*" does not exist', _no_database),
-    (r'role "[^"]*" does not exist', _no_user),
-    (r"authentication failed for user", _wrong_password),
-    (r"no password supplied", _no_password),
-    (r"no pg_hba\.conf entry", _not_admitted),
-    (r"could not translate host name|failed to resolve host|name or service not known", _no_host),
-    (r"connection refused", _nobody_listens),
-    (r"timeout expired|timed out", _silent),
-)
-
-
-# PostgreSQL's SQLSTATEs (its manual, appendix A): read-only as after a failover, not in the state
-# for it, a session that was ended, a full disk, no memory, a time limit, I/O.
-_PASSING = ("25006", "25P03", "25P04", "53100", "53200", "55000", "57014", "58030")
-# MariaDB's and MySQL's numbers (their manuals, "Error reference").
-_MISSING, _LOCKED, _LOGINS = (1146, 1054), (1205, 1213), (1044, 1045, 1049)
-_DENIED = (1142, 1143)  # of a table, a column
-_AWAY = (0, 1040, 1047, 1053, 1203, 1226, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2055, 4031)
-_PASSING_NUMBERS = (1021, 1114, 1290, 1836, 3024)  # a full disk or table, read-only, a time limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,38 +149,56 @@ def mask_url(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
+# By what each database says, the first that fits: SQLite's names of errors and PostgreSQL's
+# SQLSTATEs (its manual, appendix A), both by their beginnings; MariaDB's and MySQL's numbers (their
+# manuals, "Error reference").
+_SIGNS: tuple[tuple[Trouble, tuple[str, ...], tuple[str, ...], tuple[int, ...]], ...] = (
+    (
+        Trouble.UNIQUE,
+        ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"),
+        ("23505",),
+        (),
+    ),
+    (Trouble.LOCKED, ("SQLITE_BUSY", "SQLITE_LOCKED"), ("40", "55P03"), (1205, 1213)),
+    (Trouble.MISSING, (), ("42P01", "42703"), (1146, 1054)),
+    (Trouble.NO_DATABASE, ("SQLITE_NOTADB",), (), ()),
+    (Trouble.NO_RIGHTS, ("SQLITE_READONLY", "SQLITE_CANTOPEN"), (), ()),
+    (Trouble.LOGIN, (), ("28",), (1044, 1045, 1049)),
+    (Trouble.DENIED, (), ("42501",), (1142, 1143)),  # of a table, a column
+    (
+        # Read-only as after a failover, not in the state for it, a session that was ended, a full
+        # disk or table, no memory, a time limit, I/O.
+        Trouble.PASSING,
+        ("SQLITE_FULL", "SQLITE_IOERR"),
+        ("25006", "25P03", "25P04", "53100", "53200", "55000", "57014", "58030"),
+        (1021, 1114, 1290, 1836, 3024),
+    ),
+    (
+        # No room for another connection; a server that starts or stops.
+        Trouble.AWAY,
+        (),
+        ("08", "53", "57"),
+        (0, 1040, 1047, 1053, 1203, 1226, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2055, 4031),
+    ),
+)
+
+
 def find_trouble(error: DBAPIError, url: URL) -> Trouble:
     """Which kind an error is, by the codes of its database."""
     original: Any = error.orig
     name = str(getattr(original, "sqlite_errorname", "") or "")
     state = str(getattr(original, "sqlstate", "") or "")
     number = original.args[0] if getattr(original, "args", ()) else None
-    reason = str(original)
-    if state == "23505" or name in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"):
-        return Trouble.UNIQUE
-    is_busy = name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-    if is_busy or state[:2] == "40" or state == "55P03" or number in _LOCKED:
-        return Trouble.LOCKED
-    is_missing = "no such table" in reason or "no such column" in reason
-    if is_missing or state in ("42P01", "42703") or number in _MISSING:
+    # SQLite names no kind for it.
+    if not state and re.search("no such (table|column)", str(original)):
         return Trouble.MISSING
-    if name.startswith("SQLITE_NOTADB"):
-        return Trouble.NO_DATABASE
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
-        return Trouble.NO_RIGHTS
-    if state[:2] == "28" or number in _LOGINS:
-        return Trouble.LOGIN
-    if state == "42501" or number in _DENIED:
-        return Trouble.DENIED
-    is_full = name.startswith(("SQLITE_FULL", "SQLITE_IOERR"))
-    if is_full or state in _PASSING or number in _PASSING_NUMBERS:
-        return Trouble.PASSING
-    # Lost connections, which have no state; no room for another one; a server that starts or stops.
+    for trouble, names, states, numbers in _SIGNS:
+        if name.startswith(names) or state.startswith(states) or number in numbers:
+            return trouble
+    # Lost connections, which have no state.
     is_lost = isinstance(error, OperationalError | InterfaceError) and not state
     is_lost &= url.get_backend_name() == "postgresql"
-    if is_lost or state[:2] in ("08", "53", "57") or number in _AWAY:
-        return Trouble.AWAY
-    return Trouble.OTHER
+    return Trouble.AWAY if is_lost else Trouble.OTHER
 
 
 def explain_failure(
@@ -232,44 +221,41 @@ def explain_failure(
             retryable=not refusal.is_wrong_url,
         )
     is_passing = trouble in (Trouble.LOCKED, Trouble.AWAY, Trouble.PASSING)
-    message, hint = _word(trouble, reason, place)
-    return make(message, subject=place.label, hint=hint, retryable=is_passing)
+    message, hint = _WORDS.get(trouble, ("{reason}", ""))
+    said = {"reason": reason, "key": place.key, "tables": place.make_tables_hint}
+    return make(
+        message.format(**said),
+        subject=place.label,
+        hint=hint.format(**said),
+        retryable=is_passing,
+    )
 
 
-def _word(trouble: Trouble, reason: str, place: DatabasePlace) -> tuple[str, str]:
-    match trouble:
-        case Trouble.LOCKED:
-            return (
-                f"it is locked by another process for too long: {reason}",
-                "try again; look for another process that hangs",
-            )
-        case Trouble.MISSING:
-            return f"its tables are missing: {reason}", place.make_tables_hint
-        case Trouble.NO_DATABASE:
-            return "the file is not an SQLite database", "name another file"
-        case Trouble.NO_RIGHTS:
-            return reason, "check the rights of the file and folder"
-        case Trouble.AWAY:
-            return (
-                f"the database cannot be reached: {reason}",
-                f"check that it runs, and host and port in `{place.key}`",
-            )
-        case Trouble.PASSING:
-            return (
-                f"the database does not do it now: {reason}",
-                "try again; look at the server's log and its disk",
-            )
-        case Trouble.LOGIN:
-            return (
-                f"the database does not let us in: {reason}",
-                f"check user, password and database in `{place.key}`",
-            )
-        case Trouble.DENIED:
-            return (
-                f"the user may not do this: {reason}",
-                f"give this right to the user in `{place.key}`, or use another one",
-            )
-    return reason, ""
+_WORDS: Mapping[Trouble, tuple[str, str]] = {
+    Trouble.LOCKED: (
+        "it is locked by another process for too long: {reason}",
+        "try again; look for another process that hangs",
+    ),
+    Trouble.MISSING: ("its tables are missing: {reason}", "{tables}"),
+    Trouble.NO_DATABASE: ("the file is not an SQLite database", "name another file"),
+    Trouble.NO_RIGHTS: ("{reason}", "check the rights of the file and folder"),
+    Trouble.AWAY: (
+        "the database cannot be reached: {reason}",
+        "check that it runs, and host and port in `{key}`",
+    ),
+    Trouble.PASSING: (
+        "the database does not do it now: {reason}",
+        "try again; look at the server's log and its disk",
+    ),
+    Trouble.LOGIN: (
+        "the database does not let us in: {reason}",
+        "check user, password and database in `{key}`",
+    ),
+    Trouble.DENIED: (
+        "the user may not do this: {reason}",
+        "give this right to the user in `{key}`, or use another one",
+    ),
+}
 
 
 def clean_reason(error: object, url: URL) -> str:

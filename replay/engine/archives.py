@@ -23,6 +23,7 @@ from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, Recov
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from backlogctl.spark_backfill.archive.place import ArchivePlace
     from backlogctl.spark_backfill.archive.verification import Purged
 
 ALLOW_LOSE = "lose"
@@ -198,6 +199,14 @@ def open_spark(workspace: Workspace, location: str, name: str) -> SparkSession:
     return open_session(config.spark, name, staging=config.staging.dir, s3=needs_s3(location))
 
 
+def open_archive_place(workspace: Workspace, record: ArchiveRecord, verb: str) -> ArchivePlace:
+    """Where an archive lies; Spark starts only where that is no folder."""
+    from backlogctl.spark_backfill.archive.place import ArchivePlace
+
+    name = f"backlogctl archive {verb} {record.recovery_id}"
+    return ArchivePlace(lambda: open_spark(workspace, record.location, name), record.location)
+
+
 def _judge(
     workspace: Workspace, record: ArchiveRecord, gaps: Iterable[Gap], waiting: frozenset[str]
 ) -> ArchiveState:
@@ -255,16 +264,10 @@ def _delete(
 
 
 def _delete_files(workspace: Workspace, record: ArchiveRecord) -> Purged:
-    from backlogctl.spark_backfill.archive.local_place import LocalPlace, find_folder
-    from backlogctl.spark_backfill.archive.place import normalize_location
-    from backlogctl.spark_backfill.archive.verification import purge_archive, purge_place
+    from backlogctl.spark_backfill.archive.verification import purge_place
 
-    location, owner = normalize_location(record.location), _find_owner(workspace, record)
-    folder = find_folder(location)
-    if folder is not None:
-        return purge_place(LocalPlace(folder), owner=owner)
-    spark = open_spark(workspace, location, f"backlogctl archive purge {record.recovery_id}")
-    return purge_archive(spark, location, owner=owner)
+    place = open_archive_place(workspace, record, "purge")
+    return purge_place(place, owner=_find_owner(workspace, record))
 
 
 def _find_owner(workspace: Workspace, record: ArchiveRecord) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.archive_manifest import ArchiveManifest
@@ -13,7 +12,7 @@ from backlogctl.ledger import ArchiveRecord
 from backlogctl.replay.engine.archives import (
     ArchiveState,
     count_archived,
-    open_spark,
+    open_archive_place,
     require_there,
 )
 from backlogctl.replay.engine.kind import Workspace
@@ -90,20 +89,12 @@ def peek(
         Refused: it was purged.
         StagingError: it cannot be read, or is not the one that was recorded.
     """
-    from backlogctl.spark_backfill.archive.local_place import LocalPlace, peek_archive, peek_local
-    from backlogctl.spark_backfill.archive.verification import (
-        read_archive_manifest,
-        read_manifest_of,
-    )
+    from backlogctl.spark_backfill.archive.local_place import peek_archive
+    from backlogctl.spark_backfill.archive.verification import read_manifest_of
 
     require_there(record)
-    location, folder = _find_place(record)
-    if folder is not None:
-        place = LocalPlace(folder)
-        return peek_local(place, read_manifest_of(place, record.manifest_sha256), wanted)
-    spark = open_spark(workspace, location, f"backlogctl archive peek {record.recovery_id}")
-    manifest = read_archive_manifest(spark, location, record.manifest_sha256)
-    return peek_archive(spark, location, manifest, wanted)
+    place = open_archive_place(workspace, record, "peek")
+    return peek_archive(place, read_manifest_of(place, record.manifest_sha256), wanted)
 
 
 def verify_archived(workspace: Workspace, record: ArchiveRecord) -> ArchiveCheck:
@@ -113,25 +104,13 @@ def verify_archived(workspace: Workspace, record: ArchiveRecord) -> ArchiveCheck
         Refused: it was purged.
         StagingError: the manifest is missing, or is not the one that was recorded.
     """
-    from backlogctl.spark_backfill.archive.local_place import LocalPlace
-    from backlogctl.spark_backfill.archive.verification import (
-        check_place,
-        read_archive_manifest,
-        read_manifest_of,
-        verify_archive,
-    )
+    from backlogctl.spark_backfill.archive.verification import check_place, read_manifest_of
 
     require_there(record)
-    location, folder = _find_place(record)
-    if folder is not None:
-        place = LocalPlace(folder)
-        manifest = read_manifest_of(place, record.manifest_sha256)
-        _compare(record, manifest)
-        return check_place(place, manifest)
-    spark = open_spark(workspace, location, f"backlogctl archive verify {record.recovery_id}")
-    manifest = read_archive_manifest(spark, location, record.manifest_sha256)
+    place = open_archive_place(workspace, record, "verify")
+    manifest = read_manifest_of(place, record.manifest_sha256)
     _compare(record, manifest)
-    return verify_archive(spark, location, manifest)
+    return check_place(place, manifest)
 
 
 def describe_check(record: ArchiveRecord, check: ArchiveCheck) -> Mapping[str, Any]:
@@ -146,14 +125,6 @@ def describe_check(record: ArchiveRecord, check: ArchiveCheck) -> Mapping[str, A
         "corrupt": list(check.corrupt),
         "unexpected": list(check.unexpected),
     }
-
-
-def _find_place(record: ArchiveRecord) -> tuple[str, Path | None]:
-    from backlogctl.spark_backfill.archive.local_place import find_folder
-    from backlogctl.spark_backfill.archive.place import normalize_location
-
-    location = normalize_location(record.location)
-    return location, find_folder(location)
 
 
 def _compare(record: ArchiveRecord, manifest: ArchiveManifest) -> None:

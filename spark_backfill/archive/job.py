@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
@@ -308,7 +309,8 @@ class Parts:
         for path in self.list_new():
             if path not in theirs:
                 self._place.delete(path)
-        self._place.delete("_temporary")
+        with suppress(StagingError):  # a writer that was taken over from may still fill it
+            self._place.delete("_temporary")
 
     def _read(self, path: str) -> list[Piece]:
         value = self._place.read_json(path)

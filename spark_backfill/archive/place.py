@@ -1,26 +1,32 @@
-"""What can stop an archive that is being written, and whether it can go on."""
+"""The place of an archive, and what can stop one that is being written."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from backlogctl.errors import ConfigurationError, KafkaFailure, StagingError
+from backlogctl.manifests import make_private, sync_path, write_synced
 from backlogctl.spark_backfill.failures import is_target_full, translating
 from backlogctl.spark_backfill.spark.cluster import needs_s3, require_s3
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    # Asked for only where Spark is needed.
+    Spark = SparkSession | Callable[[], SparkSession]
 
 
 class ArchiveLagging(KafkaFailure):
@@ -77,9 +83,8 @@ def filling(location: str) -> Iterator[None]:
         ) from None
 
 
-# The place of an archive, a folder or a prefix in an object store, through Hadoop's file systems.
-#
-# All is done in the driver's JVM: no byte of a message comes through Python.
+# The place itself. A folder is used without Spark; any other file system is the one that Spark's
+# Hadoop writes the messages to, with the same settings and credentials, in the driver's JVM.
 
 _PRIVATE: Mapping[str, str] = {"fs.permissions.umask-mode": "077"}
 # Without the .crc file that Hadoop puts beside each: it says less than our own hash. From its cache
@@ -96,34 +101,29 @@ _BUFFER = 1024 * 1024
 class ArchivePlace:
     """Files under one location; paths are relative to it, with slashes.
 
+    Args:
+        spark: called, where it is a function, unless the location is a folder.
+
     Raises:
         ConfigurationError: the location is not a folder or URL that can hold an archive.
         SparkFailure: it is in an object store, and this Spark was started without its jars.
         StagingError: of every verb: it could not be done.
     """
 
-    def __init__(self, spark: SparkSession, location: str) -> None:
+    def __init__(self, spark: Spark, location: str) -> None:
         self.location = normalize_location(location)
-        if needs_s3(self.location):
-            require_s3(spark, self.location)
-        jvm: Any = spark._jvm
-        self._jvm = jvm
-        self._conf = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
-        for name, value in self.settings.items():
-            self._conf.set(name, value)
-        self._root = jvm.org.apache.hadoop.fs.Path(self.location)
-        with self._doing("reach", ""):
-            self._fs = self._root.getFileSystem(self._conf)
+        self.folder = find_folder(self.location)
+        self._ask = spark
+        self._files = self._open()
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        return self._ask() if callable(self._ask) else self._ask
 
     @property
     def settings(self) -> Mapping[str, str]:
         """Of Hadoop, to write here: what is written is for its owner only."""
-        return _LOCAL if self.is_local else _PRIVATE
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a folder of a file system that is mounted."""
-        return self.location.startswith("file:")
+        return _PRIVATE if self.folder is None else _LOCAL
 
     def name(self, path: str = "") -> str:
         """Of a file, in full."""
@@ -131,55 +131,27 @@ class ArchivePlace:
 
     def exists(self, path: str = "") -> bool:
         with self._doing("look for", path):
-            return bool(self._fs.exists(self._at(path)))
+            return self._files.exists(path)
 
     def make(self) -> None:
         """Makes the folder and its missing parents, for the owner only."""
         with self._doing("make", ""):
-            self._fs.mkdirs(self._root)
+            self._files.make()
 
     def list_files(self, under: str = "") -> dict[str, int]:
         """All files below, with their bytes; none where nothing is there."""
-        found: dict[str, int] = {}
         with self._doing("list", under):
-            if not self._fs.exists(self._at(under)):
-                return found
-            begin = len(str(self._fs.makeQualified(self._root).toUri().getPath()).rstrip("/")) + 1
-            files = self._fs.listFiles(self._at(under), True)
-            while files.hasNext():
-                status = files.next()
-                found[str(status.getPath().toUri().getPath())[begin:]] = int(status.getLen())
-        return found
-
-    def read_text(self, path: str) -> str:
-        with self._doing("read", path):
-            stream = self._fs.open(self._at(path))
-            try:
-                return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-            finally:
-                stream.close()
+            return self._files.list_files(under)
 
     def write_text(self, path: str, text: str) -> None:
         """Writes a small file, whole or not at all; one that is there is replaced."""
         with self._doing("write", path):
-            if not self.is_local:  # one put, which is there when it is closed
-                self._put(self._at(path), text)
-                return
-            folder, _, name = path.rpartition("/")
-            temporary = f"{folder}/.{name}.{uuid.uuid4().hex}".lstrip("/")
-            try:
-                self._put(self._at(temporary), text)
-                self.sync([temporary])
-                if not self._fs.rename(self._at(temporary), self._at(path)):
-                    raise OSError("it could not be renamed")
-            except BaseException:
-                self._fs.delete(self._at(temporary), False)
-                raise
-        self.sync([path])
+            self._files.write_text(path, text)
 
     def read_json(self, path: str) -> Any:
         """What `write_text` wrote as JSON."""
-        text = self.read_text(path)
+        with self._doing("read", path):
+            text = self._files.read_text(path)
         try:
             return json.loads(text)
         except ValueError as error:
@@ -190,7 +162,7 @@ class ArchivePlace:
     def delete(self, path: str) -> None:
         """Deletes a file, or a folder with all that is in it; one that is gone is no failure."""
         with self._doing("delete", path):
-            self._fs.delete(self._at(path), True)
+            self._files.delete(path)
 
     def delete_all(self) -> None:
         """Deletes the place itself."""
@@ -199,12 +171,7 @@ class ArchivePlace:
     def hash_file(self, path: str) -> str:
         """SHA-256 of its bytes."""
         with self._doing("hash", path):
-            java = self._jvm.java
-            digest = java.security.MessageDigest.getInstance("SHA-256")
-            source = java.security.DigestInputStream(self._fs.open(self._at(path)), digest)
-            nowhere = java.io.OutputStream.nullOutputStream()
-            self._jvm.org.apache.hadoop.io.IOUtils.copyBytes(source, nowhere, _BUFFER, True)
-            return bytes(digest.digest()).hex()
+            return self._files.hash_file(path)
 
     def hash_files(self, paths: Sequence[str]) -> dict[str, str]:
         """Of several at a time."""
@@ -212,28 +179,21 @@ class ArchivePlace:
             return dict(zip(paths, pool.map(self.hash_file, paths), strict=True))
 
     def sync(self, paths: Sequence[str]) -> None:
-        """On this machine's disks: when it returns they outlast a loss of power."""
-        if not self.is_local:
+        """On this machine's disks: when it returns they outlast a loss of power. Elsewhere closing
+        a file has to do."""
+        if self.folder is None:
             return
-        for path in sorted({*paths, *(path.rpartition("/")[0] for path in paths)}):
-            full = Path(self.location.removeprefix("file:")) / path
-            # Elsewhere there may be no such path: then closing the file has to do.
-            if full.exists():
-                handle = os.open(full, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+        with self._doing("sync", ""):
+            for path in sorted({*paths, *(path.rpartition("/")[0] for path in paths)}):
+                sync_path(self.folder / path)
 
-    def _at(self, path: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, path) if path else self._root
-
-    def _put(self, at: Any, text: str) -> None:
-        stream = self._fs.create(at, True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
+    def _open(self) -> _Files:
+        if self.folder is not None:
+            return _Folder(self.folder)
+        if needs_s3(self.location):
+            require_s3(self.spark, self.location)
+        with self._doing("reach", ""):
+            return _HadoopFiles(self.spark, self.location)
 
     @contextmanager
     def _doing(self, verb: str, path: str) -> Iterator[None]:
@@ -243,6 +203,126 @@ class ArchivePlace:
             filling(self.location),
         ):
             yield
+
+
+class _Files(Protocol):
+    """The files below one root, in one kind of file system."""
+
+    def exists(self, path: str) -> bool: ...
+    def make(self) -> None: ...
+    def list_files(self, under: str) -> dict[str, int]: ...
+    def read_text(self, path: str) -> str: ...
+    def write_text(self, path: str, text: str) -> None: ...
+    def delete(self, path: str) -> None: ...
+    def hash_file(self, path: str) -> str: ...
+
+
+class _Folder:
+    """Of this machine. No symbolic link is followed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def exists(self, path: str) -> bool:
+        return (self._root / path).exists()
+
+    def make(self) -> None:
+        make_private(self._root)
+
+    def list_files(self, under: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(self._root / under, onerror=_raise):
+            for name in names:
+                path = Path(folder) / name
+                with suppress(FileNotFoundError):  # another run has moved it
+                    found[str(path.relative_to(self._root))] = path.lstat().st_size
+        return found
+
+    def read_text(self, path: str) -> str:
+        return (self._root / path).read_text(encoding="utf-8", errors="replace")
+
+    def write_text(self, path: str, text: str) -> None:
+        write_synced(self._root / path, text)
+
+    def delete(self, path: str) -> None:
+        whole = self._root / path
+        if whole.is_dir() and not whole.is_symlink():
+            shutil.rmtree(whole)
+        else:
+            whole.unlink(missing_ok=True)
+
+    def hash_file(self, path: str) -> str:
+        with (self._root / path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _HadoopFiles:
+    """In the driver's JVM: no byte of a message comes through Python. A file is one put, which is
+    there when it is closed."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        java: Any = spark
+        self._jvm = java._jvm
+        conf = self._jvm.org.apache.hadoop.conf.Configuration(java._jsc.hadoopConfiguration())
+        for name, value in _PRIVATE.items():
+            conf.set(name, value)
+        self._root = self._jvm.org.apache.hadoop.fs.Path(location)
+        self._fs = self._root.getFileSystem(conf)
+
+    def exists(self, path: str) -> bool:
+        return bool(self._fs.exists(self._at(path)))
+
+    def make(self) -> None:
+        self._fs.mkdirs(self._root)
+
+    def list_files(self, under: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        if not self._fs.exists(self._at(under)):
+            return found
+        begin = len(str(self._fs.makeQualified(self._root).toUri().getPath()).rstrip("/")) + 1
+        files = self._fs.listFiles(self._at(under), True)
+        while files.hasNext():
+            status = files.next()
+            found[str(status.getPath().toUri().getPath())[begin:]] = int(status.getLen())
+        return found
+
+    def read_text(self, path: str) -> str:
+        stream = self._fs.open(self._at(path))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write_text(self, path: str, text: str) -> None:
+        stream = self._fs.create(self._at(path), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def delete(self, path: str) -> None:
+        self._fs.delete(self._at(path), True)
+
+    def hash_file(self, path: str) -> str:
+        java = self._jvm.java
+        digest = java.security.MessageDigest.getInstance("SHA-256")
+        source = java.security.DigestInputStream(self._fs.open(self._at(path)), digest)
+        nowhere = java.io.OutputStream.nullOutputStream()
+        self._jvm.org.apache.hadoop.io.IOUtils.copyBytes(source, nowhere, _BUFFER, True)
+        return bytes(digest.digest()).hex()
+
+    def _at(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, path) if path else self._root
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def find_folder(location: str) -> Path | None:
+    """Of a location as `normalize_location` gives it; None where it is no folder."""
+    return Path(location.removeprefix("file:")) if location.startswith("file:") else None
 
 
 def normalize_location(location: str) -> str:

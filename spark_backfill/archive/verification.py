@@ -10,11 +10,10 @@ from backlogctl.archive_manifest import ARCHIVE_MANIFEST, ARCHIVE_PARTS, Archive
 from backlogctl.errors import Refused, StagingError
 from backlogctl.formats import format_plural
 from backlogctl.spark_backfill.archive.job import is_data, is_ours
-from backlogctl.spark_backfill.archive.local_place import Place
 from backlogctl.spark_backfill.archive.place import ArchivePlace
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from backlogctl.spark_backfill.archive.place import Spark
 
 
 # Whose archive lies in a place: two ledgers that share one may give the same ids.
@@ -29,7 +28,7 @@ class ForeignArchive(Refused):
     code = "foreign_archive"
 
 
-def refuse_foreign(place: Place, there: Collection[str], owner: Mapping[str, str]) -> None:
+def refuse_foreign(place: ArchivePlace, there: Collection[str], owner: Mapping[str, str]) -> None:
     """Refuses a place that holds somebody else's archive, finished or begun.
 
     Args:
@@ -48,7 +47,7 @@ def refuse_foreign(place: Place, there: Collection[str], owner: Mapping[str, str
             raise _make_error(place, found)
 
 
-def _make_error(place: Place, found: Any) -> ForeignArchive:
+def _make_error(place: ArchivePlace, found: Any) -> ForeignArchive:
     told = found.get("recovery_id") if isinstance(found, dict) else None
     return ForeignArchive(
         f"it holds the archive of another recovery or plan, {told or 'an unknown one'}; nothing "
@@ -96,7 +95,7 @@ class ArchiveCheck:
 
 
 def verify_archive(
-    spark: SparkSession, location: str, manifest: ArchiveManifest, *, rehash: bool = True
+    spark: Spark, location: str, manifest: ArchiveManifest, *, rehash: bool = True
 ) -> ArchiveCheck:
     """Looks at every file.
 
@@ -109,7 +108,9 @@ def verify_archive(
     return check_place(ArchivePlace(spark, location), manifest, rehash=rehash)
 
 
-def check_place(place: Place, manifest: ArchiveManifest, *, rehash: bool = True) -> ArchiveCheck:
+def check_place(
+    place: ArchivePlace, manifest: ArchiveManifest, *, rehash: bool = True
+) -> ArchiveCheck:
     """As `verify_archive`, of any kind of place."""
     there = place.list_files()
     files = {file.path: file for file in manifest.files}
@@ -130,7 +131,7 @@ def check_place(place: Place, manifest: ArchiveManifest, *, rehash: bool = True)
 
 
 def read_archive_manifest(
-    spark: SparkSession, location: str, expected_sha256: str | None = None
+    spark: Spark, location: str, expected_sha256: str | None = None
 ) -> ArchiveManifest:
     """Of a finished archive.
 
@@ -140,7 +141,7 @@ def read_archive_manifest(
     return read_manifest_of(ArchivePlace(spark, location), expected_sha256)
 
 
-def read_manifest_of(place: Place, expected_sha256: str | None = None) -> ArchiveManifest:
+def read_manifest_of(place: ArchivePlace, expected_sha256: str | None = None) -> ArchiveManifest:
     """As `read_archive_manifest`, of any kind of place."""
     if not place.exists(ARCHIVE_MANIFEST):
         raise StagingError(
@@ -176,7 +177,7 @@ class Purged:
     bytes: int
 
 
-def purge_archive(spark: SparkSession, location: str, *, owner: Mapping[str, str]) -> Purged:
+def purge_archive(spark: Spark, location: str, *, owner: Mapping[str, str]) -> Purged:
     """Deletes it for good; a place that is gone is nothing left to do. What is none of the
     archive's stays.
 
@@ -193,7 +194,7 @@ def purge_archive(spark: SparkSession, location: str, *, owner: Mapping[str, str
     return purge_place(ArchivePlace(spark, location), owner=owner)
 
 
-def purge_place(place: Place, *, owner: Mapping[str, str]) -> Purged:
+def purge_place(place: ArchivePlace, *, owner: Mapping[str, str]) -> Purged:
     """As `purge_archive`, of any kind of place."""
     there = place.list_files()
     if not there:

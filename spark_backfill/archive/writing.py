@@ -28,7 +28,7 @@ from backlogctl.spark_backfill.archive.job import (
     sum_ranges,
 )
 from backlogctl.spark_backfill.archive.place import ArchivePlace, make_lagging
-from backlogctl.spark_backfill.archive.verification import read_archive_manifest, verify_archive
+from backlogctl.spark_backfill.archive.verification import check_place, read_manifest_of
 from backlogctl.spark_backfill.injection.job import check_target
 from backlogctl.values import OffsetRange
 from backlogctl_delivery.crashpoints import reach
@@ -115,7 +115,7 @@ def write_archive(
     place = ArchivePlace(spark, job.location)
     parts = Parts(place, job)
     if place.exists(ARCHIVE_MANIFEST):
-        return _check_finished(spark, place)
+        return _check_finished(place)
     admin = make_admin(job.properties)
     require_readable(admin, job)
     parts.begin()
@@ -143,7 +143,7 @@ def write_archive(
         on_progress(pace.tell(done))
     look()
     confirm()
-    return _finish(spark, place, parts, job)
+    return _finish(place, parts, job)
 
 
 class _Pace:
@@ -192,9 +192,7 @@ def _look_moved(job: ArchiveJob, rest: Sequence[OffsetRange]) -> dict[int, tuple
         return {}  # the failure itself says more
 
 
-def _finish(
-    spark: SparkSession, place: ArchivePlace, parts: Parts, job: ArchiveJob
-) -> ArchiveManifest:
+def _finish(place: ArchivePlace, parts: Parts, job: ArchiveJob) -> ArchiveManifest:
     """All of it is there once: then it is written down."""
     rest, twice = find_rest(job.left, parts.pieces), list_overlaps(parts.pieces)
     files = [piece.file for piece in parts.pieces if piece.file is not None]
@@ -226,13 +224,12 @@ def _finish(
     reach("p5.4.manifest.before")
     # Another run has come to the end while this one slept: what is on record stays as it is.
     if place.exists(ARCHIVE_MANIFEST):
-        return _check_finished(spark, place)
+        return _check_finished(place)
     place.write_text(ARCHIVE_MANIFEST, json.dumps(manifest.to_json(), indent=1))
     return manifest
 
 
-def _check_finished(spark: SparkSession, place: ArchivePlace) -> ArchiveManifest:
-    manifest = read_archive_manifest(spark, place.location)
-    check = verify_archive(spark, place.location, manifest)
-    check.require_good(place.location)
+def _check_finished(place: ArchivePlace) -> ArchiveManifest:
+    manifest = read_manifest_of(place)
+    check_place(place, manifest).require_good(place.location)
     return manifest

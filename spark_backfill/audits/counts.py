@@ -33,7 +33,6 @@ _WIDTHS = (
 _MS = timedelta(milliseconds=1)
 # The first ones of a partition: most of them are as old as what expired before them.
 _FIRST = 5
-_NO_TIME = "cast(null as long)"
 _TIERS = (
     "rows",
     "messages",
@@ -42,8 +41,6 @@ _TIERS = (
     "rows_without_message",
     "messages_without_row",
     "not_handled",
-    "repeats",
-    "put_back",
 )
 
 
@@ -215,29 +212,24 @@ def _as_messages(messages: DataFrame) -> DataFrame:
     return _shape(messages, message_ms="at_ms", messages="1L", put_back=ours, is_read="is_read")
 
 
-def _shape(
-    frame: DataFrame,
-    *,
-    row_ms: str = _NO_TIME,
-    rows: str = "0L",
-    message_ms: str = _NO_TIME,
-    messages: str = "0L",
-    archived: str = "0L",
-    put_back: str = "0L",
-    is_read: str = "false",
-    is_handled: str = "false",
-) -> DataFrame:
-    return frame.selectExpr(
-        "identity",
-        f"{row_ms} as row_ms",
-        f"{rows} as rows",
-        f"{message_ms} as message_ms",
-        f"{messages} as messages",
-        f"{archived} as archived",
-        f"{put_back} as put_back",
-        f"{is_read} as is_read",
-        f"{is_handled} as is_handled",
-    )
+# What is counted of one row, one message, or one handled identity, and what it is where the tier
+# does not say it; and how it is added up.
+_COUNTED = {
+    # The newest version of a row that is there several times.
+    "row_ms": ("cast(null as long)", F.max),
+    "rows": ("0L", F.sum),
+    "message_ms": ("cast(null as long)", F.min),
+    "messages": ("0L", F.sum),
+    "archived": ("0L", F.sum),
+    "put_back": ("0L", F.sum),
+    "is_read": ("false", F.max),
+    "is_handled": ("false", F.max),
+}
+
+
+def _shape(frame: DataFrame, **given: str) -> DataFrame:
+    counted = (f"{given.get(name, none)} as {name}" for name, (none, _) in _COUNTED.items())
+    return frame.selectExpr("identity", *counted)
 
 
 def _mark(all_of: DataFrame, begin: int, end: int, width: int) -> DataFrame:
@@ -246,17 +238,7 @@ def _mark(all_of: DataFrame, begin: int, end: int, width: int) -> DataFrame:
     inside = (F.col("at_ms") >= begin) & (F.col("at_ms") < end) & F.col("identity").isNotNull()
     return (
         all_of.groupBy("identity")
-        .agg(
-            # The newest version of a row that is there several times.
-            F.max("row_ms").alias("row_ms"),
-            F.sum("rows").alias("rows"),
-            F.min("message_ms").alias("message_ms"),
-            F.sum("messages").alias("messages"),
-            F.sum("archived").alias("archived"),
-            F.sum("put_back").alias("put_back"),
-            F.max("is_read").alias("is_read"),
-            F.max("is_handled").alias("is_handled"),
-        )
+        .agg(*(add_up(name).alias(name) for name, (_, add_up) in _COUNTED.items()))
         .withColumn("at_ms", at)
         .withColumn("window", F.when(inside, F.floor(F.col("at_ms") / width).cast("long")))
     )
@@ -304,20 +286,11 @@ def _fill_windows(
     windows = []
     for number in range(first // step, -(-last // step)):
         row = found.get(number)
-        counts = dict.fromkeys(_TIERS, 0) if row is None else {name: row[name] for name in _TIERS}
-        windows.append(
-            CountWindow(
-                start=_from_ms(max(first, number * step)),
-                end=_from_ms(min(last, (number + 1) * step)),
-                rows=counts["rows"],
-                messages=counts["messages"],
-                archived=counts["archived"],
-                handled=counts["handled"] if has_consumed else None,
-                rows_without_message=counts["rows_without_message"],
-                messages_without_row=counts["messages_without_row"],
-                not_handled=counts["not_handled"] if has_consumed else None,
-            )
-        )
+        counts = {name: 0 if row is None else row[name] for name in _TIERS}
+        if not has_consumed:
+            counts |= {"handled": None, "not_handled": None}
+        start, until = max(first, number * step), min(last, (number + 1) * step)
+        windows.append(CountWindow(_from_ms(start), _from_ms(until), **counts))
     return tuple(windows)
 
 

@@ -20,6 +20,7 @@ from backlogctl.spark_backfill.messages.rules import (
     PLACES,
     hash_message_id,
 )
+from backlogctl.spark_backfill.spark.frames import last_header as last_of
 from backlogctl.spark_backfill.spark.frames import make_empty
 from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 from backlogctl.values import OffsetRange
@@ -74,9 +75,7 @@ def format_message_time() -> Column:
 
 def last_header(name: str) -> Column:
     """The value of a message's last header of this name; NULL without one."""
-    place = F.array_position(F.reverse(F.col("headers.name")), name)
-    found = F.nullif(place, F.lit(0).cast("long")).cast("int")
-    return F.try_element_at(F.reverse(F.col("headers.value")), found)
+    return last_of(name, "headers.name")
 
 
 # By what a message that exists is known: where it lay (P9), and what its stream says.

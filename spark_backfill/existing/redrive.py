@@ -53,7 +53,7 @@ from backlogctl.spark_backfill.failures import (
 )
 from backlogctl.spark_backfill.messages.rules import check_expression
 from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_messages
-from backlogctl.spark_backfill.placing.placement import EXCLUDE, INCLUDE
+from backlogctl.spark_backfill.placing.placement import take_by_edge
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
 from backlogctl.spark_backfill.spark.frames import make_empty, make_rows, mark_within
 from backlogctl.values import Chunk
@@ -221,7 +221,7 @@ def _keep_waiting(
     if not injected.has_lost_again:
         return marked.where("waits").drop("waits"), 0
     edge = request.stream.source.edge if request.stream.source else None
-    take = {INCLUDE: F.lit(True), EXCLUDE: F.col("sure")}.get(edge or "", F.col("likely"))
+    take = take_by_edge(edge, sure=F.col("sure"), likely=F.col("likely"))
     again = injected.collect_lost_again().select(
         F.col("key").alias("message_id"), "sure", take.alias("take")
     )

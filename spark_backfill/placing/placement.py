@@ -41,6 +41,11 @@ from backlogctl_delivery.visible import escape_text
 INCLUDE, EXCLUDE = "include", "exclude"
 
 
+def take_by_edge(edge: str | None, *, sure: Column, likely: Column) -> Column:
+    """Which of the messages that may be lost are put back, by the stream's `source.edge`."""
+    return {INCLUDE: F.lit(True), EXCLUDE: sure}.get(edge or "", likely)
+
+
 @dataclass(frozen=True, slots=True)
 class Attribution:
     """How rows are given to gaps.
@@ -150,14 +155,14 @@ def _take_again(decided: DataFrame, again: DataFrame, edge: str | None) -> DataF
     marks = {"key": "c_again", "likely": "c_likely", "sure": "c_sure"}
     lost_again = F.broadcast(again.withColumnsRenamed(marks))
     found = decided.join(lost_again, F.col("message_id") == F.col("c_again"), "left")
-    take = {INCLUDE: F.lit(True), EXCLUDE: F.col("c_sure")}.get(edge or "", F.col("c_likely"))
+    take = take_by_edge(edge, sure=F.col("c_sure"), likely=F.col("c_likely"))
     back = F.col("c_again").isNotNull() & (F.col("label") == OUTSIDE) & take
     kind = F.when(F.col("reason").isNull(), LOST).otherwise(QUARANTINED)
-    open_ = F.col("label").isin(LOST, QUARANTINED, OUTSIDE)
-    unsure = F.coalesce(open_ & ~F.col("c_sure"), F.lit(False))
+    # Where it was put back says more than where its row stands, which may be at a gap's edge.
+    known = F.col("c_again").isNotNull() & F.col("label").isin(LOST, QUARANTINED, OUTSIDE)
     return (
-        found.withColumn("uncertain", F.col("uncertain") | unsure)
-        .withColumn("likely", F.when(unsure, F.col("c_likely")).otherwise(F.col("likely")))
+        found.withColumn("uncertain", F.when(known, ~F.col("c_sure")).otherwise(F.col("uncertain")))
+        .withColumn("likely", F.when(known, F.col("c_likely")).otherwise(F.col("likely")))
         .withColumn("label", F.when(back, kind).otherwise(F.col("label")))
     )
 

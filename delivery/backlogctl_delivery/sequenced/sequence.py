@@ -290,11 +290,6 @@ class SequenceRanges:
         """The highest number seen; -1 where none was."""
         return self._highest
 
-    @property
-    def overflowed(self) -> bool:
-        """Whether ranges were merged to stay within the limit."""
-        return self._sure_from > 0
-
     def add(self, sequence: int) -> bool:
         """Notes a number that was seen.
 
@@ -325,12 +320,6 @@ class SequenceRanges:
             self._unseen.add(a, b)
         self._known.add(first, last)
         self._shrink()
-
-    def is_hole(self, sequence: int) -> bool:
-        """Whether that number is missing."""
-        if self._floor is None or not self._floor <= sequence <= self._highest:
-            return False
-        return sequence not in self._known
 
     def is_accounted(self, sequence: int) -> bool:
         """Whether that number was seen, or skipped."""

@@ -137,6 +137,33 @@ def test_what_was_put_back_and_expires_in_part_is_lost_again_message_by_message(
     assert (outcome.counts.expected, outcome.counts.rebuilt) == (len(lost), len(lost))
 
 
+def test_what_was_put_back_and_what_was_never_read_are_lost_together(
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
+) -> None:
+    """A row at the edge whose message was put back is known by where that was."""
+    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
+    name = topic(partitions=PARTITIONS)
+    gaps = lose(kafka, name, shop, rows)
+    first = open_request(kafka, name, shop, tmp_path, gaps)
+    world.plan(spark, first)
+    prior, offsets = put_back(kafka.bootstrap, name, first)
+    start, end = gaps[0].end or 0, max(offsets[key] for key in lost_keys(rows, [0])) + 2
+    world.delete_below(kafka.bootstrap, name, {0: end})
+    late = rows[-1]["updated_at"] + timedelta(minutes=1)
+    again = world.make_gap(name, 0, start, end, rows[LOST]["updated_at"], late)
+    second = open_request(
+        kafka, name, shop, tmp_path, (again,), recovery_id="r-2", prior=prior,
+        read_since=rows[0]["updated_at"],
+    )  # fmt: skip
+    outcome = world.plan(spark, second)
+    lost = [row["order_id"] for row in rows[HANDLED:] if place(row) == 0]
+    assert world.keys_of(second) == lost
+    assert (outcome.counts.expected, outcome.counts.shortfall) == (len(lost), 0)
+    assert outcome.verdict == "within"
+    put_back_keys = set(lost_keys(rows))
+    assert not put_back_keys & {int(row.primary_key[0] or 0) for row in outcome.uncertain.sample}
+
+
 def put_back(
     bootstrap: str, topic: str, request: RebuildRequest
 ) -> tuple[tuple[PriorChunk, ...], dict[int, int]]:
