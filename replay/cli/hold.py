@@ -13,7 +13,7 @@ from backlogctl.replay.cli.shared import Session, verb
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from backlogctl.ledger import Hold
 
@@ -92,6 +92,7 @@ def _emit(
     disk: Mapping[str, Any] | None = None,
 ) -> None:
     from backlogctl.replay.observe.retention import describe_hold
+    from backlogctl.replay.present.layout import Text
 
     document: dict[str, Any] = {
         "holds": [describe_hold(hold) for hold in holds],
@@ -99,21 +100,13 @@ def _emit(
         "warnings": list(warnings),
     }
 
-    def show(console: Console) -> None:
-        from backlogctl.replay.cli.shared import print_text
-
-        if document["holds"]:
-            console.print(_draw(document["holds"]))
-        else:
-            print_text(console, nothing)
-        for line in _describe_ends(document["holds"]):
-            print_text(console, line)
-        if disk is not None and disk["enough"]:
-            print_text(console, f"disks: {disk['reason']}", "dim")
-        for warning in warnings:
-            print_text(console, f"! {warning}", "yellow")
-
-    session.emit(document, show)
+    session.emit(
+        document,
+        _draw(document["holds"]) if document["holds"] else nothing,
+        _describe_ends(document["holds"]),
+        [Text(f"disks: {disk['reason']}", "dim")] if disk is not None and disk["enough"] else [],
+        [Text(f"! {warning}", "yellow") for warning in warnings],
+    )
 
 
 def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:

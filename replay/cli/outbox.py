@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backlogctl.errors import BacklogError, Refused, UsageError
-from backlogctl.replay.cli.shared import Session, mask_document, verb
+from backlogctl.replay.cli.shared import Session, mask_document, read_states, verb
 from backlogctl.replay.cli.watch import serve_metrics
 
 if TYPE_CHECKING:
     from threading import Event
 
     from prometheus_client import CollectorRegistry
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from backlogctl.config import Config, OutboxSection
     from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxEntry
@@ -163,19 +163,12 @@ def list_entries(
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="How many.")] = 50,
 ) -> None:
     """List messages, oldest first: sizes and ids, no payload."""
-    from backlogctl.replay.cli.shared import print_text, read_states
     from backlogctl_delivery.outbox.database import State
 
     states = read_states(State, state) or ()
     found = choose_outbox(session, outbox, url).open_desk().list_entries(states, topic, limit)
-
-    def show(console: Console) -> None:
-        if found:
-            console.print(_draw(found))
-        else:
-            print_text(console, "no such message")
-
-    session.emit({"messages": [_looking_describe(entry) for entry in found]}, show)
+    document = {"messages": [_looking_describe(entry) for entry in found]}
+    session.emit(document, _draw(found) if found else "no such message")
 
 
 @verb
@@ -186,16 +179,10 @@ def show_entry(
     url: UrlOption = None,
 ) -> None:
     """Show one message: where it stands, and why it is not sent. No payload."""
-    from backlogctl_delivery.visible import escape_name
+    from backlogctl.replay.present.tables import render_fields
 
     document = _looking_describe(choose_outbox(session, outbox, url).open_desk().get_entry(row))
-    shown = {**document, "headers": ", ".join(document["headers"]) or None}
-    lines = [
-        f"{name.replace('_', ' ')}: {escape_name(str(value))}"
-        for name, value in shown.items()
-        if value is not None
-    ]
-    session.emit(document, lines)
+    session.emit(document, render_fields(document))
 
 
 def _read_status(chosen: Chosen) -> dict[str, Any]:
@@ -262,18 +249,21 @@ def _draw(entries: list[OutboxEntry]) -> RenderableType:
     from backlogctl.clock import format_time
     from backlogctl.replay.present.layout import Table
 
-    table = Table("#id", "topic", "=state", "#attempts", "=added", "#bytes", "last error")
-    for entry in entries:
-        table.add(
-            str(entry.id),
-            entry.topic,
-            str(entry.state),
-            f"{entry.attempts} of {entry.max_attempts}",
-            format_time(entry.created_at)[:19] + "Z",
-            "null" if entry.value_bytes is None else f"{entry.value_bytes:,}",
-            entry.last_error or "",
-        )
-    return table
+    return Table(
+        *("#id", "topic", "=state", "#attempts", "=added", "#bytes", "last error"),
+        rows=[
+            (
+                str(entry.id),
+                entry.topic,
+                str(entry.state),
+                f"{entry.attempts} of {entry.max_attempts}",
+                format_time(entry.created_at)[:19] + "Z",
+                "null" if entry.value_bytes is None else f"{entry.value_bytes:,}",
+                entry.last_error or "",
+            )
+            for entry in entries
+        ],
+    )
 
 
 # `outbox create|retry|park|purge`: what changes the table by hand.
@@ -569,13 +559,6 @@ def _end_when_sent(desk: OutboxAdmin, sender: OutboxSender, ended: Event) -> Non
 # `backlogctl outbox`: messages that an application committed and that are to be sent.
 
 outbox = typer.Typer(help="Send what applications committed; see and mend what is not sent.")
-
-
-@outbox.callback()
-def _outbox() -> None:
-    """Send what applications committed; see and mend what is not sent."""
-
-
 outbox.command("create")(create_table)
 outbox.command("run")(run_sender)
 outbox.command("status")(show_status)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from rich import box
@@ -116,11 +116,6 @@ def make_line(text: Text) -> Text:
     return text
 
 
-def tell(text: str, style: str = "", *, hang: int = 0) -> Text:
-    """Sentences as they are: nothing in them is markup."""
-    return Text(text, style, hang=hang)
-
-
 def _to_text(text: str | Text) -> Text:
     return Text(text) if isinstance(text, str) else text
 
@@ -158,15 +153,19 @@ def print_wrapped(console: Console, text: Text) -> None:
     console.print(text, soft_wrap=not console.is_terminal)
 
 
-@dataclass
 class Facts:
     """Names on the left, sentences on the right; below each other where that is too narrow.
 
     `is_counted`: the names are figures, aligned right.
     """
 
-    is_counted: bool = False
-    lines: list[tuple[Text, list[Text]]] = field(default_factory=list)
+    def __init__(
+        self, pairs: Iterable[tuple[str | Text, str | Text]] = (), *, is_counted: bool = False
+    ) -> None:
+        self.is_counted = is_counted
+        self.lines: list[tuple[Text, list[Text]]] = []
+        for name, text in pairs:
+            self.add(name, text)
 
     def add(self, name: str | Text, text: str | Text) -> None:
         """Adds a line; one without a name goes with the one before."""
@@ -208,7 +207,7 @@ class Table(RichTable):
     `#name` is a column of figures, `=name` one of ids and states, any other one of prose.
     """
 
-    def __init__(self, *columns: str) -> None:
+    def __init__(self, *columns: str, rows: Iterable[Sequence[str | Text]] = ()) -> None:
         super().__init__(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         self.texts: list[list[Text]] = []
         for name in columns:
@@ -217,6 +216,8 @@ class Table(RichTable):
                 justify="right" if name.startswith("#") else "left",
                 no_wrap=name.startswith(("#", "=")),
             )
+        for row in rows:
+            self.add(*row)
 
     def add(self, *cells: str | Text) -> None:
         """Adds a row; a text in it is printed as it is."""
@@ -314,7 +315,7 @@ class _WholeProgress(Progress):
         wide = self.console.options.update(max_width=ANY_WIDTH)
         if Measurement.get(self.console, wide, table).maximum <= self.console.width:
             return table
-        return Folded(Group(*(tell(self._describe_task(task)) for task in self.tasks)))
+        return Folded(Group(*(Text(self._describe_task(task)) for task in self.tasks)))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from backlogctl.formats import format_duration, format_moment
 from backlogctl.replay.present.figures import list_lag_figures, list_work_figures, load_templates
 from backlogctl.replay.present.layout import Facts, Text
 from backlogctl.replay.present.terminal import draw_title
+from backlogctl.replay.present.tones import find_tone
 from backlogctl_delivery.visible import escape_text
 
 
@@ -120,6 +121,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         "exact_moment": format_moment,
         "duration": _format_took,
         "code": set_code,
+        "tone": find_tone,
         "words": lambda text: str(text).replace("_", " "),
     }
     figures = {

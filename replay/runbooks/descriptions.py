@@ -16,6 +16,7 @@ from backlogctl.replay.audits.carrying import run_audit
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present import markdown
+from backlogctl.replay.present.document import read_plan
 from backlogctl.replay.present.status import describe_recovery_plan
 from backlogctl.values import Recovery, RecoveryState
 
@@ -89,9 +90,8 @@ def describe_body(workspace: Workspace, recovery: Recovery, *, page: str = "") -
     Args:
         page: address of the recovery's page; else that of `watch.url`.
     """
-    address = page or _find_page(workspace, recovery)
-    plan, told = workspace.plan_now(recovery), describe_recovery_plan(workspace, recovery)
-    return markdown.describe_body(recovery, plan, told, address)
+    view = read_plan(workspace, recovery)
+    return markdown.describe_body(view, page or _find_page(workspace, recovery))
 
 
 def _find_page(workspace: Workspace, recovery: Recovery) -> str:
