@@ -46,7 +46,7 @@ from backlogctl.values import Recovery
 
 # Recoveries that stopped consumers, that nobody works on, and no task of Airflow will end.
 
-LOG = logging.getLogger("backlogctl.dags")
+LOG = logging.getLogger(__name__)
 
 
 def restore_left_open() -> list[str]:

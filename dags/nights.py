@@ -32,7 +32,7 @@ from backlogctl.replay.runbooks.nights import (
 from backlogctl.replay.runbooks.work import find_task, hold_for_person, is_at_end
 from backlogctl.values import Recovery
 
-LOG = logging.getLogger("backlogctl.dags")
+LOG = logging.getLogger(__name__)
 
 
 def list_night_streams() -> list[str]:

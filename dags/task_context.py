@@ -38,7 +38,7 @@ from backlogctl.replay.present.status import format_status
 from backlogctl.replay.runbooks.work import WorkTask
 from backlogctl_delivery.visible import escape_text, escape_trace
 
-LOG = logging.getLogger("backlogctl.dags")
+LOG = logging.getLogger(__name__)
 
 
 def _escape_line(record: logging.LogRecord) -> bool:

@@ -133,7 +133,7 @@ def _make_environment() -> Environment:
     return make_templates(mask_secrets, "backlogctl.dags.page", "backlogctl.replay.web.page")
 
 
-LOG = logging.getLogger("backlogctl.airflow.page")
+LOG = logging.getLogger(__name__)
 _STATIC = Path(next(iter(backlogctl.replay.web.page.__path__))) / "static"
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 

@@ -53,10 +53,8 @@ class ClusterReader(Protocol):
     def close(self) -> None: ...
 
 
-class TailReader(Protocol):
-    """Finds out from which offsets on partitions hold no committed data."""
-
-    def __call__(self, places: Sequence[TopicOffset]) -> EmptyReading: ...
+# Finds out from which offsets on partitions hold no committed data.
+TailReader = Callable[[Sequence[TopicOffset]], EmptyReading]
 
 
 # Groups that exist, but could not be read in a pass: their last status is kept.

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from backlogctl.clock import utc_now
-from backlogctl.config import Hook, mask_secrets
+from backlogctl.config import Hook, Stream, mask_secrets
 from backlogctl.errors import BacklogError, NotificationFailed
 from backlogctl.monitoring.notifications.changes import Change, Damper, Mailbox, StreamObservation
 from backlogctl.monitoring.notifications.messages import (
@@ -26,11 +26,10 @@ from backlogctl.monitoring.notifications.messages import (
     Notification,
     WebhookClient,
 )
-from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.watch.loop import OnOutage
 
-LOG = logging.getLogger("backlogctl.monitoring.notifications")
+LOG = logging.getLogger(__name__)
 
 REPLACED = "replaced"
 OUTCOMES = (*map(str, DeliveryStatus), REPLACED)
@@ -107,7 +106,7 @@ class Notifier:
         """A stream was looked at."""
         self._note(StreamObservation.of_status(status))
 
-    def note_failure(self, stream: StreamLike, error: BacklogError) -> None:
+    def note_failure(self, stream: Stream, error: BacklogError) -> None:
         """A stream could not be looked at."""
         self._note(StreamObservation.of_failure(stream, mask_secrets(str(error)), self._clock()))
 

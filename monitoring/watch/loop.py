@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from threading import Event
+from threading import Event, Thread
+from typing import Self
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.config import Config
+from backlogctl.config import Config, Stream, Watch
 from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka.clients import Admin, connect
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
-from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import STREAM_WHATS, GroupStatus, PartitionStatus
 from backlogctl.monitoring.watch.look import WINDOW, assess_now, read_timeline
 from backlogctl.values import Sample
@@ -54,7 +54,58 @@ class Outages:
                 self._report(name, None)
 
 
-LOG = logging.getLogger("backlogctl.monitoring")
+_LEAVE_SECONDS = 2.0
+
+
+class RoundThread:
+    """Rounds of a look in a thread of their own, while the `with` block runs.
+
+    A look may wait for a broker or a database that is away: as a daemon the thread ends with the
+    process.
+
+    Args:
+        seconds: from the beginning of a round to that of the next; at once where one takes longer.
+        is_first_due: whether the first round begins at once.
+    """
+
+    _leave_at = 0.0
+
+    def __init__(self, name: str, seconds: float, *, is_first_due: bool = True) -> None:
+        self._seconds, self._is_first_due = seconds, is_first_due
+        self._stop = Event()
+        self.thread = Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.thread.join(max(0.0, self._leave_at - time.monotonic()))
+
+    def stop(self) -> None:
+        """Asks the thread to end; leaving the `with` block waits for it until two seconds later."""
+        if not self._stop.is_set():
+            self._leave_at = time.monotonic() + _LEAVE_SECONDS
+            self._stop.set()
+
+    def look_once(self) -> None:
+        """One round; whatever fails in it must not end the rounds in silence."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """After the last round, in the thread."""
+
+    def _run(self) -> None:
+        pause = 0.0 if self._is_first_due else self._seconds
+        while not self._stop.wait(pause):
+            began = time.monotonic()
+            self.look_once()
+            pause = max(0.0, self._seconds - (time.monotonic() - began))
+        self.close()
+
+
+LOG = logging.getLogger(__name__)
 
 THIN_EVERY = timedelta(minutes=10)
 # A stream whose oldest unread message may be deleted within so many intervals is sampled so often.
@@ -81,7 +132,7 @@ def watch_streams(
     horizon: timedelta = timedelta(hours=24),
     on_status: Callable[[GroupStatus], None] | None = None,
     window: timedelta = WINDOW,
-    on_error: Callable[[StreamLike, BacklogError], None] | None = None,
+    on_error: Callable[[Stream, BacklogError], None] | None = None,
     on_outage: OnOutage | None = None,
     on_round: Callable[[], None] | None = None,
     rounds: int | None = None,
@@ -102,7 +153,13 @@ def watch_streams(
     """
     outages = Outages(on_outage or _log_outage)
     watch = _StreamWatcher(
-        config, ledger, interval, _Judging(window, horizon), outages, on_observation, on_status
+        config,
+        ledger,
+        interval,
+        config.watch.model_copy(update={"window": window, "horizon": horizon}),
+        outages,
+        on_observation,
+        on_status,
     )
     done = looks = 0
     failure: BacklogError | None = None
@@ -149,12 +206,6 @@ def watch_streams(
     return WatchResult(done, looks, failure)
 
 
-@dataclass(frozen=True, slots=True)
-class _Judging:
-    window: timedelta
-    horizon: timedelta
-
-
 def _is_told(part: PartitionStatus) -> bool:
     """Whether closer samples would tell nothing: nobody moves a commit below the log start."""
     below = part.committed is not None and part.committed < part.log_start
@@ -167,7 +218,7 @@ class _StreamWatcher:
         config: Config,
         ledger: Ledger,
         interval: timedelta,
-        judging: _Judging,
+        judging: Watch,
         outages: Outages,
         on_observation: Callable[[Observation], None] | None,
         on_status: Callable[[GroupStatus], None] | None,
@@ -175,7 +226,7 @@ class _StreamWatcher:
         self.timelines = _Timelines(ledger)
         self._config = config
         self._ledger = ledger
-        self.near: dict[str, StreamLike] = {}
+        self.near: dict[str, Stream] = {}
         self._near_seconds = NEAR_INTERVALS * interval.total_seconds()
         self._seconds = min(OBSERVE_SECONDS, max(interval.total_seconds(), 5.0))
         self._judging = judging
@@ -187,7 +238,7 @@ class _StreamWatcher:
         self._pasts: dict[str, StreamHistory] = {}
         self._tails: dict[str, dict[int, tuple[int, int]]] = {}
 
-    def look(self, stream: StreamLike) -> BacklogError | None:
+    def look(self, stream: Stream) -> BacklogError | None:
         """One look; what failed is returned, so that the others go on."""
         try:
             self._look(stream)
@@ -228,7 +279,7 @@ class _StreamWatcher:
             if self._on_observation is not None:
                 self._on_observation(seen)
 
-    def _observe(self, stream: StreamLike, limit: Deadline, *, settle: bool = True) -> Observation:
+    def _observe(self, stream: Stream, limit: Deadline, *, settle: bool = True) -> Observation:
         seen = observe_stream(
             *(self._ledger, stream, self._connect(stream), limit),
             marks=self._pasts.get(stream.name),
@@ -238,13 +289,13 @@ class _StreamWatcher:
         self._pasts[stream.name] = seen.marks
         return seen
 
-    def _connect(self, stream: StreamLike) -> Admin:
+    def _connect(self, stream: Stream) -> Admin:
         if stream.cluster not in self._admins:
             properties = self._config.clusters[stream.cluster].client_properties()
             self._admins[stream.cluster] = connect(properties)
         return self._admins[stream.cluster]
 
-    def _note_retention(self, stream: StreamLike, status: GroupStatus) -> None:
+    def _note_retention(self, stream: Stream, status: GroupStatus) -> None:
         left = [
             part.seconds_retained
             for part in status.partitions
@@ -257,7 +308,7 @@ class _StreamWatcher:
         elif not near:
             self.near.pop(stream.name, None)
 
-    def _look(self, stream: StreamLike) -> None:
+    def _look(self, stream: Stream) -> None:
         name, limit = stream.name, Deadline(self._seconds)
         properties = self._config.clusters[stream.cluster].client_properties()
         seen = self._observe(stream, limit)
@@ -294,7 +345,7 @@ class _Timelines:
         self._ledger = ledger
         self._known: dict[str, list[Sample]] = {}
 
-    def extend(self, stream: StreamLike, sample: Sample) -> list[Sample]:
+    def extend(self, stream: Stream, sample: Sample) -> list[Sample]:
         """The stream's samples, the new one is the last."""
         known = self._known.setdefault(stream.name, [])
         if not known:

@@ -19,15 +19,15 @@ from backlogctl.replay.cli.shared import Session, verb
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from backlogctl.config import Stream
     from backlogctl.errors import BacklogError
     from backlogctl.monitoring.notifications.notifier import Notifier
     from backlogctl.monitoring.offsets.observation import Observation
-    from backlogctl.monitoring.offsets.sampler import StreamLike
     from backlogctl.monitoring.verdict.status import GroupStatus
     from backlogctl.replay.engine.kind import Workspace
     from backlogctl.replay.web.exporter import Exporter
 
-LOG = logging.getLogger("backlogctl.replay.watch")
+LOG = logging.getLogger(__name__)
 # Findings name offsets that move, so there is no end of different sentences.
 MOST_TEXTS = 1000
 AGAIN_SECONDS = 600.0
@@ -207,7 +207,7 @@ class WatchReport:
         for one in self.listeners:
             one.note(status)
 
-    def add_failure(self, stream: StreamLike, error: BacklogError) -> None:
+    def add_failure(self, stream: Stream, error: BacklogError) -> None:
         """Hands a failed look on."""
         for one in self.listeners:
             one.note_failure(stream, error)

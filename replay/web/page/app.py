@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # The headers of every answer, and the answer where the program itself failed.
 
-LOG = logging.getLogger("backlogctl.console.page")
+LOG = logging.getLogger(__name__)
 OWN_SITE = ("'self'",)
 
 
