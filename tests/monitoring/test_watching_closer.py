@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backlogctl.config import Config, Stream, Watch
+from backlogctl.config import Config, Stream
 from backlogctl.errors import ClusterUnreachable
 from backlogctl.ledger import open_ledger
 from backlogctl.monitoring.offsets.observation import Observation
@@ -67,9 +67,8 @@ def test_one_time_out_is_enough_for_a_cluster(
         }
     )
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
-    judging = Watch(window=INTERVAL, horizon=INTERVAL)
     outages = Outages(lambda *_: None)
-    watch = loop._StreamWatcher(config, ledger, INTERVAL, judging, outages, None, None)
+    watch = loop._StreamWatcher(config, ledger, INTERVAL, config.watch, outages, None, None)
     asked: list[str] = []
 
     def observe(stream: Stream, *_: object, **__: object) -> Observation:
