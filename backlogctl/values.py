@@ -8,10 +8,29 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
+
+from backlogctl.clock import format_time
+
+
+def to_document(value: Any, *names: str) -> Any:
+    """A value as JSON has it: of an object its fields, or those attributes of it that are named."""
+    if names or (is_dataclass(value) and not isinstance(value, type)):
+        known = names or [each.name for each in fields(value)]
+        return {name: to_document(getattr(value, name)) for name in known}
+    match value:
+        case datetime():
+            return format_time(value)
+        case StrEnum():
+            return str(value)
+        case Mapping():
+            return {name: to_document(one) for name, one in value.items()}
+        case list() | tuple():
+            return [to_document(one) for one in value]
+    return value
 
 
 class Cause(StrEnum):

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Self
 
 from backlogctl.clock import utc_now
 from backlogctl.config import Hook, Stream, mask_secrets
@@ -220,14 +220,6 @@ class HookCheck:
     kind: str
     outcome: DeliveryStatus
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "hook": self.hook,
-            "kind": self.kind,
-            "outcome": str(self.outcome),
-            "reason": self.reason,
-        }
 
 
 def check_hooks(hooks: Mapping[str, Hook]) -> tuple[HookCheck, ...]:

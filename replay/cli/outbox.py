@@ -15,6 +15,7 @@ import typer
 from backlogctl.errors import BacklogError, Refused, UsageError
 from backlogctl.replay.cli.shared import Session, mask_document, read_states, verb
 from backlogctl.replay.cli.watch import serve_metrics
+from backlogctl.values import to_document
 
 if TYPE_CHECKING:
     from threading import Event
@@ -167,7 +168,7 @@ def list_entries(
 
     states = read_states(State, state) or ()
     found = choose_outbox(session, outbox, url).open_desk().list_entries(states, topic, limit)
-    document = {"messages": [_looking_describe(entry) for entry in found]}
+    document = {"messages": [to_document(entry) for entry in found]}
     session.emit(document, _draw(found) if found else "no such message")
 
 
@@ -181,7 +182,7 @@ def show_entry(
     """Show one message: where it stands, and why it is not sent. No payload."""
     from backlogctl.replay.present.tables import render_fields
 
-    document = _looking_describe(choose_outbox(session, outbox, url).open_desk().get_entry(row))
+    document = to_document(choose_outbox(session, outbox, url).open_desk().get_entry(row))
     session.emit(document, render_fields(document))
 
 
@@ -231,18 +232,6 @@ def _tell_status(chosen: Chosen, document: dict[str, Any]) -> Sequence[str]:
         ),
         *([f"next: backlogctl outbox list{option} --state parked"] if document["parked"] else []),
     ]
-
-
-def _looking_describe(entry: OutboxEntry) -> dict[str, Any]:
-    from dataclasses import asdict
-    from datetime import datetime
-
-    from backlogctl.clock import format_time
-
-    return {
-        name: format_time(value) if isinstance(value, datetime) else value
-        for name, value in asdict(entry).items()
-    }
 
 
 def _draw(entries: list[OutboxEntry]) -> RenderableType:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any
 
-from backlogctl.clock import format_time
 from backlogctl.formats import format_duration, format_plural
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.holds import Hold
@@ -136,10 +134,6 @@ class TimelineLine:
     detail: str = ""
     kind: str = "said"
     weight: str = "plain"  # plain | strong | bad
-
-    def to_json(self) -> dict[str, Any]:
-        """The line of the document."""
-        return {**asdict(self), "at": format_time(self.at)}
 
 
 def list_lines(record: RecoveryRecord, isolation: str) -> tuple[list[TimelineLine], int]:
