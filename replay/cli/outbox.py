@@ -188,16 +188,9 @@ def show_entry(
 
 def _read_status(chosen: Chosen) -> dict[str, Any]:
     desk = chosen.open_desk()
-    status = desk.read_status()
-    return {
-        "outbox": desk.label,
-        "name": chosen.name or None,
-        "pending": status.pending,
-        "in_progress": status.in_progress,
-        "parked": status.parked,
-        "failed": status.failed,
-        "oldest_seconds": status.oldest_seconds,
-    }
+    names = ("pending", "in_progress", "parked", "failed", "oldest_seconds")
+    status = to_document(desk.read_status(), *names)
+    return {"outbox": desk.label, "name": chosen.name or None, **status}
 
 
 def _try_status(chosen: Chosen) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import UNFINISHED
 from backlogctl.replay.observe.stream import read_history
 from backlogctl.replay.present.status import list_open_standings
-from backlogctl.values import Sample
+from backlogctl.values import Sample, to_document
 from backlogctl_delivery.visible import quote_word
 
 _SECONDS = 15.0
@@ -238,7 +238,8 @@ def describe_consumers(workspace: Workspace, stream: Stream, say: Say) -> dict[s
 
 
 def _describe_member(member: Member) -> dict[str, str]:
-    return {"client_id": member.client_id, "host": member.host, "member_id": member.member_id}
+    document: dict[str, str] = to_document(member, "client_id", "host", "member_id")
+    return document
 
 
 def _list_processes(launcher: Launcher, fleet: Fleet) -> list[dict[str, Any]]:
@@ -246,10 +247,7 @@ def _list_processes(launcher: Launcher, fleet: Fleet) -> list[dict[str, Any]]:
         return []
     return [
         {
-            "index": consumer.index,
-            "pid": consumer.pid,
-            "restarts": consumer.restarts,
-            "exit_code": consumer.exit_code,
+            **to_document(consumer, "index", "pid", "restarts", "exit_code"),
             "log": str(consumer.log),
         }
         for consumer in launcher.list_consumers(fleet)

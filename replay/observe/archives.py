@@ -125,11 +125,8 @@ def describe_check(record: ArchiveRecord, check: ArchiveCheck) -> Mapping[str, A
         "id": record.recovery_id,
         "location": record.location,
         "good": check.is_good,
-        "files": check.files,
         "messages": check.count,
-        "missing": list(check.missing),
-        "corrupt": list(check.corrupt),
-        "unexpected": list(check.unexpected),
+        **to_document(check, "files", "missing", "corrupt", "unexpected"),
     }
 
 

@@ -110,11 +110,8 @@ def describe_run(
     kind = workspace.kind_of(recovery)
     return {
         **run,
-        "id": recovery.id,
-        "kind": recovery.kind,
-        "state": str(recovery.state),
+        **to_document(recovery, "id", "kind", "state", "stream"),
         "counts": kind.count_run(kind.read_plan(recovery), recovery, run.get("counts") or {}),
-        "stream": recovery.stream,
     }
 
 

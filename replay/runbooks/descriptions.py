@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from backlogctl.clock import format_time
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.replay.audits import AUDITS
@@ -18,7 +17,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present import markdown
 from backlogctl.replay.present.document import read_plan
 from backlogctl.replay.present.status import describe_recovery_plan
-from backlogctl.values import Recovery, RecoveryState
+from backlogctl.values import Recovery, RecoveryState, to_document
 
 _TELLING = frozenset({"lost", "suspect"})
 
@@ -65,10 +64,7 @@ def is_alarming(found: AuditResult) -> bool:
 def describe_audit(found: AuditResult) -> dict[str, Any]:
     """What an event and the task's result say; nothing of any message."""
     return {
-        "stream": found.stream,
-        "audit": found.audit,
-        "verdict": found.verdict,
-        "missing": found.missing,
+        **to_document(found, "stream", "audit", "verdict", "missing"),
         "sentence": found.findings[0].found if found.findings else "nothing was found",
         "findings": [{"check": one.check, "level": str(one.level)} for one in found.findings],
         "gaps": [gap.id for gap in found.recorded],
@@ -144,15 +140,10 @@ def describe_outcome(workspace: Workspace, recovery: Recovery) -> dict[str, Any]
             counts = {"planned": size, "put_back": recovery.injected}
     except Refused as refused:
         problem = str(refused)
-    expires = recovery.approval_expires_at
     return {
         "recovery": recovery.id,
-        "kind": recovery.kind,
-        "stream": recovery.stream,
-        "state": str(recovery.state),
-        "approved_by": recovery.approved_by,
-        "approved_identity": recovery.approved_identity,
-        "approval_expires_at": None if expires is None else format_time(expires),
+        **to_document(recovery, "kind", "stream", "state", "approved_by", "approved_identity"),
+        **to_document(recovery, "approval_expires_at"),
         "counts": counts,
         "problem": problem,
         "detail": {
