@@ -128,9 +128,6 @@ def _come_at(context: Context, opens: datetime, what: str) -> None:
     raise AirflowRescheduleException(opens)
 
 
-# What the tasks of `nightly_audit` do.
-
-
 def list_audits() -> list[dict[str, str]]:
     """The audits of the streams that the run's conf names, or of every one."""
     context = get_current_context()

@@ -115,9 +115,6 @@ def _open(
         return workspace, Examination("tool", "", (finding,))
 
 
-# `backlogctl acl`: what the tool's principal must be allowed for a job.
-
-
 @verb
 def print_rights(
     session: Session,

@@ -87,9 +87,6 @@ def list_gaps(
     session.emit(document, draw())
 
 
-# `backlogctl waive`: close a gap that nobody needs back.
-
-
 @verb
 def waive_gap(
     session: Session,
@@ -109,11 +106,6 @@ def waive_gap(
     ledger.gaps.advance([gap], GapState.WAIVED, reason=f"{reason.strip()} ({find_identity()})")
     document = describe_gap(ledger.gaps.get(gap))
     session.emit(document, f"{gap} waived")
-
-
-# `backlogctl audit NAME`: losses that offsets do not show; Kafka is only read.
-#
-# The arguments of each audit are the fields of its options model.
 
 
 def _list_verbs() -> Iterator[Verb]:

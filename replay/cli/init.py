@@ -204,8 +204,6 @@ def _exists(output: Path) -> Exception:
     )
 
 
-# `backlogctl db upgrade`: the ledger's tables.
-
 db = typer.Typer(help="The ledger's database.", no_args_is_help=True)
 
 

@@ -129,9 +129,6 @@ def _refuse_unknown(name: str, known: Mapping[str, object]) -> UsageError:
     return UsageError(describe_unknown("outbox", name, known), subject=f"--outbox {name}")
 
 
-# `outbox status|list|show`: where messages stand. Sizes and ids, no payload.
-
-
 @verb
 def show_status(session: Session, outbox: OutboxOption = None, url: UrlOption = None) -> None:
     """Count what is not sent. Without a name all outboxes of the configuration.
@@ -248,8 +245,6 @@ def _draw(entries: list[OutboxEntry]) -> RenderableType:
     )
 
 
-# `outbox create|retry|park|purge`: what changes the table by hand.
-
 RowIds = Annotated[list[int], typer.Argument(help="Rows, by the id that `outbox list` shows.")]
 DEFAULT_KEEP = "30d"
 
@@ -318,8 +313,6 @@ def purge_entries(
     more = "; there may be more" if deleted == most else ""
     session.emit({"deleted": deleted}, f"{deleted:,} deleted{more}")
 
-
-# `outbox run`: sends what is due, until somebody asks for an end.
 
 _PURGE_SECONDS = 60.0
 
@@ -537,8 +530,6 @@ def _end_when_sent(desk: OutboxAdmin, sender: OutboxSender, ended: Event) -> Non
                 ended.set()
                 sender.close()
 
-
-# `backlogctl outbox`: messages that an application committed and that are to be sent.
 
 outbox = typer.Typer(help="Send what applications committed; see and mend what is not sent.")
 outbox.command("create")(create_table)

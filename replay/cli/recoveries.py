@@ -40,9 +40,6 @@ def list_recoveries(
     session.emit(document, render_recoveries(document))
 
 
-# `backlogctl approve`: let a plan run, by name.
-
-
 @verb
 def approve_recovery(
     session: Session,
@@ -75,9 +72,6 @@ def approve_recovery(
     )
 
 
-# `backlogctl reject`: a plan that nobody shall run.
-
-
 @verb
 def reject_recovery(
     session: Session,
@@ -94,9 +88,6 @@ def reject_recovery(
     found = reject_plan(workspace, planned, by=by, reason=reason)
     message = f"{recovery} rejected; {workspace.kind_of(found).say_cancelled(found)}"
     session.emit(describe_recovery(workspace, found), message)
-
-
-# `backlogctl run`: carry out an approved plan; kill it at any point and run it again.
 
 
 @verb
@@ -131,9 +122,6 @@ def run_and_print(
     session.emit(document, render_done(found.id, str(found.state), told))
 
 
-# `backlogctl pause`: stop between two waves, and stay so until `resume`.
-
-
 @verb
 def pause_recovery(
     session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
@@ -146,9 +134,6 @@ def pause_recovery(
     found, message = request_pause(workspace, recovery)
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)
-
-
-# `backlogctl resume`: take a pause back and go on.
 
 
 @verb
@@ -167,9 +152,6 @@ def resume_recovery(
     message = f"the pause of {recovery} is taken back; runner {holder} goes on"
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)
-
-
-# `backlogctl cancel`: stop a recovery for good; its gaps are open again.
 
 
 @verb
@@ -214,8 +196,6 @@ def cancel_recovery(
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)
 
-
-# `backlogctl show`: one recovery: its plan, its state, how far it is, and its record.
 
 _LOOK_SECONDS = 1.0
 
@@ -299,8 +279,6 @@ def _draw(workspace: Workspace, recovery: Recovery) -> RenderableType:
     verdict = describe_recovery(workspace, recovery)["verdict"]
     return Group(render_head(recovery, verdict), render_progress(progress))
 
-
-# `backlogctl report`: the incident report of a recovery, as one HTML file.
 
 _STDOUT = "-"
 

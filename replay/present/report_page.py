@@ -54,9 +54,6 @@ def render_summary(document: Mapping[str, Any]) -> RenderableType:
     return Group(draw_title(*named), grid)
 
 
-# Writes a file whole or not at all.
-
-
 def write_whole(path: Path, text: str) -> None:
     """Puts a file in the place of one that may be there, at once; a link keeps what it is.
 

@@ -52,8 +52,6 @@ def _say_value(name: str, value: Any) -> str:
     return format_duration(value) if name.endswith("_seconds") else escape_name(str(value))
 
 
-# Archives.
-
 _STAGES = {
     "put_back": "put back",
     "under_way": "about to be put back",
@@ -169,8 +167,6 @@ def _say_expiry(one: Document) -> str:
     return f"{format_moment(one['expires_at'])[:16]}Z"
 
 
-# What an audit found, for people: worst first, each with what to do about it.
-
 _ENDS = {
     "clean": ("nothing was found; what that means:", "green"),
     "suspect": ("messages may be missing", "yellow"),
@@ -217,8 +213,6 @@ def _draw_level(finding: Document) -> Text:
     return Text(f"  {level:<{_INDENT - 2}}", style=STYLES[find_tone(level)])
 
 
-# What the doctor found, for people: worst first, each with what mends it.
-
 _DOCTOR_ENDS = {
     0: ("nothing here loses messages or stops a recovery", "green"),
     1: ("something will lose messages or stop a recovery", "bold red"),
@@ -251,9 +245,6 @@ def _doctor_draw_finding(finding: Document) -> Iterator[RenderableType]:
 
 def _indent(text: str, style: str = "") -> Text:
     return Text(" " * _INDENT + text, style, hang=_INDENT)
-
-
-# The groups of a cluster, for a person who chooses some of them.
 
 
 def render_groups(document: Document) -> RenderableType:

@@ -289,8 +289,6 @@ def render_next(*commands: str) -> list[Text]:
     ]
 
 
-# How far a recovery is, for a terminal: what is left, how fast it goes, the steps.
-
 _WIDTH = 98
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 36
@@ -389,8 +387,6 @@ def _draw_steps(steps: Sequence[Document]) -> RenderableType:
         )
     return table
 
-
-# A plan for a terminal.
 
 _SHOWN = 12
 

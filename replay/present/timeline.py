@@ -19,8 +19,6 @@ from backlogctl.replay.present.figures import measure_lag
 from backlogctl.replay.present.progress import find_finished_starts, name_line, name_step
 from backlogctl.values import FINAL, Cause, Gap, GapState, LedgerEvent, Recovery, hash_value
 
-# Reads what a report is made of.
-
 # The lag before that has nothing to do with this incident.
 _LOOK_BACK = timedelta(hours=24)
 _LOOK_ON = timedelta(minutes=30)
