@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlogctl.replay.cli.shared import Session, verb
+from backlogctl.replay.cli.shared import Session, refuse_others, verb
 
 if TYPE_CHECKING:
     from backlogctl.replay.engine.archives import ArchiveState
@@ -119,13 +119,10 @@ def purge_files(
     ] = None,
 ) -> None:
     """Delete an archive's files; what it held stays on record."""
-    from backlogctl.errors import UsageError
     from backlogctl.formats import format_bytes, format_plural
     from backlogctl.replay.engine.archives import ALLOW_LOSE, find_archive, purge
 
-    for word in allow or []:
-        if word != ALLOW_LOSE:
-            raise UsageError(f"only {ALLOW_LOSE} can be allowed, not {word}", subject="--allow")
+    refuse_others(allow, ALLOW_LOSE)
     workspace = session.open_workspace()
     before = find_archive(workspace, archive)
     purged = purge(workspace, archive, allow or ())

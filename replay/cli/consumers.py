@@ -59,16 +59,11 @@ def status(session: Session, stream: StreamName) -> None:
 
 def _emit(session: Session, document: dict[str, Any]) -> None:
     from backlogctl.config import mask_secrets
-    from backlogctl.replay.present.terminal import render_next, render_recovery_status
+    from backlogctl.replay.present.terminal import render_standings
 
     document["problem"] = mask_secrets(document["problem"])
     document["standings"] = [mask_document(standing) for standing in document["standings"]]
-    standings = [
-        part
-        for one in document["standings"]
-        for part in (render_recovery_status(one), *render_next(*one["next_commands"]))
-    ]
-    session.emit(document, _draw(document), standings)
+    session.emit(document, _draw(document), render_standings(document["standings"]))
     if document["problem"]:
         session.say(f"the group could not be looked at: {document['problem']}", "yellow")
 

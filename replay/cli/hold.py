@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlogctl.replay.cli.shared import Session, verb
+from backlogctl.replay.cli.shared import Session, read_duration, refuse_others, verb
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from rich.console import RenderableType
 
     from backlogctl.ledger import Hold
@@ -39,14 +37,14 @@ def hold_retention(
         release_stream,
     )
 
-    for word in allow or []:
-        if word != ALLOW_DISK:
-            raise UsageError(f"only {ALLOW_DISK} can be allowed, not {word}", subject="--allow")
+    refuse_others(allow, ALLOW_DISK)
     if duration is not None and release:
         raise UsageError("--for and --release exclude each other", subject="--for")
     if stream is None and (duration is not None or release):
         raise UsageError("name the stream", subject="hold", hint="backlogctl hold STREAM --for 6h")
-    length = None if duration is None else _read_duration(duration)
+    length = None if duration is None else read_duration(duration, "--for")
+    if length is not None and not length:
+        raise UsageError("it must be longer than zero", subject="--for")
     workspace = session.open_workspace()
     chosen = None if stream is None else workspace.config.stream(stream)
     if not release:
@@ -69,19 +67,6 @@ def hold_retention(
         for one in others
     ]
     _emit(session, released, warnings, f"no operator holds stream {stream}")
-
-
-def _read_duration(text: str) -> timedelta:
-    from backlogctl.clock import parse_duration
-    from backlogctl.errors import UsageError
-
-    try:
-        length = parse_duration(text)
-    except ValueError as error:
-        raise UsageError(str(error), subject="--for") from None
-    if not length:
-        raise UsageError("it must be longer than zero", subject="--for")
-    return length
 
 
 def _emit(

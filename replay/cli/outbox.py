@@ -6,18 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from backlogctl.errors import BacklogError, Refused, UsageError
-from backlogctl.replay.cli.shared import Session, mask_document, read_states, verb
+from backlogctl.replay.cli.shared import Session, mask_document, read_duration, read_states, verb
 from backlogctl.replay.cli.watch import serve_metrics
 from backlogctl.values import to_document
 
 if TYPE_CHECKING:
+    from datetime import timedelta
     from threading import Event
 
     from prometheus_client import CollectorRegistry
@@ -103,20 +103,6 @@ def choose_outboxes(session: Session, name: str | None, url: str | None) -> tupl
             hint=f"--url, {VARIABLE}, or `outboxes` in the configuration",
         )
     return tuple(_describe(known, one) for one in known.outboxes)
-
-
-def read_duration(text: str, option: str) -> timedelta:
-    """An option's duration.
-
-    Raises:
-        UsageError: it is none.
-    """
-    from backlogctl.clock import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(str(error), subject=option) from None
 
 
 def _describe(config: Config, name: str, url: str | None = None) -> Chosen:

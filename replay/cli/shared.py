@@ -18,6 +18,8 @@ import typer
 from backlogctl.errors import BacklogError, ConfigurationError, UsageError
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from rich.console import Console, RenderableType
 
     from backlogctl.config import Config
@@ -219,6 +221,31 @@ def read_states(known: type[E], words: Sequence[str] | None) -> list[E] | None:
     return [known(word) for word in words] if words else None
 
 
+def read_duration(text: str, option: str) -> timedelta:
+    """An option's duration.
+
+    Raises:
+        UsageError: it is none.
+    """
+    from backlogctl.clock import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(str(error), subject=option) from None
+
+
+def refuse_others(allow: Sequence[str] | None, known: str) -> None:
+    """Of `--allow` there is one word.
+
+    Raises:
+        UsageError: another one is said.
+    """
+    for word in allow or ():
+        if word != known:
+            raise UsageError(f"only {known} can be allowed, not {word}", subject="--allow")
+
+
 def mask_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """An error's document without secrets."""
     from backlogctl.config import mask_secrets
@@ -256,19 +283,15 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
     else:
         _print_error(document)
         if standing:
-            _print_standing(standing)
+            from backlogctl.replay.present.terminal import render_standings
+
+            show(SESSION.err, render_standings([standing]))
     if os.environ.get("BACKLOG_DEBUG") == "1":
         import traceback
 
         text = "".join(traceback.format_exception(error))
         sys.stderr.write(escape_trace(mask_secrets(text)))
     return code
-
-
-def _print_standing(standing: Mapping[str, Any]) -> None:
-    from backlogctl.replay.present.terminal import render_next, render_recovery_status
-
-    show(SESSION.err, render_recovery_status(standing), render_next(*standing["next_commands"]))
 
 
 def _print_error(document: Mapping[str, Any]) -> None:

@@ -288,7 +288,9 @@ def format_detail(detail: Mapping[str, Any]) -> str:
         value = detail.get(name)
         if value in (None, "") or isinstance(value, Mapping | list):
             continue
-        if name.endswith("_at"):
+        if name == "step":
+            value = name_step(value)
+        elif name.endswith("_at"):
             value = format_moment(str(value))
         elif isinstance(value, int):
             value = format_count(value)

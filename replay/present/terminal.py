@@ -5,7 +5,7 @@ Names, reasons and errors come from elsewhere: they are put into `Text`, never i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -56,7 +56,7 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
         return [
             head,
             Text(f"  {stream['error']['message']}", "red", hang=2),
-            *_draw_standings(stream),
+            *render_standings(stream.get("standings", ())),
         ]
     blocks: list[RenderableType] = [head]
     if stream.get("sentence"):
@@ -68,7 +68,7 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     blocks += render_group_members(stream.get("members"))
     blocks += render_warnings(stream.get("warnings", ()))
     blocks += [Text(f"→ {way}", hang=2) for way in stream.get("ways", ())]
-    blocks += _draw_standings(stream)
+    blocks += render_standings(stream.get("standings", ()))
     blocks += render_next(*stream.get("next_commands", ()))
     if stream.get("page"):
         blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
@@ -121,10 +121,11 @@ def render_group_members(group: Document | None) -> list[RenderableType]:
     return lines
 
 
-def _draw_standings(stream: Document) -> list[RenderableType]:
+def render_standings(standings: Iterable[Document]) -> list[RenderableType]:
+    """How recoveries stand, and what comes next of each."""
     return [
         block
-        for standing in stream.get("standings", ())
+        for standing in standings
         for block in (render_recovery_status(standing), *render_next(*standing["next_commands"]))
     ]
 

@@ -16,7 +16,12 @@ from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED, Workspac
 from backlogctl.replay.engine.values import RecoveryRecord
 from backlogctl.replay.present.document import read_record
 from backlogctl.replay.present.figures import measure_lag
-from backlogctl.replay.present.progress import find_finished_starts, name_line, name_step
+from backlogctl.replay.present.progress import (
+    find_finished_starts,
+    format_detail,
+    name_line,
+    name_step,
+)
 from backlogctl.values import FINAL, Cause, Gap, GapState, LedgerEvent, Recovery, hash_value
 
 # The lag before that has nothing to do with this incident.
@@ -111,15 +116,8 @@ _WORDS = {
     "read back": "everything read back",
     "said": "note",
 }
-# The details of an event that are shown, with the words before them; no others are.
-_DETAILS = {
-    "by": "by ",
-    "reason": "",
-    "step": "at ",
-    "message": "",
-    "superseded_by": "by ",
-    "runner": "runner ",
-}
+# The details of an event that are shown; no others are.
+_DETAILS = ("by", "reason", "step", "message", "superseded_by", "runner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +258,7 @@ def describe_detail(event: LedgerEvent) -> str:
         return f"plan {str(detail.get('plan_hash', ''))[:16]}…, by the name {detail.get('by')}"
     if event.action in (STEP_STARTED, STEP_COMPLETED):
         _, detail = name_line(event.action, detail)
-    told = [
-        f"{words}{name_step(detail[name]) if name == 'step' else detail[name]}"
-        for name, words in _DETAILS.items()
-        if isinstance(detail.get(name), str | int) and detail[name] != ""
-    ]
-    return ", ".join(told)
+    return format_detail({name: detail[name] for name in _DETAILS if name in detail})
 
 
 def _weigh(action: str) -> str:
