@@ -124,7 +124,7 @@ def open_exporter(
     samplers: list[GroupSampler] = []
     health_check = HealthCheck(
         board,
-        scrape.ledger,
+        scrape.ledger.answers,
         config.watch.interval,
         tuple(config.clusters),
         threads,
