@@ -156,7 +156,7 @@ def watch_streams(
         config,
         ledger,
         interval,
-        config.watch.model_copy(update={"window": window, "horizon": horizon}),
+        Watch.model_construct(window=window, horizon=horizon),
         outages,
         on_observation,
         on_status,
