@@ -59,12 +59,8 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
         worst: the partition that made the verdict.
         window: seconds that trends are judged over.
     """
-    name, verdict, lag, lost = (
-        status.stream or status.topic,
-        status.verdict,
-        status.lag,
-        status.lost,
-    )
+    name, verdict = status.stream or status.topic, status.verdict
+    lag, lost = status.lag, status.lost
     if status.group_state == SHARE:
         return (
             f"{name}: read by a share group, which acknowledges message by message and has no "

@@ -339,7 +339,7 @@ def test_what_rows_hold_is_for_the_terminal_alone(desk: Workspace) -> None:
     differs["detail"] = 'card is "4111", "5500" rebuilt'
     recovery = store_plan(desk, outcome={"proof": {"differences": [differs]}})
     assert "ada@example.org" in draw_told(desk, recovery)
-    page = Renderer(desk.config, utc_now).render(
+    page = Renderer(desk.config.mask_secrets, utc_now, 30).render(
         "recovery.html",
         "../",
         view=read_recovery(desk, recovery, utc_now()),
