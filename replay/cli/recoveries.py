@@ -234,7 +234,7 @@ def show_recovery(
         if not watch:
             yield render_plan_view(document.planned)
             if document.progress["steps"]:
-                yield render_progress(document.progress)
+                yield render_progress(document.progress, state=document.recovery.state)
         yield render_events(document.events)
         if document.record.problem:
             yield Text("the record was changed after it was written", "bold red")
@@ -277,7 +277,7 @@ def _draw(workspace: Workspace, recovery: Recovery) -> RenderableType:
     if not progress["steps"]:
         return render_plan_view(read_plan(workspace, recovery, previews=True))
     verdict = describe_recovery(workspace, recovery)["verdict"]
-    return Group(render_head(recovery, verdict), render_progress(progress))
+    return Group(render_head(recovery, verdict), render_progress(progress, state=recovery.state))
 
 
 _STDOUT = "-"

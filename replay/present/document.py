@@ -103,7 +103,7 @@ class RecoveryDocument:
     @property
     def share(self) -> Share | None:
         """How much is done; None where nothing can be counted yet."""
-        return find_share(self.recovery, self.progress)
+        return find_share(self.recovery.state, self.progress)
 
     def to_json(self) -> dict[str, Any]:
         """Fields are added, and none renamed."""

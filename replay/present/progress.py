@@ -12,7 +12,7 @@ from backlogctl.clock import format_time
 from backlogctl.formats import format_count, format_duration, format_moment
 from backlogctl.ledger import BurndownSample, ChunkRecord, StepRecord
 from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED
-from backlogctl.values import ChunkState, Recovery, RecoveryState, to_document
+from backlogctl.values import ChunkState, RecoveryState, to_document
 
 # Lines of a recovery's record, as lists of them show them.
 
@@ -234,11 +234,11 @@ class Share:
         return 100 if self.total <= 0 else min(100, int(self.done / self.total * 100))
 
 
-def find_share(recovery: Recovery, progress: Mapping[str, Any]) -> Share | None:
+def find_share(state: RecoveryState, progress: Mapping[str, Any]) -> Share | None:
     """How much is done, of `describe_progress`; None where nothing can be counted yet."""
-    if recovery.state not in _BEGUN:
+    if state not in _BEGUN:
         return None
-    live, whole = progress["live"], recovery.state is RecoveryState.VERIFIED
+    live, whole = progress["live"], state is RecoveryState.VERIFIED
     if down := progress["burndown"]:
         total = down["handled"] + down["left"]
         lines = [

@@ -27,10 +27,10 @@ from backlogctl.replay.present.layout import (
     Text,
     make_line,
 )
-from backlogctl.replay.present.progress import name_step
+from backlogctl.replay.present.progress import Share, find_share, name_step
 from backlogctl.replay.present.status import UNKNOWN, list_lines
 from backlogctl.replay.present.tones import STYLES, find_tone
-from backlogctl.values import LedgerEvent, Recovery
+from backlogctl.values import LedgerEvent, Recovery, RecoveryState
 
 Document = Mapping[str, Any]
 
@@ -295,17 +295,18 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 36
 
 
-def render_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
+def render_progress(
+    progress: Document, width: int = _WIDTH, state: RecoveryState = RecoveryState.RUNNING
+) -> RenderableType:
     """How far it is, from `describe_progress`: what is left, how fast it goes, the steps."""
     parts: list[RenderableType] = []
-    if down := progress["burndown"]:
-        parts.append(_draw_left(down, live=progress["live"]))
-    if sent := progress["injection"]:
-        grid = Facts()
-        grid.add("put back", _draw_bar(sent["injected"], sent["staged"]))
-        if rate := sent["injected_per_second"]:
-            left = f", done in about {format_duration(sent['eta_seconds'])}"
-            grid.add("", f"{format_rate(rate)}{left if sent['eta_seconds'] else ''}")
+    if share := find_share(state, progress):
+        grid = Facts([(share.verb, _draw_bar(share))])
+        if down := progress["burndown"]:
+            _add_left(grid, down, live=progress["live"])
+        elif share.rate:
+            left = f", done in about {format_duration(share.eta)}" if share.eta else ""
+            grid.add("", f"{format_rate(share.rate)}{left}")
         parts.append(grid)
     parts.append(_draw_steps(progress["steps"]))
     title = Text("progress", style="bold")
@@ -314,10 +315,7 @@ def render_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
     return Framed(title, parts, width)
 
 
-def _draw_left(down: Document, *, live: bool) -> RenderableType:
-    total = down["handled"] + down["left"]
-    grid = Facts()
-    grid.add("handled", _draw_bar(down["handled"], total))
+def _add_left(grid: Facts, down: Document, *, live: bool) -> None:
     if len(down["curve"]) > 1:
         curve = Text(_draw_curve(down["curve"]), style="cyan")
         curve.append(f"  {format_count(down['left'])} left", "bold")
@@ -338,17 +336,15 @@ def _draw_left(down: Document, *, live: bool) -> RenderableType:
         else:
             told = Text.assemble("drained in about ", (format_duration(eta), "bold green"))
         grid.add("", told)
-    return grid
 
 
-def _draw_bar(done: int, total: int) -> Text:
-    share = done / total if total else 1.0
-    full = round(share * _BAR_CELLS)
+def _draw_bar(share: Share) -> Text:
+    full = round((share.done / share.total if share.total else 1.0) * _BAR_CELLS)
     return Text.assemble(
         ("━" * full, "green"),
         ("━" * (_BAR_CELLS - full), "bright_black"),
-        (f" {int(share * 100)} %", "bold"),
-        f"  {format_count(done)} of {format_count(total)}",
+        (f" {share.percent} %", "bold"),
+        f"  {format_count(share.done)} of {format_count(share.total)}",
     )
 
 
