@@ -16,20 +16,27 @@ from typing import Any, Generic, TypeVar
 from backlogctl.clock import format_time
 
 
-def to_document(value: Any, *names: str) -> Any:
-    """A value as JSON has it: of an object its fields, or those attributes of it that are named."""
-    if names or (is_dataclass(value) and not isinstance(value, type)):
-        known = names or [each.name for each in fields(value)]
-        return {name: to_document(getattr(value, name)) for name in known}
+def to_document(value: Any, *names: str) -> dict[str, Any]:
+    """An object as JSON has it: its fields, or those attributes of it that are named."""
+    return {
+        name: to_plain(getattr(value, name))
+        for name in names or [each.name for each in fields(value)]
+    }
+
+
+def to_plain(value: Any) -> Any:
+    """Any value as JSON has it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_document(value)
     match value:
         case datetime():
             return format_time(value)
         case StrEnum():
             return str(value)
         case Mapping():
-            return {name: to_document(one) for name, one in value.items()}
+            return {name: to_plain(one) for name, one in value.items()}
         case list() | tuple():
-            return [to_document(one) for one in value]
+            return [to_plain(one) for one in value]
     return value
 
 

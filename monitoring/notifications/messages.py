@@ -16,7 +16,7 @@ from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandl
 from backlogctl.config import Hook, mask_secrets
 from backlogctl.monitoring.notifications.changes import Change
 from backlogctl.monitoring.verdict.status import Verdict
-from backlogctl.values import to_document
+from backlogctl.values import to_document, to_plain
 from backlogctl_delivery.visible import escape_text
 
 SCHEMA_VERSION = 1
@@ -182,7 +182,7 @@ def _write_document(change: Change, context: MessageContext) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "event": "verdict",
         **to_document(look, "stream", "cluster", "topic", "group", "at", "verdict"),
-        "before": to_document(change.before),
+        "before": to_plain(change.before),
         "course": str(look.verdict if status is None else status.course),
         "resolved": change.is_resolved,
         "sentence": escape_text(look.sentence),

@@ -27,7 +27,7 @@ from backlogctl.replay.audits.audit import (
     SpanOptions,
 )
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.values import to_document
+from backlogctl.values import to_document, to_plain
 
 # The others only cost time.
 _LEVELS: Mapping[SuspicionCode, AuditLevel] = {
@@ -89,8 +89,8 @@ def _to_finding(one: Suspicion, stream: str) -> AuditFinding:
         detail={
             "partition": one.partition,
             "producer_id": one.producer_id,
-            "from": to_document(one.from_time),
-            "to": to_document(one.to_time),
+            "from": to_plain(one.from_time),
+            "to": to_plain(one.to_time),
             "offsets": [[item.partition, item.start, item.end] for item in one.offsets],
         },
     )
@@ -102,8 +102,8 @@ def _list_partitions(profile: LogProfile) -> list[dict[str, Any]]:
             **to_document(
                 one, "partition", "start", "end", "messages", "bytes", "batches", "codecs"
             ),
-            "first": to_document(one.first_time),
-            "last": to_document(one.last_time),
+            "first": to_plain(one.first_time),
+            "last": to_plain(one.last_time),
         }
         for one in profile.partitions
     ]

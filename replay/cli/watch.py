@@ -251,7 +251,7 @@ class WatchReport:
 def _test_hooks(session: Session) -> None:
     from backlogctl.errors import UsageError
     from backlogctl.monitoring.notifications.notifier import check_hooks
-    from backlogctl.values import to_document
+    from backlogctl.values import to_plain
 
     hooks = session.load_config().watch.hooks
     if not hooks:
@@ -263,7 +263,7 @@ def _test_hooks(session: Session) -> None:
         f"{one.hook} ({one.kind}): {one.outcome}{f': {one.reason}' if one.reason else ''}"
         for one in tested
     )
-    session.emit({"hooks": to_document(tested)}, lines)
+    session.emit({"hooks": to_plain(tested)}, lines)
     if any(one.reason for one in tested):
         raise typer.Exit(1)
 

@@ -238,8 +238,7 @@ def describe_consumers(workspace: Workspace, stream: Stream, say: Say) -> dict[s
 
 
 def _describe_member(member: Member) -> dict[str, str]:
-    document: dict[str, str] = to_document(member, "client_id", "host", "member_id")
-    return document
+    return to_document(member, "client_id", "host", "member_id")
 
 
 def _list_processes(launcher: Launcher, fleet: Fleet) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from backlogctl.values import (
     RecoveryState,
     Sample,
     to_document,
+    to_plain,
 )
 
 if TYPE_CHECKING:
@@ -371,5 +372,5 @@ class RecoveryStatus:
             "reads": str(self.readers.reads),
             "originals": self.readers.originals,
             "recovery_consumers": self.readers.recovery,
-            "temporary": to_document(self.only_there),
+            "temporary": to_plain(self.only_there),
         }

@@ -127,12 +127,11 @@ def release_due(workspace: Workspace) -> list[str]:
 
 def describe_hold(hold: Hold) -> dict[str, Any]:
     """A hold as `hold --json` prints it."""
-    document: dict[str, Any] = to_document(
+    return to_document(
         hold,
         *("id", "stream", "cluster", "topic", "holder", "old", "raised"),
         *("until", "created_at", "released_at", "actor", "in_force"),
     )
-    return document
 
 
 def _choose_settings(

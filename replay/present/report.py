@@ -18,7 +18,7 @@ from backlogctl.replay.present.document import tell_progress
 from backlogctl.replay.present.figures import describe_course
 from backlogctl.replay.present.status import describe_gap, list_next_commands
 from backlogctl.replay.present.timeline import collect_record, describe_detail, list_lines
-from backlogctl.values import Gap, Recovery, RecoveryState, to_document
+from backlogctl.values import Gap, Recovery, RecoveryState, to_document, to_plain
 
 _CAUSES = {
     "expired": "retention deleted them unread",
@@ -103,8 +103,8 @@ def describe_people(plan: Plan, record: RecoveryRecord) -> dict[str, Any]:
         "planned_by": str(plan.planned_by),
         **to_document(plan, "planned_at", "approval"),
         **to_document(recovery, "plan_hash", "approved_by", "approved_identity", "approved_hash"),
-        "approved_at": to_document(approved and approved.at),
-        "expires_at": to_document(recovery.approval_expires_at),
+        "approved_at": to_plain(approved and approved.at),
+        "expires_at": to_plain(recovery.approval_expires_at),
         "automatic": recovery.approved_by == AUTOMATIC,
     }
 
@@ -265,7 +265,7 @@ def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, A
         "standing": describe_standing(workspace, record, account),
         "figures": describe_figures(record, account),
         "losses": describe_losses(record, account),
-        "timeline": {"lines": to_document(lines), "left_out": left_out},
+        "timeline": {"lines": to_plain(lines), "left_out": left_out},
         "plan": describe_plan(plan, told),
         "people": describe_people(plan, record),
         "steps": _describe_steps(record),

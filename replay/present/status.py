@@ -28,13 +28,12 @@ UNKNOWN = "unknown"
 
 def describe_gap(gap: Gap) -> dict[str, Any]:
     """A gap as `gaps --json` prints it."""
-    document: dict[str, Any] = to_document(
+    return to_document(
         gap,
         *("id", "stream", "topic", "group", "partition", "start", "end", "count"),
         *("cause", "certainty", "state", "first_time", "last_time", "detected_at"),
         *("reason", "archive", "sequences"),
     )
-    return document
 
 
 def describe_recovery(workspace: Workspace, recovery: Recovery) -> dict[str, Any]:
@@ -118,8 +117,7 @@ def describe_run(
 def describe_event(event: LedgerEvent) -> dict[str, Any]:
     """One line of a recovery's record."""
     names = ("sequence", "at", "actor", "action", "detail", "hash")
-    document: dict[str, Any] = to_document(event, *names)
-    return document
+    return to_document(event, *names)
 
 
 def list_next_commands(workspace: Workspace, recovery: Recovery) -> list[str]:

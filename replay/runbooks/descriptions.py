@@ -128,6 +128,9 @@ def describe_end(recovery: Recovery) -> End:
     )
 
 
+_APPROVAL = ("approved_by", "approved_identity", "approval_expires_at")
+
+
 def describe_outcome(workspace: Workspace, recovery: Recovery) -> dict[str, Any]:
     """What came of a recovery, for a run's last task; `counts` is None where nothing is sent.
 
@@ -142,8 +145,7 @@ def describe_outcome(workspace: Workspace, recovery: Recovery) -> dict[str, Any]
         problem = str(refused)
     return {
         "recovery": recovery.id,
-        **to_document(recovery, "kind", "stream", "state", "approved_by", "approved_identity"),
-        **to_document(recovery, "approval_expires_at"),
+        **to_document(recovery, "kind", "stream", "state", *_APPROVAL),
         "counts": counts,
         "problem": problem,
         "detail": {

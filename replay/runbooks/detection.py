@@ -39,8 +39,7 @@ class Started:
     tries: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_document(self)
-        return document
+        return to_document(self)
 
     @classmethod
     def read(cls, document: Any) -> Started | None:

@@ -53,8 +53,7 @@ class NightWork:
     expired: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_document(self)
-        return document
+        return to_document(self)
 
 
 def read_action(work: Mapping[str, Any]) -> Tonight:

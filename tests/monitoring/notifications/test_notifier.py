@@ -21,7 +21,7 @@ from backlogctl.monitoring.notifications.notifier import Notifier, Pauses, check
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.values import to_document
+from backlogctl.values import to_plain
 from tests.kafka_tools import commit, properties_of, publish, stream_of, wait_until
 from tests.monitoring.notifications.hook_server import OK, HookServer, Reply, Request, serve_hook
 from tests.monitoring.notifications.makers import make_hook, make_look
@@ -219,7 +219,7 @@ def test_hooks_are_tested_once_each() -> None:
             "team": make_hook(apprise=f"json://127.0.0.1:{good.port}/"),
             "bus": make_hook(webhook=bad.url),
         }
-        found = to_document(check_hooks(hooks))
+        found = to_plain(check_hooks(hooks))
         assert [len(server.requests) for server in (good, bad)] == [1, 1]
     outcomes = [(one["hook"], one["kind"], one["outcome"], one["reason"]) for one in found]
     assert outcomes == [
