@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from confluent_kafka import (
     Consumer,
@@ -20,16 +21,21 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
 )
 
-from backlogctl.config import Stream
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 
 HOUR_MS = 3_600_000
 
 
-def stream_of(topic: str, group: str, name: str = "orders") -> Stream:
-    """A stream of cluster `main`."""
-    return Stream(name=name, cluster="main", topic=topic, group=group)
+@dataclass(frozen=True)
+class StreamStub:
+    """A stream as monitoring needs it."""
+
+    topic: str
+    group: str
+    name: str = "orders"
+    cluster: str = "main"
+    isolation: str = "read_committed"
 
 
 def properties_of(bootstrap: str) -> dict[str, str]:

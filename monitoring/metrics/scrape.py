@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import Metric
 
 from backlogctl.clock import utc_now
-from backlogctl.config import Stream
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.metrics.catalogue import CATALOGUE, Family
 from backlogctl.monitoring.metrics.groups import (
@@ -27,6 +26,7 @@ from backlogctl.monitoring.metrics.groups import (
     write_topics,
 )
 from backlogctl.monitoring.metrics.ledger import LedgerReader
+from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.board import Board, BoardState, ClusterPass, MemberLook
 from backlogctl_delivery.metrics import Poll
@@ -100,7 +100,7 @@ class Exported:
     `by_partition` asks for a line of each partition, also of groups that are no stream and ok.
     """
 
-    streams: Mapping[str, Stream] = field(default_factory=dict)
+    streams: Mapping[str, StreamLike] = field(default_factory=dict)
     clusters: Collection[str] = ()
     others: Collection[Family] = ()
     notifications: Callable[[], Mapping[tuple[str, str], int]] = dict

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Condition
 
-from backlogctl.config import Stream
+from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 
 # A cluster that is away for a moment is no news; the page calls a stream stale after as many.
@@ -56,7 +56,7 @@ class StreamObservation:
         )
 
     @classmethod
-    def of_failure(cls, stream: Stream, reason: str, at: datetime) -> StreamObservation:
+    def of_failure(cls, stream: StreamLike, reason: str, at: datetime) -> StreamObservation:
         """A look that failed: the stream is `unknown`. `reason`: without secrets."""
         return cls(
             stream=stream.name,

@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Self
+from typing import Any, Self
 
 from backlogctl.clock import utc_now
-from backlogctl.config import Hook, Stream, mask_secrets
+from backlogctl.config import Hook, mask_secrets
 from backlogctl.errors import BacklogError, NotificationFailed
 from backlogctl.monitoring.notifications.changes import Change, Damper, Mailbox, StreamObservation
 from backlogctl.monitoring.notifications.messages import (
@@ -26,8 +26,10 @@ from backlogctl.monitoring.notifications.messages import (
     Notification,
     WebhookClient,
 )
+from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.watch.loop import OnOutage
+from backlogctl.values import to_document
 
 LOG = logging.getLogger(__name__)
 
@@ -106,7 +108,7 @@ class Notifier:
         """A stream was looked at."""
         self._note(StreamObservation.of_status(status))
 
-    def note_failure(self, stream: Stream, error: BacklogError) -> None:
+    def note_failure(self, stream: StreamLike, error: BacklogError) -> None:
         """A stream could not be looked at."""
         self._note(StreamObservation.of_failure(stream, mask_secrets(str(error)), self._clock()))
 
@@ -220,6 +222,9 @@ class HookCheck:
     kind: str
     outcome: DeliveryStatus
     reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return to_document(self)
 
 
 def check_hooks(hooks: Mapping[str, Hook]) -> tuple[HookCheck, ...]:

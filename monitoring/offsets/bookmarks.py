@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, KafkaFailure
 from backlogctl.kafka.admin import read_topic_id
 from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.peek import Peeked, peek_at
 from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.values import Bookmark, Sample
 from backlogctl_delivery.stamps import MESSAGE_ID, find_value, hash_identity
 
@@ -40,7 +40,7 @@ class Bookmarker:
         self._looked: dict[str, _Looked] = {}
 
     def note(
-        self, stream: Stream, sample: Sample, admin: Admin, limit: Deadline
+        self, stream: StreamLike, sample: Sample, admin: Admin, limit: Deadline
     ) -> BacklogError | None:
         """Notes the message at each committed offset of a sample that has no bookmark yet.
 

@@ -9,7 +9,6 @@ from datetime import timedelta
 from functools import partial
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.config import Stream
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Connection, connect
 from backlogctl.ledger import Ledger
@@ -22,7 +21,7 @@ from backlogctl.monitoring.offsets.history import (
     make_marks,
     raise_marks,
 )
-from backlogctl.monitoring.offsets.sampler import take_sample
+from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
 from backlogctl.values import Cause, DatePiece, Gap, PartitionSample, Sample
 
 # What decides on the next sample lies within these: the settling times, and the group's pace.
@@ -46,7 +45,7 @@ class Observation:
     unmarked: BacklogError | None = None
 
 
-def load_marks(ledger: Ledger, stream: Stream) -> StreamHistory:
+def load_marks(ledger: Ledger, stream: StreamLike) -> StreamHistory:
     """The past of a stream, from its samples and commit marks in the ledger."""
     samples = ledger.samples.history(stream.name, utc_now() - RECENT)
     if not samples:
@@ -63,7 +62,7 @@ def load_marks(ledger: Ledger, stream: Stream) -> StreamHistory:
 
 def observe_stream(
     ledger: Ledger,
-    stream: Stream,
+    stream: StreamLike,
     connection: Connection,
     deadline: Deadline | None = None,
     *,
@@ -130,7 +129,7 @@ def measure_clock_skew(ledger: Ledger) -> timedelta:
     return there - (before + (after - before) / 2)
 
 
-def _of_stream(samples: Iterable[Sample], stream: Stream) -> tuple[Sample, ...]:
+def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
     """Without samples from before the stream was pointed at another topic or group."""
     return tuple(
         sample
@@ -141,7 +140,7 @@ def _of_stream(samples: Iterable[Sample], stream: Stream) -> tuple[Sample, ...]:
 
 
 def _date_gaps(
-    ledger: Ledger, stream: Stream, sample: Sample, gaps: Sequence[Gap]
+    ledger: Ledger, stream: StreamLike, sample: Sample, gaps: Sequence[Gap]
 ) -> Iterator[tuple[Gap, DatePiece | None]]:
     """The gaps with their times, and what dates the pieces that the ledger makes of them."""
     known = ledger.gaps.list(stream.name) if gaps else ()

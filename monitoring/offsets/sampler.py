@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Protocol
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.config import Stream
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import (
     Commit,
@@ -24,8 +24,23 @@ PAUSE = 1.0
 SAME_CLOCK = timedelta(0)
 
 
+class StreamLike(Protocol):
+    """What monitoring needs of a configured stream."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def isolation(self) -> str: ...
+
+
 def take_sample(
-    stream: Stream,
+    stream: StreamLike,
     connection: Connection,
     deadline: Deadline | None = None,
     skew: timedelta = SAME_CLOCK,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Stream, Watch
 from backlogctl.errors import BacklogError, KafkaFailure
 from backlogctl.formats import format_moment, format_plural
 from backlogctl.kafka.admin import describe_topic
@@ -28,6 +27,7 @@ from backlogctl.monitoring.offsets.lag import (
     read_tails,
 )
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
 from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
@@ -290,6 +290,15 @@ def _measure_age(
 PEEK_SECONDS = 5.0
 
 
+class WatchLike(Protocol):
+    """What judging needs of the configuration."""
+
+    @property
+    def window(self) -> timedelta: ...
+    @property
+    def horizon(self) -> timedelta: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StreamLook:
     observation: Observation
@@ -298,9 +307,9 @@ class StreamLook:
 
 def look_at_stream(
     ledger: Ledger,
-    stream: Stream,
+    stream: StreamLike,
     properties: Properties,
-    watch: Watch,
+    watch: WatchLike,
     deadline: Deadline | None = None,
     *,
     admin: Admin | None = None,
@@ -326,9 +335,9 @@ def look_at_stream(
 
 def assess_now(
     ledger: Ledger,
-    stream: Stream,
+    stream: StreamLike,
     properties: Properties,
-    watch: Watch,
+    watch: WatchLike,
     sample: Sample,
     limit: Deadline,
     admin: Admin,
@@ -391,7 +400,9 @@ def assess_now(
     )
 
 
-def judge_stored(ledger: Ledger, stream: Stream, watch: Watch, now: datetime) -> GroupStatus | None:
+def judge_stored(
+    ledger: Ledger, stream: StreamLike, watch: WatchLike, now: datetime
+) -> GroupStatus | None:
     """The status at the newest stored sample, without asking a broker; None without a sample.
 
     Retention is not in the ledger, so no losses are forecast; nor is there the warning of
@@ -417,7 +428,7 @@ def judge_stored(ledger: Ledger, stream: Stream, watch: Watch, now: datetime) ->
     )
 
 
-def read_timeline(ledger: Ledger, stream: Stream) -> tuple[Sample, ...]:
+def read_timeline(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
     """The samples of the stream's present topic and group, oldest first."""
     return tuple(
         sample
@@ -442,7 +453,7 @@ def _read_settings(
 
 def _read_tails(
     properties: Properties,
-    stream: Stream,
+    stream: StreamLike,
     sample: Sample,
     limit: Deadline,
     unseen: list[Unseen],
@@ -465,7 +476,7 @@ def _find_retention(config: Mapping[str, str] | None) -> Retention:
     return Retention(read_retention(config), read_size_limit(config))
 
 
-def _describe_stream(stream: Stream, retention: Retention) -> StreamContext:
+def _describe_stream(stream: StreamLike, retention: Retention) -> StreamContext:
     # Not every stream can be repaired: one of `--bootstrap` has no such sections.
     consumers: Any = getattr(stream, "consumers", None)
     return StreamContext(

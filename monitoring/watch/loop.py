@@ -11,13 +11,14 @@ from threading import Event, Thread
 from typing import Self
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.config import Config, Stream, Watch
+from backlogctl.config import Config
 from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka.clients import Admin, connect
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import STREAM_WHATS, GroupStatus, PartitionStatus
 from backlogctl.monitoring.watch.look import WINDOW, assess_now, read_timeline
 from backlogctl.values import Sample
@@ -132,7 +133,7 @@ def watch_streams(
     horizon: timedelta = timedelta(hours=24),
     on_status: Callable[[GroupStatus], None] | None = None,
     window: timedelta = WINDOW,
-    on_error: Callable[[Stream, BacklogError], None] | None = None,
+    on_error: Callable[[StreamLike, BacklogError], None] | None = None,
     on_outage: OnOutage | None = None,
     on_round: Callable[[], None] | None = None,
     rounds: int | None = None,
@@ -156,7 +157,7 @@ def watch_streams(
         config,
         ledger,
         interval,
-        Watch.model_construct(window=window, horizon=horizon),
+        _Judging(window, horizon),
         outages,
         on_observation,
         on_status,
@@ -206,6 +207,12 @@ def watch_streams(
     return WatchResult(done, looks, failure)
 
 
+@dataclass(frozen=True, slots=True)
+class _Judging:
+    window: timedelta
+    horizon: timedelta
+
+
 def _is_told(part: PartitionStatus) -> bool:
     """Whether closer samples would tell nothing: nobody moves a commit below the log start."""
     below = part.committed is not None and part.committed < part.log_start
@@ -218,7 +225,7 @@ class _StreamWatcher:
         config: Config,
         ledger: Ledger,
         interval: timedelta,
-        judging: Watch,
+        judging: _Judging,
         outages: Outages,
         on_observation: Callable[[Observation], None] | None,
         on_status: Callable[[GroupStatus], None] | None,
@@ -226,7 +233,7 @@ class _StreamWatcher:
         self.timelines = _Timelines(ledger)
         self._config = config
         self._ledger = ledger
-        self.near: dict[str, Stream] = {}
+        self.near: dict[str, StreamLike] = {}
         self._near_seconds = NEAR_INTERVALS * interval.total_seconds()
         self._seconds = min(OBSERVE_SECONDS, max(interval.total_seconds(), 5.0))
         self._judging = judging
@@ -238,7 +245,7 @@ class _StreamWatcher:
         self._pasts: dict[str, StreamHistory] = {}
         self._tails: dict[str, dict[int, tuple[int, int]]] = {}
 
-    def look(self, stream: Stream) -> BacklogError | None:
+    def look(self, stream: StreamLike) -> BacklogError | None:
         """One look; what failed is returned, so that the others go on."""
         try:
             self._look(stream)
@@ -279,7 +286,7 @@ class _StreamWatcher:
             if self._on_observation is not None:
                 self._on_observation(seen)
 
-    def _observe(self, stream: Stream, limit: Deadline, *, settle: bool = True) -> Observation:
+    def _observe(self, stream: StreamLike, limit: Deadline, *, settle: bool = True) -> Observation:
         seen = observe_stream(
             *(self._ledger, stream, self._connect(stream), limit),
             marks=self._pasts.get(stream.name),
@@ -289,13 +296,13 @@ class _StreamWatcher:
         self._pasts[stream.name] = seen.marks
         return seen
 
-    def _connect(self, stream: Stream) -> Admin:
+    def _connect(self, stream: StreamLike) -> Admin:
         if stream.cluster not in self._admins:
             properties = self._config.clusters[stream.cluster].client_properties()
             self._admins[stream.cluster] = connect(properties)
         return self._admins[stream.cluster]
 
-    def _note_retention(self, stream: Stream, status: GroupStatus) -> None:
+    def _note_retention(self, stream: StreamLike, status: GroupStatus) -> None:
         left = [
             part.seconds_retained
             for part in status.partitions
@@ -308,7 +315,7 @@ class _StreamWatcher:
         elif not near:
             self.near.pop(stream.name, None)
 
-    def _look(self, stream: Stream) -> None:
+    def _look(self, stream: StreamLike) -> None:
         name, limit = stream.name, Deadline(self._seconds)
         properties = self._config.clusters[stream.cluster].client_properties()
         seen = self._observe(stream, limit)
@@ -345,7 +352,7 @@ class _Timelines:
         self._ledger = ledger
         self._known: dict[str, list[Sample]] = {}
 
-    def extend(self, stream: Stream, sample: Sample) -> list[Sample]:
+    def extend(self, stream: StreamLike, sample: Sample) -> list[Sample]:
         """The stream's samples, the new one is the last."""
         known = self._known.setdefault(stream.name, [])
         if not known:

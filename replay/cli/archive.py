@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlogctl.replay.cli.shared import Session, refuse_others, verb
+from backlogctl.replay.cli.shared import Session, check_allowed, verb
 
 if TYPE_CHECKING:
     from backlogctl.replay.engine.archives import ArchiveState
@@ -122,7 +122,7 @@ def purge_files(
     from backlogctl.formats import format_bytes, format_plural
     from backlogctl.replay.engine.archives import ALLOW_LOSE, find_archive, purge
 
-    refuse_others(allow, ALLOW_LOSE)
+    check_allowed(allow, ALLOW_LOSE)
     workspace = session.open_workspace()
     before = find_archive(workspace, archive)
     purged = purge(workspace, archive, allow or ())

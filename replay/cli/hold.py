@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlogctl.replay.cli.shared import Session, read_duration, refuse_others, verb
+from backlogctl.replay.cli.shared import Session, check_allowed, read_duration, verb
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +37,7 @@ def hold_retention(
         release_stream,
     )
 
-    refuse_others(allow, ALLOW_DISK)
+    check_allowed(allow, ALLOW_DISK)
     if duration is not None and release:
         raise UsageError("--for and --release exclude each other", subject="--for")
     if stream is None and (duration is not None or release):

@@ -235,7 +235,7 @@ def read_duration(text: str, option: str) -> timedelta:
         raise UsageError(str(error), subject=option) from None
 
 
-def refuse_others(allow: Sequence[str] | None, known: str) -> None:
+def check_allowed(allow: Sequence[str] | None, known: str) -> None:
     """Of `--allow` there is one word.
 
     Raises:

@@ -19,10 +19,10 @@ from backlogctl.replay.cli.shared import Session, verb
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from backlogctl.config import Stream
     from backlogctl.errors import BacklogError
     from backlogctl.monitoring.notifications.notifier import Notifier
     from backlogctl.monitoring.offsets.observation import Observation
+    from backlogctl.monitoring.offsets.sampler import StreamLike
     from backlogctl.monitoring.verdict.status import GroupStatus
     from backlogctl.replay.engine.kind import Workspace
     from backlogctl.replay.web.exporter import Exporter
@@ -207,7 +207,7 @@ class WatchReport:
         for one in self.listeners:
             one.note(status)
 
-    def add_failure(self, stream: Stream, error: BacklogError) -> None:
+    def add_failure(self, stream: StreamLike, error: BacklogError) -> None:
         """Hands a failed look on."""
         for one in self.listeners:
             one.note_failure(stream, error)
@@ -251,7 +251,6 @@ class WatchReport:
 def _test_hooks(session: Session) -> None:
     from backlogctl.errors import UsageError
     from backlogctl.monitoring.notifications.notifier import check_hooks
-    from backlogctl.values import to_plain
 
     hooks = session.load_config().watch.hooks
     if not hooks:
@@ -263,7 +262,7 @@ def _test_hooks(session: Session) -> None:
         f"{one.hook} ({one.kind}): {one.outcome}{f': {one.reason}' if one.reason else ''}"
         for one in tested
     )
-    session.emit({"hooks": to_plain(tested)}, lines)
+    session.emit({"hooks": [one.to_json() for one in tested]}, lines)
     if any(one.reason for one in tested):
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ from functools import partial
 from starlette.types import ASGIApp
 
 from backlogctl.clock import utc_now
-from backlogctl.config import Config, Stream, mask_secrets
+from backlogctl.config import Config, mask_secrets
 from backlogctl.errors import BacklogError
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
 from backlogctl.monitoring.groups.reader import BulkReader
@@ -23,6 +23,7 @@ from backlogctl.monitoring.notifications.changes import StreamObservation
 from backlogctl.monitoring.notifications.messages import MessageContext
 from backlogctl.monitoring.notifications.notifier import Notifier
 from backlogctl.monitoring.offsets.observation import measure_clock_skew
+from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.board import Board
 from backlogctl.monitoring.watch.loop import OnOutage
@@ -85,7 +86,7 @@ class Exporter:
         """A stream was looked at."""
         self.board.put_stream(status)
 
-    def note_failure(self, stream: Stream, error: BacklogError) -> None:
+    def note_failure(self, stream: StreamLike, error: BacklogError) -> None:
         """A stream could not be looked at."""
         self.board.note_failure(stream.cluster, stream.name, mask_secrets(str(error)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Stream
 from backlogctl.config.streams import Expr, Identity
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
 from backlogctl.kafka import admin as verbs
@@ -32,13 +32,13 @@ from backlogctl.values import Bookmark
 from backlogctl_delivery.stamps import MESSAGE_ID, hash_identity
 from tests.guarded import allow_all, deny, start_guarded
 from tests.kafka_tools import (
+    StreamStub,
     commit,
     delete_topic,
     move_log_start,
     properties_of,
     publish,
     set_offsets_raw,
-    stream_of,
     wait_until,
 )
 from tests.monitoring.markers import await_markers
@@ -51,12 +51,11 @@ def make_source(message: str) -> SimpleNamespace:
     return SimpleNamespace(identity=Identity(row=Expr(column="id"), message=message))
 
 
-def rebuilt_stream(
-    topic: str, group: str, name: str = "orders", message: str | None = "key"
-) -> Stream:
+@dataclass(frozen=True)
+class RebuiltStub(StreamStub):
     """A stream with a source, as bookmarks need it."""
-    source = None if message is None else make_source(message)
-    return stream_of(topic, group, name).model_copy(update={"source": source})
+
+    source: SimpleNamespace = field(default_factory=lambda: make_source("key"))
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def put_transaction(properties: Mapping[str, str], topic: str, *keys: bytes, abo
         producer.commit_transaction(PATIENT)
 
 
-def read_marks(ledger: Ledger, admin: Admin, stream: Stream) -> list[tuple[int, int, int]]:
+def read_marks(ledger: Ledger, admin: Admin, stream: StreamStub) -> list[tuple[int, int, int]]:
     """(partition, committed, offset) of each."""
     topic_id, _ = verbs.read_topic_id(admin, stream.topic, Deadline(PATIENT))
     found = ledger.bookmarks.list(stream.name, stream.group, topic_id)
@@ -124,7 +123,7 @@ def test_the_message_at_each_commit_is_noted_once(
     looks: list[dict[int, int]],
 ) -> None:
     name = topic(partitions=3)
-    stream, bookmarker = rebuilt_stream(name, group), Bookmarker(ledger)
+    stream, bookmarker = RebuiltStub(name, group), Bookmarker(ledger)
     publish(properties, name, {0: 20, 1: 20, 2: 20})
     commit(properties, group, name, {0: 5, 1: 7})  # partition 2 has no commit
     seen = observe_stream(ledger, stream, admin, bookmarker=bookmarker)
@@ -156,7 +155,7 @@ def test_identity_is_that_of_the_streams_rule(
     message: str,
 ) -> None:
     name = topic(partitions=1)
-    stream = rebuilt_stream(name, group, message=message)
+    stream = RebuiltStub(name, group, source=make_source(message))
     # The last of several headers is the one that counts, as in a rebuild.
     put(properties, name, b"k", headers=[("order", b"old"), ("order", b"\xff7"), ("x", b"1")])
     set_offsets_raw(properties, group, name, {0: 0})
@@ -182,7 +181,7 @@ def test_what_cannot_be_recognised_or_is_our_own_is_left_out(
     put(properties, by_key, b"k")
     put(properties, by_header, b"k", headers=[("order", b"7"), ("order", None)])
     bookmarker = Bookmarker(ledger)
-    stream = rebuilt_stream(by_key, group)
+    stream = RebuiltStub(by_key, group)
     for offset in (0, 1):
         set_offsets_raw(properties, group, by_key, {0: offset})
         for _ in range(2):
@@ -192,7 +191,7 @@ def test_what_cannot_be_recognised_or_is_our_own_is_left_out(
     set_offsets_raw(properties, group, by_key, {0: 2})
     observe_stream(ledger, stream, admin, bookmarker=bookmarker)
     assert read_marks(ledger, admin, stream) == [(0, 2, 2)]
-    other = rebuilt_stream(by_header, group, "others", message="header:order")
+    other = RebuiltStub(by_header, group, "others", source=make_source("header:order"))
     set_offsets_raw(properties, group, by_header, {0: 0})
     observe_stream(ledger, other, admin)
     assert read_marks(ledger, admin, other) == []
@@ -207,7 +206,7 @@ def test_a_group_at_the_end_is_bookmarked_by_the_next_message(
     looks: list[dict[int, int]],
 ) -> None:
     name = topic(partitions=1)
-    stream, bookmarker = rebuilt_stream(name, group), Bookmarker(ledger)
+    stream, bookmarker = RebuiltStub(name, group), Bookmarker(ledger)
     put(properties, name, b"a")
     put_transaction(properties, name, b"b", abort=False)  # b at 1, a control record at 2
     await_markers(properties, name, {0: 3})
@@ -231,7 +230,7 @@ def test_aborted_messages_are_passed_over(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger, admin: Admin
 ) -> None:
     name = topic(partitions=1)
-    stream = rebuilt_stream(name, group)
+    stream = RebuiltStub(name, group)
     put(properties, name, b"a")
     put_transaction(properties, name, b"b", b"c", abort=True)
     await_markers(properties, name, {0: 4})
@@ -247,7 +246,7 @@ def test_an_open_transaction_is_awaited(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger, admin: Admin
 ) -> None:
     name = topic(partitions=1)
-    stream, bookmarker = rebuilt_stream(name, group), Bookmarker(ledger)
+    stream, bookmarker = RebuiltStub(name, group), Bookmarker(ledger)
     producer = make_producer(properties, transactional_id=f"tx-{name}")
     producer.init_transactions(PATIENT)
     producer.begin_transaction()
@@ -267,7 +266,7 @@ def test_a_message_that_expired_meanwhile_gives_no_bookmark(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger, admin: Admin
 ) -> None:
     name = topic(partitions=2)
-    stream = rebuilt_stream(name, group)
+    stream = RebuiltStub(name, group)
     publish(properties, name, {0: 20, 1: 20})
     set_offsets_raw(properties, group, name, {0: 5, 1: 5})
     sample = take_sample(stream, admin)
@@ -280,7 +279,7 @@ def test_fault_15_a_topic_that_was_recreated_meanwhile_gives_no_bookmark(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger, admin: Admin
 ) -> None:
     name = topic(partitions=1)
-    stream = rebuilt_stream(name, group)
+    stream = RebuiltStub(name, group)
     publish(properties, name, {0: 20})
     set_offsets_raw(properties, group, name, {0: 5})
     sample = take_sample(stream, admin)
@@ -303,8 +302,8 @@ def test_neither_message_nor_identity_is_in_the_ledger(
     name = topic(partitions=1)
     put(properties, name, b"secret-key", headers=[("order", b"secret-header")])
     set_offsets_raw(properties, group, name, {0: 0})
-    observe_stream(ledger, rebuilt_stream(name, group), admin)
-    assert len(read_marks(ledger, admin, rebuilt_stream(name, group))) == 1
+    observe_stream(ledger, RebuiltStub(name, group), admin)
+    assert len(read_marks(ledger, admin, RebuiltStub(name, group))) == 1
     files = list(tmp_path.glob("ledger.db*"))
     assert b"backlog_bookmarks" in b"".join(path.read_bytes() for path in files)
     for path in files:
@@ -325,7 +324,7 @@ def test_many_partitions_are_one_fetch_and_one_statement(
     numbers = range(200)
     publish(properties, name, dict.fromkeys(numbers, 3))
     set_offsets_raw(properties, group, name, dict.fromkeys(numbers, 1))
-    stream = rebuilt_stream(name, group)
+    stream = RebuiltStub(name, group)
     observe_stream(ledger, stream, admin)
     assert len(looks) == 1
     assert read_marks(ledger, admin, stream) == [(number, 1, 1) for number in numbers]
@@ -356,7 +355,7 @@ def test_fault_28_a_failure_costs_the_bookmarks_and_not_the_sample(
     name = topic(partitions=1)
     publish(properties, name, {0: 3})
     set_offsets_raw(properties, group, name, {0: 1})
-    stream, bookmarker = rebuilt_stream(name, group), Bookmarker(ledger)
+    stream, bookmarker = RebuiltStub(name, group), Bookmarker(ledger)
     nowhere = make_admin(properties_of("127.0.0.1:1"))
     sample = take_sample(stream, admin)
     error = bookmarker.note(stream, sample, nowhere, Deadline(2.0))
@@ -381,7 +380,7 @@ def test_a_stream_without_source_has_no_bookmarks(
     name = topic(partitions=1)
     publish(properties, name, {0: 3})
     set_offsets_raw(properties, group, name, {0: 1})
-    for stream in (stream_of(name, group), rebuilt_stream(name, group, message=None)):
+    for stream in (StreamStub(name, group), RebuiltStub(name, group, source=None)):  # type: ignore[arg-type]
         assert observe_stream(ledger, stream, admin).unmarked is None
         assert read_marks(ledger, admin, stream) == []
     assert looks == []
@@ -401,7 +400,7 @@ def test_the_watch_says_once_that_it_may_not_read(tmp_path: Path) -> None:
         # What reads without joining needs nothing of the group that it names.
         deny(guarded, ResourceType.GROUP, "backlogctl-reader", AclOperation.DESCRIBE)
         deny(guarded, ResourceType.GROUP, "backlogctl-reader", AclOperation.READ)
-        stream = rebuilt_stream("orders", "service")
+        stream = RebuiltStub("orders", "service")
         cluster = SimpleNamespace(client_properties=lambda: properties)
         config = SimpleNamespace(clusters={"main": cluster}, streams={"orders": stream})
         told: list[tuple[str, BacklogError | None]] = []

@@ -44,13 +44,13 @@ from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Cause
 from tests.kafka_tools import (
+    StreamStub,
     commit,
     expire_unread,
     join,
     properties_of,
     publish,
     set_offsets_raw,
-    stream_of,
     wait_until,
 )
 from tests.monitoring.markers import await_markers
@@ -269,7 +269,7 @@ def test_groups_of_both_protocols_and_a_stream(
         member.commit(asynchronous=False)
         board = Board()
         board.put_cluster(survey.look())
-        stream = stream_of(name, streamed)
+        stream = StreamStub(name, streamed)
         source = Scrape(
             board, ledger, Exported({"orders": stream}, ("main",), OTHERS, by_partition=True)
         )
@@ -345,7 +345,7 @@ def test_two_watchers_of_one_loss_write_one_gap(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
 ) -> None:
     name = topic(partitions=2, config={"retention.ms": "-1"})
-    stream = stream_of(name, group)
+    stream = StreamStub(name, group)
     old = {0: 40, 1: 30}
     observe_stream(ledger, stream, properties)
     expire_unread(properties, name, group, old=old, read={0: 10, 1: 30}, young={0: 5, 1: 5})

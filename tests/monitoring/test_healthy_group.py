@@ -21,7 +21,7 @@ from backlogctl.monitoring.offsets.history import StreamHistory, advance_marks
 from backlogctl.monitoring.offsets.sampler import take_sample
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Gap
-from tests.kafka_tools import join, properties_of, stream_of, wait_until
+from tests.kafka_tools import StreamStub, join, properties_of, wait_until
 
 MakeTopic = Callable[..., str]
 
@@ -104,7 +104,7 @@ def test_a_healthy_group_under_moving_retention_has_no_gap(
     kafka: EmbeddedKafka, topic: MakeTopic, group: str
 ) -> None:
     properties, name = properties_of(kafka.bootstrap), topic(partitions=3)
-    stream, admin = stream_of(name, group), make_admin(properties)
+    stream, admin = StreamStub(name, group), make_admin(properties)
     gaps: list[Gap] = []
     alarms: list[OffsetFinding] = []
     lows: set[int] = set()

@@ -5,23 +5,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backlogctl.config import Watch
 from backlogctl.kafka.clients import make_admin
 from backlogctl.ledger import open_ledger
 from backlogctl.monitoring.offsets.observation import observe_stream
-from backlogctl.monitoring.watch.look import look_at_stream
+from backlogctl.monitoring.watch.look import WINDOW, look_at_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Certainty
-from tests.kafka_tools import join, move_log_start, properties_of, publish, stream_of
+from tests.kafka_tools import StreamStub, join, move_log_start, properties_of, publish
 
 MakeTopic = Callable[..., str]
 PER_SECOND = 20
 STEP = 12_000  # what retention deletes at once
+
+
+class Watch:
+    window = WINDOW
+    horizon = timedelta(hours=24)
 
 
 @pytest.mark.timeout(300)
@@ -31,7 +36,7 @@ def test_fault_76_what_a_live_consumer_lost_is_in_bounded_gaps(
     properties, name = properties_of(kafka.bootstrap), topic(partitions=1)
     small: dict[str, Any] = {"batch.num.messages": "20"}  # or one fetch holds all
     publish(properties, name, {0: 40_000}, **small)
-    stream, admin = stream_of(name, group), make_admin(properties)
+    stream, admin = StreamStub(name, group), make_admin(properties)
     read: list[int] = []
     stop = threading.Event()
 

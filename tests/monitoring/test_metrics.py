@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from backlogctl.clock import utc_now
-from backlogctl.config import Stream
 from backlogctl.errors import KafkaFailure, LedgerError
 from backlogctl.ledger import Ledger, Owner, open_ledger
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
@@ -27,7 +26,7 @@ from backlogctl.monitoring.watch.board import TopicPartitionState as PartitionSt
 from backlogctl.values import GapState, RecoveryState
 from backlogctl_delivery.visible import escape_name
 from scripts.metrics_reference import render_reference
-from tests.kafka_tools import stream_of, wait_until
+from tests.kafka_tools import StreamStub, wait_until
 from tests.monitoring.metric_lines import Scraped, scrape
 from tests.monitoring.prometheus import run_promtool
 from tests.monitoring.promql import LABELS
@@ -95,7 +94,7 @@ def make_scrape(
     ledger: Ledger,
     clusters: tuple[str, ...] = ("main",),
     others: tuple[Family, ...] = ALL,
-    streams: Mapping[str, Stream] | None = None,
+    streams: Mapping[str, StreamStub] | None = None,
     *,
     by_partition: bool = True,
 ) -> Scrape:
@@ -406,7 +405,7 @@ def test_fault_41_ages_grow_by_one_clock_and_failures_count(
     board.note_failure("main", "orders", "away")
     board.note_failure("main", "orders", "away")
     now += 300
-    streams = {name: stream_of(name, "g", name) for name in ("orders", "never-seen")}
+    streams = {name: StreamStub(name, "g", name) for name in ("orders", "never-seen")}
     got: Scraped = scrape(make_scrape(board, ledger, streams=streams))
     for stream in ("orders", "never-seen", ""):
         assert got.value("backlog_sample_age_seconds", stream=stream) == 300

@@ -13,7 +13,6 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import make_producer
@@ -28,6 +27,7 @@ from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
 from tests.kafka_tools import (
+    StreamStub,
     commit,
     delete_group,
     delete_topic,
@@ -37,7 +37,6 @@ from tests.kafka_tools import (
     properties_of,
     publish,
     set_offsets_raw,
-    stream_of,
     wait_until,
 )
 from tests.monitoring.markers import await_markers
@@ -64,7 +63,7 @@ def test_real_retention_is_seen_exactly_and_outlives_the_reset(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
 ) -> None:
     name = topic(partitions=3, config={"retention.ms": "-1"})
-    stream = stream_of(name, group)
+    stream = StreamStub(name, group)
     before = utc_now()
     observe_stream(ledger, stream, properties)
     expire_unread(
@@ -101,7 +100,7 @@ def test_an_operators_reset_is_a_skip_split_at_the_log_start(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
 ) -> None:
     name = topic(partitions=2)
-    stream = stream_of(name, group)
+    stream = StreamStub(name, group)
     publish(properties, name, {0: 50, 1: 50})
     commit(properties, group, name, {0: 10, 1: 10})
     first = observe_stream(ledger, stream, properties)
@@ -130,7 +129,7 @@ def test_a_consumer_that_ran_between_two_samples_skipped_nothing(
     name = topic(partitions=1)
     publish(properties, name, {0: 50})
     commit(properties, group, name, {0: 10})
-    stream = stream_of(name, group)
+    stream = StreamStub(name, group)
     first = observe_stream(ledger, stream, properties)
     commit(properties, group, name, {0: 40})  # came, read and left
     second = observe_stream(ledger, stream, properties, marks=first.marks)
@@ -142,7 +141,7 @@ def test_fault_15_a_recreated_topic_is_reported(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
 ) -> None:
     name = topic(partitions=1)
-    stream = stream_of(name, group)
+    stream = StreamStub(name, group)
     publish(properties, name, {0: 50})
     commit(properties, group, name, {0: 30})
     observe_stream(ledger, stream, properties)
@@ -160,7 +159,7 @@ def test_fault_21_a_commit_that_vanished_and_one_that_never_was(
     properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
 ) -> None:
     name = topic(partitions=1)
-    stream = stream_of(name, group)
+    stream = StreamStub(name, group)
     publish(properties, name, {0: 50})
     missing = observe_stream(ledger, stream, properties)
     assert missing.gaps == ledger.gaps.list() == ()
@@ -191,7 +190,7 @@ def test_fault_22_a_commit_beyond_the_end_is_an_alarm(
     name = topic(partitions=1)
     publish(properties, name, {0: 50})
     set_offsets_raw(properties, group, name, {0: 60})
-    observed = observe_stream(ledger, stream_of(name, group), properties)
+    observed = observe_stream(ledger, StreamStub(name, group), properties)
     assert observed.gaps == ()
     assert [(f.kind, f.start, f.end, f.alarm) for f in observed.findings] == [
         (Suspicion.BEYOND_END, 50, 60, True)
@@ -207,7 +206,7 @@ def test_fault_22_an_end_that_is_wrong_for_a_moment_is_none(
     set_offsets_raw(properties, group, name, {0: 60})
     recovers = threading.Timer(0.5, publish, (properties, name, {0: 20}))
     recovers.start()
-    observed = observe_stream(ledger, stream_of(name, group), properties)
+    observed = observe_stream(ledger, StreamStub(name, group), properties)
     recovers.join()
     assert (observed.findings, observed.sample.partitions[0].high) == ((), 70)
 
@@ -245,7 +244,7 @@ def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
         def now(self) -> datetime:
             return ledger.now()
 
-    observed = observe_stream(MovingLedger(), stream_of(name, group), properties)  # type: ignore[arg-type]
+    observed = observe_stream(MovingLedger(), StreamStub(name, group), properties)  # type: ignore[arg-type]
     assert spans(observed.gaps) == [(Cause.EXPIRED, Certainty.EXACT, 0, 10, 35)]
     assert [(f.kind, f.start, f.end) for f in observed.findings] == [(Suspicion.LOW_MOVED, 20, 35)]
 
@@ -263,7 +262,7 @@ def test_fault_20_control_records_are_neither_loss_nor_lag(
     await_markers(properties, name, {0: 2, 1: 2})
     publish(properties, name, {1: 1})
     set_offsets_raw(properties, group, name, {0: 1, 1: 1})
-    sample = take_sample(stream_of(name, group), properties)
+    sample = take_sample(StreamStub(name, group), properties)
     assert [count_lag(part, "read_committed") for part in sample.partitions] == [1, 2]
     reading = read_tails(properties, sample, "read_committed", Deadline(PATIENT))
     assert reading.found == {(name, 0): True, (name, 1): False}
@@ -284,7 +283,7 @@ def test_fault_24_an_open_transaction_parts_the_two_ends(
         producer.produce(name, b"v", b"k", 0)
     assert producer.flush(PATIENT) == 0
     set_offsets_raw(properties, group, name, {0: 2})
-    sample = take_sample(stream_of(name, group), properties)
+    sample = take_sample(StreamStub(name, group), properties)
     assert [count_lag(p, "read_committed") for p in sample.partitions] == [3]
     assert [count_lag(p, "read_uncommitted") for p in sample.partitions] == [6]
     producer.abort_transaction(PATIENT)
@@ -305,7 +304,7 @@ def test_fault_19_holes_of_compaction_are_bounds_and_not_losses(
     publish(properties, name, {0: 30})
     commit(properties, group, name, {0: 20})
     publish(properties, name, {0: 30})  # the same keys: the first thirty may be cleaned away
-    observed = observe_stream(ledger, stream_of(name, group), properties)
+    observed = observe_stream(ledger, StreamStub(name, group), properties)
     assert (observed.gaps, observed.findings) == ((), ())
 
 
@@ -314,7 +313,7 @@ def test_members_make_the_sample_tell_them(
 ) -> None:
     name = topic(partitions=1)
     member = join(properties, group, name)
-    sample = take_sample(stream_of(name, group), properties)
+    sample = take_sample(StreamStub(name, group), properties)
     assert sample.group_state == "stable"
     member.commit(offsets=[TopicPartition(name, 0, 0)], asynchronous=False)
     member.close()
@@ -322,7 +321,7 @@ def test_members_make_the_sample_tell_them(
 
 def test_fault_28_an_observation_ends_within_its_limit(ledger: Ledger) -> None:
     with pytest.raises(ClusterUnreachable, match=r"127\.0\.0\.1:1 answered within 1 s"):
-        observe_stream(ledger, stream_of("t", "g"), properties_of("127.0.0.1:1"), Deadline(1.0))
+        observe_stream(ledger, StreamStub("t", "g"), properties_of("127.0.0.1:1"), Deadline(1.0))
 
 
 @dataclass
@@ -336,7 +335,7 @@ class ClusterStub:
 @dataclass
 class ConfigStub:
     clusters: dict[str, ClusterStub]
-    streams: dict[str, Stream]
+    streams: dict[str, StreamStub]
 
 
 @pytest.fixture
@@ -352,7 +351,7 @@ def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
     publish(properties_of(own_kafka.bootstrap), "orders", {0: 3})
     set_offsets_raw(properties_of(own_kafka.bootstrap), group, "orders", {0: 1})
     config = ConfigStub(
-        {"main": ClusterStub(own_kafka.bootstrap)}, {"orders": stream_of("orders", group)}
+        {"main": ClusterStub(own_kafka.bootstrap)}, {"orders": StreamStub("orders", group)}
     )
     seen: list[Observation] = []
     happened: list[BacklogError | None] = []  # of each look, what failed

@@ -21,7 +21,7 @@ from backlogctl.monitoring.offsets.observation import (
 )
 from backlogctl.monitoring.watch.look import assess_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kafka_tools import commit, properties_of, publish, stream_of
+from tests.kafka_tools import StreamStub, commit, properties_of, publish
 from tests.kernel.ledger.makers import NOON
 
 SECONDS = st.floats(0, 60).map(lambda value: timedelta(seconds=value))
@@ -76,7 +76,7 @@ def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
     properties = properties_of(kafka.bootstrap)
     name = topic(partitions=1)
-    stream = stream_of(name, group)
+    stream = StreamStub(name, group)
     for round_ in range(3):
         publish(properties, name, {0: 10})
         commit(properties, group, name, {0: 10 * round_ + 5})

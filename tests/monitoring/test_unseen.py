@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Watch
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.rights import Operation, Resource, Right
@@ -25,11 +24,11 @@ from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.web.app import HealthCheck
 from tests.kafka_tools import publish, set_offsets_raw, wait_until
-from tests.monitoring.test_bookmarking import rebuilt_stream
+from tests.monitoring.test_bookmarking import RebuiltStub
 from tests.secured import SecuredKafka, start_secured
 
-STREAM = rebuilt_stream("orders", "service")
-WATCH = Watch(window=timedelta(minutes=10), horizon=timedelta(hours=24))
+STREAM = RebuiltStub("orders", "service")
+WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))
 # Offsets and commits, and nothing else.
 LITTLE = (
     Right(Resource.TOPIC, "orders", Operation.DESCRIBE, "read offsets"),

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Watch
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import make_admin
@@ -25,12 +25,12 @@ from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.replay.web.app import HealthCheck
 from backlogctl.sandbox.secured import add_rules
-from tests.kafka_tools import publish, set_offsets_raw, stream_of, wait_until
+from tests.kafka_tools import StreamStub, publish, set_offsets_raw, wait_until
 from tests.monitoring.group_world import Topic, make_world
 from tests.monitoring.metric_lines import scrape
 from tests.secured import SecuredKafka, start_secured
 
-WATCH = Watch(window=timedelta(minutes=10), horizon=timedelta(hours=24))
+WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))
 LITTLE = (
     Right(Resource.TOPIC, "orders", Operation.DESCRIBE, "read offsets"),
     Right(Resource.GROUP, "service", Operation.DESCRIBE, "read commits"),
@@ -120,7 +120,7 @@ def test_fault_85_the_end_of_a_stream_that_may_not_be_read(
     secured: SecuredKafka, tmp_path: Path
 ) -> None:
     properties = secured.add_user("streaming", [*LITTLE, SETTINGS, ALL_GROUPS])
-    stream = stream_of("orders", "service")
+    stream = StreamStub("orders", "service")
     with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         status = look_at_stream(ledger, stream, properties, WATCH, Deadline(30.0)).status
     told = {one.what: str(one) for one in status.unseen}

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from backlogctl.config import Config, Stream
+from backlogctl.config import Config
 from backlogctl.errors import ClusterUnreachable
 from backlogctl.ledger import open_ledger
 from backlogctl.monitoring.offsets.observation import Observation
+from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.watch import loop
 from backlogctl.monitoring.watch.loop import Outages, watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -67,11 +68,12 @@ def test_one_time_out_is_enough_for_a_cluster(
         }
     )
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
+    judging = loop._Judging(INTERVAL, INTERVAL)
     outages = Outages(lambda *_: None)
-    watch = loop._StreamWatcher(config, ledger, INTERVAL, config.watch, outages, None, None)
+    watch = loop._StreamWatcher(config, ledger, INTERVAL, judging, outages, None, None)
     asked: list[str] = []
 
-    def observe(stream: Stream, *_: object, **__: object) -> Observation:
+    def observe(stream: StreamLike, *_: object, **__: object) -> Observation:
         asked.append(stream.name)
         raise ClusterUnreachable("no broker answered", subject="cluster main")
 

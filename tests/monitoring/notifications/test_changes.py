@@ -7,7 +7,7 @@ import pytest
 from backlogctl.errors import ClusterUnreachable
 from backlogctl.monitoring.notifications.changes import Change, Damper, Mailbox, StreamObservation
 from backlogctl.monitoring.verdict.status import Verdict
-from tests.kafka_tools import stream_of
+from tests.kafka_tools import StreamStub
 from tests.monitoring.notifications.makers import NOW, see
 
 OK, LAGGING, UNKNOWN, WARN = Verdict.OK, Verdict.LAGGING, Verdict.UNKNOWN, Verdict.WARN
@@ -65,7 +65,7 @@ def test_what_is_worse_counts_at_once_and_what_is_better_when_it_is_seen_twice(
 def test_a_stream_that_cannot_be_seen_is_unknown_after_three_looks() -> None:
     damper = Damper()
     error = str(ClusterUnreachable("no broker answered", subject="cluster main"))
-    failure = StreamObservation.of_failure(stream_of("orders", "service"), error, NOW)
+    failure = StreamObservation.of_failure(StreamStub("orders", "service"), error, NOW)
     assert (failure.verdict, failure.sentence) == (UNKNOWN, "cluster main: no broker answered")
     assert damper.count(see(OK))
     assert [damper.count(failure) for _ in range(3)] == [False, False, True]

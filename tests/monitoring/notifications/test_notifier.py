@@ -14,15 +14,13 @@ from typing import Any
 
 import pytest
 
-from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.ledger import open_ledger
 from backlogctl.monitoring.notifications.notifier import Notifier, Pauses, check_hooks
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.values import to_plain
-from tests.kafka_tools import commit, properties_of, publish, stream_of, wait_until
+from tests.kafka_tools import StreamStub, commit, properties_of, publish, wait_until
 from tests.monitoring.notifications.hook_server import OK, HookServer, Reply, Request, serve_hook
 from tests.monitoring.notifications.makers import make_hook, make_look
 
@@ -200,7 +198,7 @@ def test_a_bug_in_the_text_is_a_failure_and_not_the_end(caplog: pytest.LogCaptur
 
 
 def test_a_stream_that_cannot_be_seen_is_told_as_unknown() -> None:
-    stream = stream_of("orders", "service")
+    stream = StreamStub("orders", "service")
     error = ClusterUnreachable("no broker answered", subject="cluster main")
     with serve_hook() as server, notify(Said(), {"team": {"webhook": server.url}}) as notifier:
         notifier.note(make_look(Verdict.OK))
@@ -219,7 +217,7 @@ def test_hooks_are_tested_once_each() -> None:
             "team": make_hook(apprise=f"json://127.0.0.1:{good.port}/"),
             "bus": make_hook(webhook=bad.url),
         }
-        found = to_plain(check_hooks(hooks))
+        found = [one.to_json() for one in check_hooks(hooks)]
         assert [len(server.requests) for server in (good, bad)] == [1, 1]
     outcomes = [(one["hook"], one["kind"], one["outcome"], one["reason"]) for one in found]
     assert outcomes == [
@@ -242,7 +240,7 @@ def find_changes(server: HookServer) -> list[tuple[str | None, str, bool]]:
 
 @contextmanager
 def watch(
-    directory: Path, properties: dict[str, str], stream: Stream, notifier: Notifier
+    directory: Path, properties: dict[str, str], stream: StreamStub, notifier: Notifier
 ) -> Iterator[list[float]]:
     """Yields when each look was made."""
     cluster = SimpleNamespace(client_properties=lambda: properties)
@@ -294,7 +292,7 @@ def test_a_group_that_stops_and_comes_back_is_told_while_other_hooks_hang_and_fa
             "failing": make_hook(webhook=failing.url),
         }
         notifier = Notifier(hooks, say, pauses=Pauses((0.05,)))
-        with notifier, watch(tmp_path, properties, stream_of(name, group), notifier) as looks:
+        with notifier, watch(tmp_path, properties, StreamStub(name, group), notifier) as looks:
             wait_until(lambda: len(looks) >= 3)
             publish(properties, name, {0: 90})
             wait_until(lambda: find_changes(good), what="it is told that nobody reads")
