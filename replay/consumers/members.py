@@ -21,7 +21,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import UNFINISHED
 from backlogctl.replay.observe.stream import read_history
 from backlogctl.replay.present.status import list_open_standings
-from backlogctl.values import Sample, to_document
+from backlogctl.values import Sample
 from backlogctl_delivery.visible import quote_word
 
 _SECONDS = 15.0
@@ -238,7 +238,7 @@ def describe_consumers(workspace: Workspace, stream: Stream, say: Say) -> dict[s
 
 
 def _describe_member(member: Member) -> dict[str, str]:
-    return to_document(member, "client_id", "host", "member_id")
+    return {"client_id": member.client_id, "host": member.host, "member_id": member.member_id}
 
 
 def _list_processes(launcher: Launcher, fleet: Fleet) -> list[dict[str, Any]]:
@@ -246,7 +246,10 @@ def _list_processes(launcher: Launcher, fleet: Fleet) -> list[dict[str, Any]]:
         return []
     return [
         {
-            **to_document(consumer, "index", "pid", "restarts", "exit_code"),
+            "index": consumer.index,
+            "pid": consumer.pid,
+            "restarts": consumer.restarts,
+            "exit_code": consumer.exit_code,
             "log": str(consumer.log),
         }
         for consumer in launcher.list_consumers(fleet)
