@@ -66,13 +66,13 @@ class RoundThread:
 
     Args:
         seconds: from the beginning of a round to that of the next; at once where one takes longer.
-        is_first_due: whether the first round begins at once.
+        rests: for so long it waits before each round, the first too, however long they take.
     """
 
     _leave_at = 0.0
 
-    def __init__(self, name: str, seconds: float, *, is_first_due: bool = True) -> None:
-        self._seconds, self._is_first_due = seconds, is_first_due
+    def __init__(self, name: str, seconds: float, *, rests: bool = False) -> None:
+        self._seconds, self._rests = seconds, rests
         self._stop = Event()
         self.thread = Thread(target=self._run, name=name, daemon=True)
 
@@ -98,11 +98,12 @@ class RoundThread:
         """After the last round, in the thread."""
 
     def _run(self) -> None:
-        pause = 0.0 if self._is_first_due else self._seconds
+        pause = self._seconds if self._rests else 0.0
         while not self._stop.wait(pause):
             began = time.monotonic()
             self.look_once()
-            pause = max(0.0, self._seconds - (time.monotonic() - began))
+            took = 0.0 if self._rests else time.monotonic() - began
+            pause = max(0.0, self._seconds - took)
         self.close()
 
 

@@ -36,7 +36,7 @@ class Checkups(RoundThread):
         watch = workspace.config.watch
         self._every = watch.doctor.total_seconds()
         self._due = time.monotonic()
-        super().__init__("backlog-checkups", watch.interval.total_seconds(), is_first_due=False)
+        super().__init__("backlog-checkups", watch.interval.total_seconds(), rests=True)
 
     def look_once(self) -> None:
         """Disks and members; now and then what the doctor examines, too."""
