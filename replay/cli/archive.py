@@ -32,7 +32,7 @@ def list_all(
         workspace.config.stream(stream)
     found = list_archives(workspace, stream)
     document = {"archives": [describe_archive(state) for state in found]}
-    session.emit(document, render_archives(document["archives"]))
+    session.emit(document, lambda: render_archives(document["archives"]))
 
 
 @archive.command("show")

@@ -58,7 +58,7 @@ def examine(
         adopting = suggest_adoption(bootstrap, cluster, group)
         found += _examine_streams(session, workspace, streams or [], unopened, adopting)
     document = mask_document(describe_examinations(found))
-    session.emit(document, render_examinations(document))
+    session.emit(document, lambda: render_examinations(document))
     if document["result"]:
         raise typer.Exit(document["result"])
 

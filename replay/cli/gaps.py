@@ -141,6 +141,6 @@ def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -
             # 1 would say that messages are lost.
             raise typer.Exit(max(2, show_error(failure, as_json=session.json))) from None
     document = mask_document(found.to_json())
-    session.emit(document, render_audit(document))
+    session.emit(document, lambda: render_audit(document))
     if found.exit_code:
         raise typer.Exit(found.exit_code)

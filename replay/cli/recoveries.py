@@ -37,7 +37,7 @@ def list_recoveries(
     found = workspace.ledger.recoveries.list(stream=stream, states=states)
     newest = sorted(found, key=lambda recovery: recovery.created_at, reverse=True)
     document = {"recoveries": [describe_recovery(workspace, recovery) for recovery in newest]}
-    session.emit(document, render_recoveries(document))
+    session.emit(document, lambda: render_recoveries(document))
 
 
 @verb

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from backlogctl.config import Config
     from backlogctl.replay.engine.kind import Workspace
 
-    Part = RenderableType
+    Parts = RenderableType | Iterable[RenderableType] | Callable[[], RenderableType]
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=StrEnum)
@@ -88,10 +88,10 @@ class Session:
             self._err = make_console(stderr=True)
         return self._err
 
-    def emit(self, document: Mapping[str, Any], *parts: Part | Iterable[Part]) -> None:
+    def emit(self, document: Mapping[str, Any], *parts: Parts) -> None:
         """Prints a verb's result: the document with `--json`, else the parts, one below the other.
 
-        A generator among them is not asked for its parts with `--json`.
+        With `--json` functions among them are not called, nor generators asked for their parts.
         """
         if self.json:
             self.write_document(document)
@@ -152,11 +152,12 @@ def make_console(*, stderr: bool) -> Console:
     return WholeConsole(stderr=stderr, width=width, highlight=False)
 
 
-def show(console: Console, *parts: Part | Iterable[Part]) -> None:
+def show(console: Console, *parts: Parts) -> None:
     """Prints each part; names and reasons in a text are not markup, and a pipe gets it whole."""
     from backlogctl.replay.present.layout import Text, print_wrapped
 
-    for part in parts:
+    for known in parts:
+        part = known() if callable(known) else known
         for one in part if isinstance(part, Iterable) and not isinstance(part, str) else (part,):
             if isinstance(one, str | Text):
                 print_wrapped(console, Text(one) if isinstance(one, str) else one)
