@@ -8,10 +8,36 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
+
+from backlogctl.clock import format_time
+
+
+def to_document(value: Any, *names: str) -> dict[str, Any]:
+    """An object as JSON has it: its fields, or those attributes of it that are named."""
+    return {
+        name: to_plain(getattr(value, name))
+        for name in names or [each.name for each in fields(value)]
+    }
+
+
+def to_plain(value: Any) -> Any:
+    """Any value as JSON has it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_document(value)
+    match value:
+        case datetime():
+            return format_time(value)
+        case StrEnum():
+            return str(value)
+        case Mapping():
+            return {name: to_plain(one) for name, one in value.items()}
+        case list() | tuple():
+            return [to_plain(one) for one in value]
+    return value
 
 
 class Cause(StrEnum):

@@ -16,6 +16,7 @@ import time
 import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import psutil
 from rich.table import Table
@@ -23,7 +24,7 @@ from rich.table import Table
 from backlogctl.formats import Say
 from backlogctl.ledger import open_ledger
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
-from backlogctl.monitoring.groups.reader import BulkReader, ClusterReader
+from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.metrics.catalogue import Family
 from backlogctl.monitoring.metrics.scrape import Exported, Scrape
@@ -39,7 +40,7 @@ SECONDS = 30.0  # between two passes, by a clock that only counts
 
 
 def measure_figures(groups: int, partitions: int, busy: bool, fill: int) -> Measured:
-    reader = Figures(groups, partitions, busy)
+    reader: Any = Figures(groups, partitions, busy)
     return measure_passes(reader, Tails(read_no_tails), reader.step, fill)
 
 
@@ -51,7 +52,7 @@ def measure_real(groups: int, partitions: int, fill: int) -> Measured:
 
 
 def measure_passes(
-    reader: ClusterReader, tails: Tails, step: Callable[[], None], fill: int
+    reader: BulkReader, tails: Tails, step: Callable[[], None], fill: int
 ) -> Measured:
     """Fills the windows, then measures passes and scrapes."""
     now = [0.0]

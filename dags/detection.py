@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from airflow.sdk import Asset, AssetAlias, Context, Variable, get_current_context
+from airflow.sdk import Context, Variable, get_current_context
 
 from backlogctl.clock import utc_now
-from backlogctl.dags.policies import ALERTS, ASKING, NIGHTLY, RECOVER
+from backlogctl.dags.policies import ASKING, NIGHTLY, RECOVER
 from backlogctl.dags.task_context import (
     DELETED,
     REASON,
     RUN_OVER,
     RunbookError,
     RunbookRefusal,
+    alert,
     describe_error,
     fail,
     find_run_state,
@@ -23,6 +24,7 @@ from backlogctl.dags.task_context import (
     is_served,
     list_states,
     make_task_console,
+    name_mapped,
     opened,
 )
 from backlogctl.errors import BacklogError, LeaseHeld
@@ -46,7 +48,7 @@ from backlogctl.values import Recovery
 
 # Recoveries that stopped consumers, that nobody works on, and no task of Airflow will end.
 
-LOG = logging.getLogger("backlogctl.dags")
+LOG = logging.getLogger(__name__)
 
 
 def restore_left_open() -> list[str]:
@@ -102,7 +104,7 @@ def list_streams() -> list[str]:
 def sample_and_judge(stream: str) -> dict[str, Any]:
     """Samples and judges one stream; an alarming one is an event of its asset."""
     context = get_current_context()
-    cast("dict[str, Any]", context)["stream"] = stream
+    name_mapped(context, stream=stream)
     told = Variable.get(TOLD + stream, default="")
     with opened(context) as workspace:
         chosen = workspace.config.stream(stream)
@@ -110,8 +112,7 @@ def sample_and_judge(stream: str) -> dict[str, Any]:
         starts = should_plan(workspace, chosen, found)
     LOG.info("%s: %s", stream, found.sentence)
     if found.alarming:
-        asset = Asset(name=f"backlog/{stream}", uri=f"backlogctl://{chosen.cluster}/{stream}")
-        context["outlet_events"][AssetAlias(ALERTS)].add(asset, extra=found.to_json())
+        alert(context, chosen, found.to_json())
     if found.newest_gap != told:
         Variable.set(TOLD + stream, found.newest_gap, description=_TOLD_OF)
     return {**found.to_json(), "starts": starts}

@@ -14,8 +14,6 @@ from airflow.sdk import DAG
 from airflow.sdk.bases.operatorlink import BaseOperatorLink
 from airflow.sdk.configuration import conf
 
-# Where the page's parts are, as people reach them.
-
 NAME = "backlogctl"
 PREFIX = f"/{NAME}"
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
-from airflow.sdk import Asset, AssetAlias, Context, get_current_context
+from airflow.sdk import Context, get_current_context
 from airflow.sdk.exceptions import AirflowRescheduleException
 
 from backlogctl.clock import format_time, utc_now
 from backlogctl.config import Stream
-from backlogctl.dags.policies import ALERTS
 from backlogctl.dags.recoveries import come_again, make_origin, work_on
-from backlogctl.dags.task_context import keep_reason, opened, skipping, was_marked_failed
+from backlogctl.dags.task_context import (
+    alert,
+    keep_reason,
+    name_mapped,
+    opened,
+    skipping,
+    was_marked_failed,
+)
 from backlogctl.formats import format_moment
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.runbooks.descriptions import (
@@ -32,7 +38,7 @@ from backlogctl.replay.runbooks.nights import (
 from backlogctl.replay.runbooks.work import find_task, hold_for_person, is_at_end
 from backlogctl.values import Recovery
 
-LOG = logging.getLogger("backlogctl.dags")
+LOG = logging.getLogger(__name__)
 
 
 def list_night_streams() -> list[str]:
@@ -47,7 +53,7 @@ def list_night_streams() -> list[str]:
 def plan_night(stream: str) -> dict[str, Any]:
     """Tonight's work for one stream, in its own window."""
     context = get_current_context()
-    cast("dict[str, Any]", context)["stream"] = stream
+    name_mapped(context, stream=stream)
     with opened(context) as workspace:
         chosen = workspace.config.stream(stream)
         before = await_window(context, chosen)
@@ -69,7 +75,7 @@ def put_back(work: dict[str, Any]) -> dict[str, Any]:
     """Injects in waves until it is verified, then what is left of the night's work, or until the
     window closes: the next night goes on."""
     context = get_current_context()
-    cast("dict[str, Any]", context)["stream"] = work["stream"]
+    name_mapped(context, stream=work["stream"])
     if read_action(work) is not Tonight.RUN:
         raise skipping(context, f"{work['stream']}: {work['why']}")
     with opened(context) as workspace:
@@ -128,9 +134,6 @@ def _come_at(context: Context, opens: datetime, what: str) -> None:
     raise AirflowRescheduleException(opens)
 
 
-# What the tasks of `nightly_audit` do.
-
-
 def list_audits() -> list[dict[str, str]]:
     """The audits of the streams that the run's conf names, or of every one."""
     context = get_current_context()
@@ -143,7 +146,7 @@ def audit(work: dict[str, str]) -> dict[str, Any]:
     """Audits one stream in its window; what is missing is an event of its asset."""
     context = get_current_context()
     name = f"{work['audit']} of {work['stream']}"
-    cast("dict[str, Any]", context)["audited"] = name
+    name_mapped(context, audited=name)
     with opened(context) as workspace:
         stream = workspace.config.stream(work["stream"])
         await_window(context, stream)
@@ -152,8 +155,5 @@ def audit(work: dict[str, str]) -> dict[str, Any]:
     LOG.info("%s: %s: %s", name, told["verdict"], told["sentence"])
     keep_reason(context, f"{told['verdict']}: {told['sentence']}")
     if is_alarming(found):
-        asset = Asset(
-            name=f"backlog/{stream.name}", uri=f"backlogctl://{stream.cluster}/{stream.name}"
-        )
-        context["outlet_events"][AssetAlias(ALERTS)].add(asset, extra=told)
+        alert(context, stream, told)
     return told

@@ -146,7 +146,7 @@ class AnswerTrigger(HITLTrigger):
 
 # What the approval does: asks about the plan that was made, and records the answer.
 
-LOG = logging.getLogger("backlogctl.dags")
+LOG = logging.getLogger(__name__)
 __all__ = ["ELSEWHERE", "ApprovalQuestion"]
 REJECTED, TIMED_OUT = "rejected", "nobody answered in time"
 _CLOSED = (RecoveryState.REJECTED, RecoveryState.CANCELLED)

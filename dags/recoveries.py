@@ -49,7 +49,7 @@ from backlogctl.replay.runbooks.work import (
 )
 from backlogctl.values import Recovery
 
-LOG = logging.getLogger("backlogctl.dags")
+LOG = logging.getLogger(__name__)
 REFUSED = "refused"
 
 

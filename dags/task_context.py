@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import structlog
-from airflow.sdk import Context, DagRunState
+from airflow.sdk import Asset, AssetAlias, Context, DagRunState
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -26,8 +26,9 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.comms import DagResult, GetDag
 from rich.console import Console
 
-from backlogctl.config import mask_secrets
+from backlogctl.config import Stream, mask_secrets
 from backlogctl.dags.configuration import load
+from backlogctl.dags.policies import ALERTS
 from backlogctl.errors import ApprovalNeeded, BacklogError, ConfigurationError, Refused, UsageError
 from backlogctl.extras import explain_import
 from backlogctl.replay.engine.brakes import CANARY, CancelRequested, PausedBecause
@@ -38,7 +39,7 @@ from backlogctl.replay.present.status import format_status
 from backlogctl.replay.runbooks.work import WorkTask
 from backlogctl_delivery.visible import escape_text, escape_trace
 
-LOG = logging.getLogger("backlogctl.dags")
+LOG = logging.getLogger(__name__)
 
 
 def _escape_line(record: logging.LogRecord) -> bool:
@@ -180,6 +181,18 @@ def opened(context: Context, person: Approver | None = None) -> Iterator[Workspa
     """
     with translated_errors(context), acting_as(person or find_person(context)):
         yield open_workspace(load())
+
+
+def alert(context: Context, stream: Stream, told: dict[str, Any]) -> None:
+    """An event of the stream's asset."""
+    name = f"{stream.cluster}/{stream.name}"
+    asset = Asset(name=f"backlog/{stream.name}", uri=f"backlogctl://{name}")
+    context["outlet_events"][AssetAlias(ALERTS)].add(asset, extra=told)
+
+
+def name_mapped(context: Context, **named: str) -> None:
+    """What `map_index_template` shows of a mapped task."""
+    cast("dict[str, Any]", context).update(named)
 
 
 def make_task_console() -> Console:

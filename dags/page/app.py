@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
@@ -29,12 +28,9 @@ from backlogctl.replay.engine.plan import find_origin, list_recoveries_of_run
 from backlogctl.replay.present.report import make_report
 from backlogctl.replay.present.report_page import render_page
 from backlogctl.replay.web.page.app import PageGuard, find_root, make_headers
-from backlogctl.replay.web.page.rendering import make_templates
-from backlogctl.replay.web.page.words import say_ago
-from backlogctl.values import Recovery
+from backlogctl.replay.web.page.rendering import Renderer
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -79,61 +75,22 @@ def _find_dag(request: Request, recovery_id: str) -> str | None:
 _LOOKS_AGAIN = 10
 
 
-def make_notice(
-    title: str,
-    told: str,
-    *,
-    up: str,
-    status: int = 200,
-    hint: str = "",
-    recoveries: Iterable[Recovery] = (),
-    kind: str = "recoveries",
-    home: bool = True,
-) -> HTMLResponse:
-    """A page that says one thing, in the style of the others; secrets in it are masked.
+@cache
+def _make_renderer() -> Renderer:
+    return Renderer(mask_secrets, utc_now, _LOOKS_AGAIN, "backlogctl.dags.page")
 
-    Args:
-        up: the way to the overview from it: "" or some `../`.
-        recoveries: to choose one of. kind: what of it is led to, `recoveries` or `reports`.
-        home: whether the overview is of any use to who reads it.
-    """
-    rows = [{"recovery": one, "command": ""} for one in recoveries]
-    return _render(
-        "notice.html",
-        status,
-        title=title,
-        told=told,
-        up=up or "./",
-        hint=hint,
-        rows=rows,
-        kind=kind,
-        home=home,
-    )
+
+def make_notice(title: str, told: str, *, up: str, status: int = 200, **more: Any) -> HTMLResponse:
+    """A page that says one thing, in the style of the others; `more` as of `render_problem`."""
+    return HTMLResponse(_make_renderer().render_problem(up, title, told, **more), status)
 
 
 def make_login(address: str) -> HTMLResponse:
     """What is said without a login; it needs no other file, which would ask for one too."""
-    return _render("login.html", 401, login=address)
+    return HTMLResponse(_make_renderer().render("login.html", "", login=address), 401)
 
 
-def _render(template: str, status: int, **values: Any) -> HTMLResponse:
-    from fastapi.responses import HTMLResponse
-
-    now = utc_now()
-    text = (
-        _make_environment()
-        .get_template(template)
-        .render(now=now, ago=partial(say_ago, now=now), refresh=_LOOKS_AGAIN, **values)
-    )
-    return HTMLResponse(text, status)
-
-
-@cache
-def _make_environment() -> Environment:
-    return make_templates(mask_secrets, "backlogctl.dags.page", "backlogctl.replay.web.page")
-
-
-LOG = logging.getLogger("backlogctl.airflow.page")
+LOG = logging.getLogger(__name__)
 _STATIC = Path(next(iter(backlogctl.replay.web.page.__path__))) / "static"
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 

@@ -27,7 +27,7 @@ from backlogctl.values import Recovery, RecoveryState
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-LOG = logging.getLogger("backlogctl.airflow.page")
+LOG = logging.getLogger(__name__)
 # Seconds. A changed file is seen at once; a changed connection, variable or secret file after this.
 KEEP = 60.0
 # An error is not tried again for each of those who look.

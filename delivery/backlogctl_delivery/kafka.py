@@ -19,7 +19,7 @@ from backlogctl_delivery.errors import (
     KafkaFailure,
 )
 
-CLIENT_LOG = logging.getLogger("backlogctl.kafka.client")
+CLIENT_LOG = logging.getLogger(__name__)
 # Without a handler of its own Python would print librdkafka's warnings to stderr.
 CLIENT_LOG.addHandler(logging.NullHandler())
 

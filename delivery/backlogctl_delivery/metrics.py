@@ -59,7 +59,7 @@ FRESH_SECONDS = 2.0
 # What is older is not shown; what is only slow is asked again long before that.
 KEPT_SECONDS = 60.0
 WAIT_SECONDS = 1.0
-LOG = logging.getLogger("backlogctl.polling")
+LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

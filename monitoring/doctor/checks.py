@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.values import to_document
 
 Part = TypeVar("Part")
 Rule = TypeVar("Rule", bound=Callable[..., object])
@@ -100,16 +101,8 @@ class CheckFinding:
         return self.level in (CheckLevel.LOSES, CheckLevel.STOPS)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "check": self.check,
-            "level": str(self.level),
-            "subject": self.subject,
-            "found": self.found,
-            "why": self.why,
-            "mend": self.mend,
-            "commands": list(self.commands),
-            "page": f"docs/doctor.md#{self.check}",
-        }
+        page = f"docs/doctor.md#{self.check}"
+        return {**to_document(self), "why": self.why, "page": page}
 
 
 @dataclass(frozen=True, slots=True)

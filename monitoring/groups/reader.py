@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,30 +33,8 @@ from backlogctl.monitoring.offsets.lag import EmptyReading, TopicOffset
 from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
 from backlogctl.monitoring.verdict.summary import summarize_group
 
-
-class ClusterReader(Protocol):
-    """Reads of one cluster, in bulk. Each raises ClusterUnreachable or KafkaFailure.
-
-    An offset that is not known, or not committed, is `backlogctl.monitoring.groups.reader.NONE`.
-    """
-
-    def may_list_all(self) -> bool | None: ...
-    def list_groups(self) -> Sequence[ListedGroup]: ...
-    def read_commits(self, groups: Sequence[str]) -> Mapping[str, Mapping[str, Offsets]]: ...
-    def read_layout(self, topics: Iterable[str]) -> ClusterLayout: ...
-    def read_log_starts(self, layout: ClusterLayout) -> Mapping[str, Offsets]: ...
-    def read_ends(self, layout: ClusterLayout, *, stable: bool) -> Mapping[str, Offsets]: ...
-    def find_offsets(
-        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
-    ) -> Mapping[tuple[str, int], int]: ...
-    def read_retentions(self, topics: Iterable[str]) -> Mapping[str, Mapping[str, str]]: ...
-    def close(self) -> None: ...
-
-
-class TailReader(Protocol):
-    """Finds out from which offsets on partitions hold no committed data."""
-
-    def __call__(self, places: Sequence[TopicOffset]) -> EmptyReading: ...
+# Finds out from which offsets on partitions hold no committed data.
+TailReader = Callable[[Sequence[TopicOffset]], EmptyReading]
 
 
 # Groups that exist, but could not be read in a pass: their last status is kept.

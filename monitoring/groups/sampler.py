@@ -6,34 +6,21 @@ A slow pass, or a cluster that is away, does not hold up the streams.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Protocol, Self
 
 from backlogctl.config import mask_secrets
 from backlogctl.errors import BacklogError, KafkaFailure
-from backlogctl.monitoring.groups.survey import SurveyScope
+from backlogctl.monitoring.groups.survey import Survey
 from backlogctl.monitoring.verdict.status import Unseen, What
-from backlogctl.monitoring.watch.board import Board, ClusterPass
-from backlogctl.monitoring.watch.loop import OnOutage, Outages
+from backlogctl.monitoring.watch.board import Board
+from backlogctl.monitoring.watch.loop import OnOutage, Outages, RoundThread
 
-LOG = logging.getLogger("backlogctl.monitoring.groups")
-_STOP_SECONDS = 2.0
+LOG = logging.getLogger(__name__)
 _UNSEEN: Mapping[What, str] = {"groups": "the list of groups", "tails": "ends of topics"}
 
 
-class SurveyLike(Protocol):
-    """What makes passes over one cluster."""
-
-    @property
-    def scope(self) -> SurveyScope: ...
-    def look(self) -> ClusterPass: ...
-    def close(self) -> None: ...
-
-
-class GroupSampler:
+class GroupSampler(RoundThread):
     """Samples while the `with` block runs.
 
     Args:
@@ -44,45 +31,25 @@ class GroupSampler:
 
     def __init__(
         self,
-        survey: SurveyLike,
+        survey: Survey,
         board: Board,
         interval: timedelta,
         on_pass: Callable[[], None],
         on_outage: OnOutage,
     ) -> None:
+        super().__init__(f"backlog-groups-{survey.scope.cluster}", interval.total_seconds())
         self._survey = survey
         self._board = board
-        self._seconds = interval.total_seconds()
         self._on_pass = on_pass
         self._on_outage = on_outage
         self._outages = Outages(self._report)
-        self._stop = threading.Event()
         self._cluster = survey.scope.cluster
         self._what = f"groups of cluster {self._cluster}"
-        name = f"backlog-groups-{self._cluster}"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def __enter__(self) -> Self:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        # It may wait for a broker that is away; as a daemon it ends with the process.
-        self.thread.join(_STOP_SECONDS)
-
-    def stop(self) -> None:
-        """Asks the thread to end; leaving the `with` block waits for it."""
-        self._stop.set()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            end = time.monotonic() + self._seconds
-            self._look()
-            self._stop.wait(max(0.0, end - time.monotonic()))
+    def close(self) -> None:
         self._survey.close()
 
-    def _look(self) -> None:
+    def look_once(self) -> None:
         try:
             done = self._survey.look()
             self._board.put_cluster(done)

@@ -15,7 +15,7 @@ from backlogctl.formats import format_plural
 from backlogctl.monitoring.groups.dating import OffsetDates, Tails
 from backlogctl.monitoring.groups.judge import GroupHistory, GroupJudge, SampleRows
 from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout, ListedGroup, Offsets
-from backlogctl.monitoring.groups.reader import ClusterReader, UnreadableGroups
+from backlogctl.monitoring.groups.reader import BulkReader, UnreadableGroups
 from backlogctl.monitoring.groups.windows import SampleTimes, TopicHistory, fit
 from backlogctl.monitoring.offsets.lag import read_retention, read_size_limit
 from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Retention, Unseen
@@ -136,7 +136,7 @@ class _PassReading:
 class Survey:
     """Passes over one cluster; remembers what the next one needs. Not thread-safe."""
 
-    reader: ClusterReader
+    reader: BulkReader
     scope: SurveyScope
     tails: Tails
     clock: Callable[[], float] = time.monotonic

@@ -13,10 +13,10 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request
 
-from backlogctl.clock import format_time
 from backlogctl.config import Hook, mask_secrets
 from backlogctl.monitoring.notifications.changes import Change
 from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.values import to_document, to_plain
 from backlogctl_delivery.visible import escape_text
 
 SCHEMA_VERSION = 1
@@ -181,13 +181,8 @@ def _write_document(change: Change, context: MessageContext) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "event": "verdict",
-        "stream": look.stream,
-        "cluster": look.cluster,
-        "topic": look.topic,
-        "group": look.group,
-        "at": format_time(look.at),
-        "before": None if change.before is None else str(change.before),
-        "verdict": str(look.verdict),
+        **to_document(look, "stream", "cluster", "topic", "group", "at", "verdict"),
+        "before": to_plain(change.before),
         "course": str(look.verdict if status is None else status.course),
         "resolved": change.is_resolved,
         "sentence": escape_text(look.sentence),

@@ -29,8 +29,9 @@ from backlogctl.monitoring.notifications.messages import (
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.watch.loop import OnOutage
+from backlogctl.values import to_document
 
-LOG = logging.getLogger("backlogctl.monitoring.notifications")
+LOG = logging.getLogger(__name__)
 
 REPLACED = "replaced"
 OUTCOMES = (*map(str, DeliveryStatus), REPLACED)
@@ -223,12 +224,7 @@ class HookCheck:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "hook": self.hook,
-            "kind": self.kind,
-            "outcome": str(self.outcome),
-            "reason": self.reason,
-        }
+        return to_document(self)
 
 
 def check_hooks(hooks: Mapping[str, Hook]) -> tuple[HookCheck, ...]:

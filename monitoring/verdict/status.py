@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
-from backlogctl.clock import format_time
 from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.values import to_document
 
 # One word for how a group is doing, the worst that applies.
 
@@ -152,10 +152,6 @@ class PartitionStatus:
             and ((self.lag or 0) <= KEEPS_UP_SECONDS * rate)
         )
 
-    def to_json(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "verdict": str(self.verdict), "course": str(self.course)}
-
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
@@ -202,22 +198,12 @@ class GroupStatus:
         return blind and self.seconds_to_loss is None
 
     def to_json(self) -> dict[str, Any]:
-        skipped = {"taken_at", "partitions", "retention", "verdict", "course"}
-        skipped |= {"next_commands", "unseen"}
-        values: Mapping[str, Any] = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in skipped
-        }
+        document = to_document(replace(self, retention=UNLIMITED, unseen=()))
+        del document["retention"]
         time = self.retention.time
         return {
-            **values,
-            "verdict": str(self.verdict),
-            "course": str(self.course),
-            "next_commands": list(self.next_commands),
+            **document,
             "unseen": [one.to_json() for one in self.unseen],
-            "taken_at": format_time(self.taken_at),
             "retention_seconds": None if time is None else time.total_seconds(),
             "retention_bytes": self.retention.bytes,
-            "partitions": [part.to_json() for part in self.partitions],
         }

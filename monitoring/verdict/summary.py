@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from backlogctl.formats import format_count, format_duration, format_plural
@@ -21,29 +22,18 @@ from backlogctl_delivery.visible import quote_word
 HOLD_FOR = "6h"
 
 
-def suggest_commands(
-    stream: str,
-    verdict: Verdict,
-    *,
-    cluster: str = "",
-    group: str = "",
-    has_consumers: bool,
-    has_source: bool,
+def _suggest_commands(
+    status: GroupStatus, verdict: Verdict, *, has_consumers: bool, has_source: bool
 ) -> tuple[str, ...]:
     """The commands that help, the best first; none where all is well, or a person must look.
 
-    Args:
-        stream: "" for a group that no stream is about: it has to be added before it is repaired.
-        has_consumers: the tool knows how to start the stream's consumers.
-        has_source: it knows the table that lost messages are rebuilt from.
+    A group that no stream is about has to be added before it is repaired.
     """
+    stream = status.stream
     if not stream:
         needs_one = verdict in (Verdict.LOST, Verdict.LOSING, Verdict.STOP, Verdict.STALL)
-        return (
-            (f"backlogctl status --cluster {quote_word(cluster)} --group {quote_word(group)}",)
-            if needs_one
-            else ()
-        )
+        place = f"--cluster {quote_word(status.cluster)} --group {quote_word(status.group)}"
+        return (f"backlogctl status {place}",) if needs_one else ()
     hold = f"backlogctl hold {stream} --for {HOLD_FOR}"
     expand = f"backlogctl plan expand {stream}"
     match verdict:
@@ -61,42 +51,30 @@ def suggest_commands(
     return (f"backlogctl status {stream}",)
 
 
-def describe_share(name: str) -> str:
-    """Of a share group, where nothing more was asked."""
-    return (
-        f"{name}: read by a share group, which acknowledges message by message and has no "
-        "committed offsets: `backlogctl status` tells how far it is"
-    )
-
-
-def describe_verdict(
-    name: str,
-    verdict: Verdict,
-    worst: PartitionStatus | None,
-    *,
-    lag: int | None,
-    lost: int | None,
-    seconds_to_drain: float | None,
-    consumers_to_win: int | None,
-    window: float,
-    keeps_up: bool = False,
-) -> str:
+def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window: float) -> str:
     """`orders/2: 1.2 M behind, drained in 3 h 10 min, retention reaches it in 1 h 40 min at the
     earliest: about 570,000 will be lost; 9 consumers would win`.
 
     Args:
-        name: of the stream, or the topic. worst: the partition that made the verdict.
-        lag, lost, seconds_to_drain, keeps_up: of all partitions. window: seconds that trends are
-            judged over.
+        worst: the partition that made the verdict.
+        window: seconds that trends are judged over.
     """
+    name, verdict = status.stream or status.topic, status.verdict
+    lag, lost = status.lag, status.lost
+    if status.group_state == SHARE:
+        return (
+            f"{name}: read by a share group, which acknowledges message by message and has no "
+            "committed offsets: `backlogctl status` tells how far it is"
+        )
     place = name if worst is None or verdict is Verdict.OK else f"{name}/{worst.partition}"
     if worst is None or verdict is Verdict.OK:
         if not lag:
             return f"{place}: nothing unread" if lag == 0 else f"{place}: nothing known"
-        drained = ", keeping up" if keeps_up else _describe_drain(seconds_to_drain)
+        keeps_up = all(part.keeps_up for part in status.partitions if part.lag)
+        drained = ", keeping up" if keeps_up else _describe_drain(status.seconds_to_drain)
         return f"{place}: {format_count(lag)} behind{drained}"
     behind = f"{format_count(worst.lag)} behind{_describe_drain(worst.seconds_to_drain)}"
-    loss = _describe_loss(worst, consumers_to_win)
+    loss = _describe_loss(worst, status.consumers_to_win)
     over = format_duration(window)
     match verdict:
         case Verdict.LOST:
@@ -197,9 +175,7 @@ def summarize_group(
         key=lambda part: part.seconds_to_loss or 0.0,
         default=None,
     )
-    drain = _find_drain(parts, lag)
-    winners = _count_winners(parts, consumers)
-    return GroupStatus(
+    status = GroupStatus(
         stream=stream,
         cluster=cluster,
         topic=topic,
@@ -211,44 +187,26 @@ def summarize_group(
         lag=lag,
         lag_seconds=max((p.lag_seconds for p in parts if p.lag_seconds is not None), default=None),
         lost=lost,
-        seconds_to_drain=drain,
+        seconds_to_drain=_find_drain(parts, lag),
         seconds_to_loss=None if loss is None else loss.seconds_to_loss,
         loss_by=None if loss is None else loss.loss_by,
         expected_loss=sum(part.expected_loss or 0 for part in parts) or None,
         consumed_per_second=_sum_known([part.consumed_per_second for part in parts]),
         produced_per_second=_sum_known([part.produced_per_second for part in parts]),
-        sentence=describe_share(stream or topic)
-        if group_state == SHARE
-        else describe_verdict(
-            stream or topic,
-            verdict,
-            worst,
-            lag=lag,
-            lost=lost,
-            seconds_to_drain=drain,
-            consumers_to_win=winners,
-            window=window,
-            keeps_up=all(part.keeps_up for part in parts if part.lag),
-        ),
-        consumers_to_win=winners,
+        sentence="",
+        consumers_to_win=_count_winners(parts, consumers),
         retention=retention,
         course=course,
-        # What is lost already can wait; an ongoing loss cannot.
-        next_commands=tuple(
-            dict.fromkeys(
-                command
-                for word in (course, verdict)
-                for command in suggest_commands(
-                    stream,
-                    word,
-                    cluster=cluster,
-                    group=group,
-                    has_consumers=has_consumers,
-                    has_source=has_source,
-                )
-            )
-        ),
     )
+    commands = [
+        command
+        for word in (course, verdict)  # what is lost already can wait; an ongoing loss cannot
+        for command in _suggest_commands(
+            status, word, has_consumers=has_consumers, has_source=has_source
+        )
+    ]
+    sentence = _describe_verdict(status, worst, window)
+    return replace(status, sentence=sentence, next_commands=tuple(dict.fromkeys(commands)))
 
 
 def _find_worst_part(parts: Sequence[PartitionStatus], verdict: Verdict) -> PartitionStatus | None:

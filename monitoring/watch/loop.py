@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from threading import Event
+from threading import Event, Thread
+from typing import Self
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config
@@ -54,7 +55,59 @@ class Outages:
                 self._report(name, None)
 
 
-LOG = logging.getLogger("backlogctl.monitoring")
+_LEAVE_SECONDS = 2.0
+
+
+class RoundThread:
+    """Rounds of a look in a thread of their own, while the `with` block runs.
+
+    A look may wait for a broker or a database that is away: as a daemon the thread ends with the
+    process.
+
+    Args:
+        seconds: from the beginning of a round to that of the next; at once where one takes longer.
+        rests: for so long it waits before each round, the first too, however long they take.
+    """
+
+    _leave_at = 0.0
+
+    def __init__(self, name: str, seconds: float, *, rests: bool = False) -> None:
+        self._seconds, self._rests = seconds, rests
+        self._stop = Event()
+        self.thread = Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.thread.join(max(0.0, self._leave_at - time.monotonic()))
+
+    def stop(self) -> None:
+        """Asks the thread to end; leaving the `with` block waits for it until two seconds later."""
+        if not self._stop.is_set():
+            self._leave_at = time.monotonic() + _LEAVE_SECONDS
+            self._stop.set()
+
+    def look_once(self) -> None:
+        """One round; whatever fails in it must not end the rounds in silence."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """After the last round, in the thread."""
+
+    def _run(self) -> None:
+        pause = self._seconds if self._rests else 0.0
+        while not self._stop.wait(pause):
+            began = time.monotonic()
+            self.look_once()
+            took = 0.0 if self._rests else time.monotonic() - began
+            pause = max(0.0, self._seconds - took)
+        self.close()
+
+
+LOG = logging.getLogger(__name__)
 
 THIN_EVERY = timedelta(minutes=10)
 # A stream whose oldest unread message may be deleted within so many intervals is sampled so often.
@@ -102,7 +155,13 @@ def watch_streams(
     """
     outages = Outages(on_outage or _log_outage)
     watch = _StreamWatcher(
-        config, ledger, interval, _Judging(window, horizon), outages, on_observation, on_status
+        config,
+        ledger,
+        interval,
+        _Judging(window, horizon),
+        outages,
+        on_observation,
+        on_status,
     )
     done = looks = 0
     failure: BacklogError | None = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from pydantic import Field
 
-from backlogctl.clock import format_time, utc_now
+from backlogctl.clock import utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.config.base import Duration
 from backlogctl.errors import KafkaFailure
@@ -29,7 +29,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.options import OptionalMoment
 from backlogctl.replay.engine.plan import Options
 from backlogctl.replay.observe.rights import list_seeing
-from backlogctl.values import Gap
+from backlogctl.values import Gap, to_document
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -178,16 +178,7 @@ class AuditFinding:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "check": self.check,
-            "level": str(self.level),
-            "found": self.found,
-            "mend": self.mend,
-            "commands": list(self.commands),
-            "count": self.count,
-            "detail": dict(self.detail),
-            "page": f"docs/audits.md#{self.check}",
-        }
+        return {**to_document(self), "page": f"docs/audits.md#{self.check}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,23 +243,13 @@ class AuditResult:
         return {"clean": 0, "lost": 1, "suspect": 1}.get(self.verdict, 2)
 
     def to_json(self) -> dict[str, Any]:
-        since, until = self.bounds.since, self.bounds.until
+        names = ("audit", "stream", "topic", "began_at", "verdict", "missing", "figures")
         return {
-            "audit": self.audit,
-            "stream": self.stream,
-            "topic": self.topic,
-            "since": None if since is None else format_time(since),
-            "until": None if until is None else format_time(until),
-            "began_at": format_time(self.began_at),
+            **to_document(self, *names, "next_commands", "claims", "tables"),
+            **to_document(self.bounds, "since", "until"),
             "seconds": round(self.seconds, 1),
-            "verdict": self.verdict,
-            "missing": self.missing,
-            "figures": dict(self.figures),
             "findings": [one.to_json() for one in self.findings],
             "gaps": [gap.id for gap in self.recorded],
-            "next_commands": list(self.next_commands),
-            "claims": self.claims,
-            "tables": {name: [dict(row) for row in rows] for name, rows in self.tables.items()},
         }
 
 

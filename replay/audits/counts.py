@@ -28,6 +28,7 @@ from backlogctl.replay.audits.tiers import (
 )
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.stream import LOOK_SECONDS
+from backlogctl.values import to_document
 
 if TYPE_CHECKING:
     from backlogctl.spark_backfill.audits.counts import CountsAudit
@@ -261,28 +262,13 @@ def _list_figures(counted: RowCount, *, has_consumed: bool) -> dict[str, int | N
     }
     if has_consumed:
         figures["handled"] = sum(window.handled or 0 for window in found.windows)
-    return figures | {
-        "repeats": found.repeats,
-        "put_back": found.put_back,
-        "unknown_rows": found.unknown_rows,
-        "without_identity": found.without_identity,
-    }
+    names = ("repeats", "put_back", "unknown_rows", "without_identity")
+    return {**figures, **to_document(found, *names)}
 
 
 def _list_windows(counted: RowCount) -> list[dict[str, Any]]:
     if counted.found is None or counted.zone:
         return []
-    return [
-        {
-            "start": format_time(window.start),
-            "end": format_time(window.end),
-            "rows": window.rows,
-            "messages": window.messages,
-            "archived": window.archived,
-            "handled": window.handled,
-            "rows_without_message": window.rows_without_message,
-            "messages_without_row": window.messages_without_row,
-            "not_handled": window.not_handled,
-        }
-        for window in counted.found.windows
-    ]
+    names = ("start", "end", "rows", "messages", "archived", "handled")
+    differences = ("rows_without_message", "messages_without_row", "not_handled")
+    return [to_document(window, *names, *differences) for window in counted.found.windows]

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from backlogctl.clock import format_time
 from backlogctl.config import Stream
 from backlogctl.kafka.rights import Resource, Right
 from backlogctl.monitoring.producers.findings import (
@@ -28,6 +27,7 @@ from backlogctl.replay.audits.audit import (
     SpanOptions,
 )
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.values import to_document, to_plain
 
 # The others only cost time.
 _LEVELS: Mapping[SuspicionCode, AuditLevel] = {
@@ -89,8 +89,8 @@ def _to_finding(one: Suspicion, stream: str) -> AuditFinding:
         detail={
             "partition": one.partition,
             "producer_id": one.producer_id,
-            "from": None if one.from_time is None else format_time(one.from_time),
-            "to": None if one.to_time is None else format_time(one.to_time),
+            "from": to_plain(one.from_time),
+            "to": to_plain(one.to_time),
             "offsets": [[item.partition, item.start, item.end] for item in one.offsets],
         },
     )
@@ -99,15 +99,11 @@ def _to_finding(one: Suspicion, stream: str) -> AuditFinding:
 def _list_partitions(profile: LogProfile) -> list[dict[str, Any]]:
     return [
         {
-            "partition": one.partition,
-            "start": one.start,
-            "end": one.end,
-            "messages": one.messages,
-            "bytes": one.bytes,
-            "batches": one.batches,
-            "codecs": dict(one.codecs),
-            "first": None if one.first_time is None else format_time(one.first_time),
-            "last": None if one.last_time is None else format_time(one.last_time),
+            **to_document(
+                one, "partition", "start", "end", "messages", "bytes", "batches", "codecs"
+            ),
+            "first": to_plain(one.first_time),
+            "last": to_plain(one.last_time),
         }
         for one in profile.partitions
     ]

@@ -25,7 +25,7 @@ from backlogctl.replay.audits.span import Span, find_settled, read_span
 from backlogctl.replay.audits.tiers import find_archived, list_archives, read_parts
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.stream import note_stream
-from backlogctl.values import Gap, GapState, SequenceRange
+from backlogctl.values import Gap, GapState, SequenceRange, to_document
 from backlogctl_delivery.sequenced.sequence import RangeSet
 
 if TYPE_CHECKING:
@@ -335,15 +335,8 @@ def _list_figures(found: SequenceAudit) -> dict[str, int | None]:
 def _list_producers(found: SequenceAudit) -> list[dict[str, Any]]:
     return [
         {
-            "producer": chain.id.producer,
-            "epoch": chain.id.epoch,
-            "partition": chain.id.partition,
-            "messages": chain.messages,
-            "repeats": chain.repeats,
-            "first": chain.first,
-            "last": chain.last,
-            "first_ms": chain.first_ms,
-            "last_ms": chain.last_ms,
+            **to_document(chain.id, "producer", "epoch", "partition"),
+            **to_document(chain, "messages", "repeats", "first", "last", "first_ms", "last_ms"),
             "closed": chain.is_closed,
         }
         for chain in found.chains

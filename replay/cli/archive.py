@@ -6,21 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlogctl.replay.cli.shared import Session, print_text, verb
+from backlogctl.replay.cli.shared import Session, check_allowed, verb
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from backlogctl.replay.engine.archives import ArchiveState
 
 archive = typer.Typer(help="See, verify and delete archives of offloaded messages.")
 
 ArchiveId = Annotated[str, typer.Argument(help="The archive's id: that of the offload.")]
-
-
-@archive.callback()
-def _archive() -> None:
-    """See, verify and delete archives of offloaded messages."""
 
 
 @archive.command("list")
@@ -39,7 +32,7 @@ def list_all(
         workspace.config.stream(stream)
     found = list_archives(workspace, stream)
     document = {"archives": [describe_archive(state) for state in found]}
-    session.emit(document, lambda console: console.print(render_archives(document["archives"])))
+    session.emit(document, lambda: render_archives(document["archives"]))
 
 
 @archive.command("show")
@@ -49,16 +42,11 @@ def show(session: Session, archive: ArchiveId) -> None:
     from backlogctl.replay.engine.archives import find_archive
     from backlogctl.replay.observe.archives import describe_whole
     from backlogctl.replay.present.tables import render_archive
-    from backlogctl.replay.present.terminal import print_next
+    from backlogctl.replay.present.terminal import render_next
 
     state = find_archive(session.open_workspace(), archive)
     document = describe_whole(state)
-
-    def draw(console: Console) -> None:
-        console.print(render_archive(document))
-        print_next(console, *_list_next(state))
-
-    session.emit(document, draw)
+    session.emit(document, render_archive(document), render_next(*_list_next(state)))
 
 
 @archive.command("peek")
@@ -94,16 +82,8 @@ def peek_messages(
         for one in peek(workspace, record, wanted)
     ]
     document = {"archive": archive, "messages": [message.to_json() for message in shown]}
-
-    def draw(console: Console) -> None:
-        if not shown:
-            print_text(console, "no such message is in the archive")
-        for number, message in enumerate(shown):
-            if number:
-                print_text(console, "")
-            console.print(render_message(message))
-
-    session.emit(document, draw)
+    parts = [part for message in shown for part in ("", render_message(message))]
+    session.emit(document, parts[1:] or "no such message is in the archive")
 
 
 @archive.command("verify")
@@ -123,7 +103,7 @@ def verify_files(session: Session, archive: ArchiveId) -> None:
         say(f"reading {record.location}")
         check = verify_archived(workspace, record)
     document = describe_check(record, check)
-    session.emit(document, lambda console: console.print(render_check(document)))
+    session.emit(document, render_check(document))
     if not check.is_good:
         raise typer.Exit(1)
 
@@ -139,13 +119,10 @@ def purge_files(
     ] = None,
 ) -> None:
     """Delete an archive's files; what it held stays on record."""
-    from backlogctl.errors import UsageError
     from backlogctl.formats import format_bytes, format_plural
     from backlogctl.replay.engine.archives import ALLOW_LOSE, find_archive, purge
 
-    for word in allow or []:
-        if word != ALLOW_LOSE:
-            raise UsageError(f"only {ALLOW_LOSE} can be allowed, not {word}", subject="--allow")
+    check_allowed(allow, ALLOW_LOSE)
     workspace = session.open_workspace()
     before = find_archive(workspace, archive)
     purged = purge(workspace, archive, allow or ())

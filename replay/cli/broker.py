@@ -17,11 +17,6 @@ Directory = Annotated[
 _DEFAULT = Path(".backlog-broker")
 
 
-@broker.callback()
-def _broker() -> None:
-    """A real Kafka on this machine, to try things on."""
-
-
 @broker.command("start")
 @verb
 def start(

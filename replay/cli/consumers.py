@@ -10,16 +10,11 @@ import typer
 from backlogctl.replay.cli.shared import Session, mask_document, verb
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 consumers = typer.Typer(help="Start, stop and see a stream's own consumers.", no_args_is_help=True)
 
 StreamName = Annotated[str, typer.Argument(help="The stream.")]
-
-
-@consumers.callback()
-def _consumers() -> None:
-    """Start, stop and see a stream's own consumers."""
 
 
 @consumers.command("start")
@@ -64,18 +59,11 @@ def status(session: Session, stream: StreamName) -> None:
 
 def _emit(session: Session, document: dict[str, Any]) -> None:
     from backlogctl.config import mask_secrets
-    from backlogctl.replay.present.terminal import print_next, render_recovery_status
+    from backlogctl.replay.present.terminal import render_standings
 
     document["problem"] = mask_secrets(document["problem"])
     document["standings"] = [mask_document(standing) for standing in document["standings"]]
-
-    def show(console: Console) -> None:
-        console.print(_draw(document))
-        for standing in document["standings"]:
-            console.print(render_recovery_status(standing))
-            print_next(console, *standing["next_commands"])
-
-    session.emit(document, show)
+    session.emit(document, _draw(document), render_standings(document["standings"]))
     if document["problem"]:
         session.say(f"the group could not be looked at: {document['problem']}", "yellow")
 
@@ -97,19 +85,18 @@ def _draw(document: dict[str, Any]) -> RenderableType:
         document["group_state"] or "unknown",
         _count_members(document) if known else "unknown",
     )
-    if not document["consumers"]:
-        return summary
-    table = Table("#consumer", "#pid", "#restarts", "#last exit", "log")
-    for row in document["consumers"]:
-        pid, code = row["pid"], row["exit_code"]
-        table.add(
+    rows = [
+        (
             str(row["index"]),
-            "—" if pid is None else str(pid),
+            "—" if row["pid"] is None else str(row["pid"]),
             format_count(row["restarts"]),
-            "—" if code is None else str(code),
+            "—" if row["exit_code"] is None else str(row["exit_code"]),
             _shorten(row["log"]),
         )
-    return Group(summary, table)
+        for row in document["consumers"]
+    ]
+    table = Table("#consumer", "#pid", "#restarts", "#last exit", "log", rows=rows)
+    return Group(summary, table) if rows else summary
 
 
 def _count_members(document: dict[str, Any]) -> str:

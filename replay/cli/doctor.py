@@ -58,7 +58,7 @@ def examine(
         adopting = suggest_adoption(bootstrap, cluster, group)
         found += _examine_streams(session, workspace, streams or [], unopened, adopting)
     document = mask_document(describe_examinations(found))
-    session.emit(document, lambda console: console.print(render_examinations(document)))
+    session.emit(document, lambda: render_examinations(document))
     if document["result"]:
         raise typer.Exit(document["result"])
 
@@ -113,9 +113,6 @@ def _open(
         )
         workspace = open_passing(session.load_config(), passing=True)
         return workspace, Examination("tool", "", (finding,))
-
-
-# `backlogctl acl`: what the tool's principal must be allowed for a job.
 
 
 @verb

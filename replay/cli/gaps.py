@@ -10,14 +10,7 @@ import typer
 
 from backlogctl.errors import BacklogError
 from backlogctl.replay.cli.plan import Verb, make_verb_group, name_options
-from backlogctl.replay.cli.shared import (
-    Session,
-    mask_document,
-    print_text,
-    read_states,
-    show_error,
-    verb,
-)
+from backlogctl.replay.cli.shared import Session, mask_document, read_states, show_error, verb
 from backlogctl.replay.cli.status import (
     Bootstrap,
     Cluster,
@@ -43,13 +36,11 @@ def list_gaps(
     topic: Topic = None,
 ) -> None:
     """List the ranges that a group will never read, and why."""
-    from rich.console import Console
-
     from backlogctl.replay.injection.archived import suggest_plan, suggest_redrive
     from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable
     from backlogctl.replay.observe.stream import choose_streams, sample_stream
     from backlogctl.replay.present.status import describe_gap
-    from backlogctl.replay.present.terminal import print_next, render_gaps, render_warnings
+    from backlogctl.replay.present.terminal import render_gaps, render_next, render_warnings
     from backlogctl.values import GapState
 
     states = read_states(GapState, state)
@@ -69,17 +60,15 @@ def list_gaps(
         "warnings": list(warnings),
     }
 
-    def show(console: Console) -> None:
-        console.print(render_gaps(document))
-        for line in render_warnings(list(warnings)):
-            console.print(line)
+    def draw() -> Iterator[Any]:
+        yield from (render_gaps(document), *render_warnings(document["warnings"]))
         ledger, adopting = workspace.ledger, suggest_adoption(bootstrap, cluster, group)
         waiting = {gap.id for gap in ledger.gaps.list_waiting()}
         lost = [
             gap for gap in found if gap.count and (gap.state is GapState.OPEN or gap.id in waiting)
         ]
         if lost and adopting is not None:
-            print_next(console, *adopting)
+            yield from render_next(*adopting)
             return
         whose = {stream.name: stream for stream in chosen}
         reasons = {
@@ -90,15 +79,12 @@ def list_gaps(
         }
         for gap_id, reason in reasons.items():
             if reason:
-                print_text(console, f"{gap_id} cannot be put back: {reason}")
-        print_next(
-            console, *sorted({suggest_plan(ledger, gap) for gap in lost if not reasons[gap.id]})
+                yield f"{gap_id} cannot be put back: {reason}"
+        yield from render_next(
+            *sorted({suggest_plan(ledger, gap) for gap in lost if not reasons[gap.id]})
         )
 
-    session.emit(document, show)
-
-
-# `backlogctl waive`: close a gap that nobody needs back.
+    session.emit(document, draw())
 
 
 @verb
@@ -120,11 +106,6 @@ def waive_gap(
     ledger.gaps.advance([gap], GapState.WAIVED, reason=f"{reason.strip()} ({find_identity()})")
     document = describe_gap(ledger.gaps.get(gap))
     session.emit(document, f"{gap} waived")
-
-
-# `backlogctl audit NAME`: losses that offsets do not show; Kafka is only read.
-#
-# The arguments of each audit are the fields of its options model.
 
 
 def _list_verbs() -> Iterator[Verb]:
@@ -160,6 +141,6 @@ def examine(audit: Audit, session: Session, stream: str, said: dict[str, Any]) -
             # 1 would say that messages are lost.
             raise typer.Exit(max(2, show_error(failure, as_json=session.json))) from None
     document = mask_document(found.to_json())
-    session.emit(document, lambda console: console.print(render_audit(document)))
+    session.emit(document, lambda: render_audit(document))
     if found.exit_code:
         raise typer.Exit(found.exit_code)

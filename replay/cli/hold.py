@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlogctl.replay.cli.shared import Session, verb
+from backlogctl.replay.cli.shared import Session, check_allowed, read_duration, verb
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from backlogctl.ledger import Hold
 
@@ -39,14 +37,14 @@ def hold_retention(
         release_stream,
     )
 
-    for word in allow or []:
-        if word != ALLOW_DISK:
-            raise UsageError(f"only {ALLOW_DISK} can be allowed, not {word}", subject="--allow")
+    check_allowed(allow, ALLOW_DISK)
     if duration is not None and release:
         raise UsageError("--for and --release exclude each other", subject="--for")
     if stream is None and (duration is not None or release):
         raise UsageError("name the stream", subject="hold", hint="backlogctl hold STREAM --for 6h")
-    length = None if duration is None else _read_duration(duration)
+    length = None if duration is None else read_duration(duration, "--for")
+    if length is not None and not length:
+        raise UsageError("it must be longer than zero", subject="--for")
     workspace = session.open_workspace()
     chosen = None if stream is None else workspace.config.stream(stream)
     if not release:
@@ -71,19 +69,6 @@ def hold_retention(
     _emit(session, released, warnings, f"no operator holds stream {stream}")
 
 
-def _read_duration(text: str) -> timedelta:
-    from backlogctl.clock import parse_duration
-    from backlogctl.errors import UsageError
-
-    try:
-        length = parse_duration(text)
-    except ValueError as error:
-        raise UsageError(str(error), subject="--for") from None
-    if not length:
-        raise UsageError("it must be longer than zero", subject="--for")
-    return length
-
-
 def _emit(
     session: Session,
     holds: Iterable[Hold],
@@ -92,6 +77,7 @@ def _emit(
     disk: Mapping[str, Any] | None = None,
 ) -> None:
     from backlogctl.replay.observe.retention import describe_hold
+    from backlogctl.replay.present.layout import Text
 
     document: dict[str, Any] = {
         "holds": [describe_hold(hold) for hold in holds],
@@ -99,21 +85,13 @@ def _emit(
         "warnings": list(warnings),
     }
 
-    def show(console: Console) -> None:
-        from backlogctl.replay.cli.shared import print_text
-
-        if document["holds"]:
-            console.print(_draw(document["holds"]))
-        else:
-            print_text(console, nothing)
-        for line in _describe_ends(document["holds"]):
-            print_text(console, line)
-        if disk is not None and disk["enough"]:
-            print_text(console, f"disks: {disk['reason']}", "dim")
-        for warning in warnings:
-            print_text(console, f"! {warning}", "yellow")
-
-    session.emit(document, show)
+    session.emit(
+        document,
+        _draw(document["holds"]) if document["holds"] else nothing,
+        _describe_ends(document["holds"]),
+        [Text(f"disks: {disk['reason']}", "dim")] if disk is not None and disk["enough"] else [],
+        [Text(f"! {warning}", "yellow") for warning in warnings],
+    )
 
 
 def _draw(holds: Iterable[Mapping[str, Any]]) -> RenderableType:

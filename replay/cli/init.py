@@ -155,11 +155,8 @@ def _say_written(
     streams: list[DiscoveredStream],
     document: dict[str, Any],
 ) -> None:
-    from rich.console import Console
-
     from backlogctl.formats import format_plural
-    from backlogctl.replay.cli.shared import print_text
-    from backlogctl.replay.present.terminal import print_next
+    from backlogctl.replay.present.terminal import render_next
     from backlogctl_delivery.visible import quote_word
 
     if client.left_out:
@@ -167,21 +164,19 @@ def _say_written(
     is_default = output.absolute() == (session.find_config_path() or Path()).absolute()
     named = "" if is_default else f" --config {quote_word(str(output))}"
 
-    def show(console: Console) -> None:
-        print_text(console, f"wrote {output}: {format_plural(len(streams), 'stream')}")
-        for stream in streams:
-            print_text(console, f"  {stream.name}")
-        exports = [
-            f"export {variable}=...   # the value of {name}"
-            for variable, name in client.variables.items()
-        ]
-        print_next(console, *exports, f"backlogctl status{named}")
-
+    exports = [
+        f"export {variable}=...   # the value of {name}"
+        for variable, name in client.variables.items()
+    ]
+    session.emit(
+        {"file": str(output), "environment": sorted(client.variables), **document},
+        f"wrote {output}: {format_plural(len(streams), 'stream')}",
+        [f"  {stream.name}" for stream in streams],
+        render_next(*exports, f"backlogctl status{named}"),
+    )
+    if not session.json:
         for warning in (*document["skipped"], *document["unknown"]):
             session.say(f"! {warning}", "yellow")
-
-    variables = sorted(client.variables)
-    session.emit({"file": str(output), "environment": variables, **document}, show)
 
 
 def _refuse_existing(output: Path, force: bool) -> None:
@@ -209,12 +204,10 @@ def _exists(output: Path) -> Exception:
     )
 
 
-# `backlogctl db upgrade`: the ledger's tables.
-
 db = typer.Typer(help="The ledger's database.", no_args_is_help=True)
 
 
-@db.callback()
+@db.callback()  # of one verb alone it would be no group
 def _db() -> None:
     """The ledger's database."""
 

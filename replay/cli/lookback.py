@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backlogctl.errors import BacklogError, ConfigurationError, Refused, UsageError
-from backlogctl.replay.cli.shared import Session, print_text, read_states, verb
+from backlogctl.replay.cli.shared import Session, read_states, verb
 from backlogctl.replay.cli.watch import serve_metrics
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from backlogctl.config import Config, LookBack
     from backlogctl_delivery.lookback.tables import LookBackDatabase
 
@@ -24,11 +22,6 @@ lookback = typer.Typer(help="Forward prepared messages once their transactions h
 
 MessageId = Annotated[str, typer.Argument(help="The message's id: its `backlog-event-id`.")]
 _ALL_AT_ONCE = 500
-
-
-@lookback.callback()
-def _lookback() -> None:
-    """Forward prepared messages once their transactions have committed."""
 
 
 @lookback.command("run")
@@ -75,6 +68,8 @@ def run_service(
 @verb
 def show_status(session: Session) -> None:
     """Show how many messages wait, how long, and what is parked."""
+    from backlogctl.replay.present.tables import render_rows
+    from backlogctl.replay.present.terminal import render_next
     from backlogctl_delivery.lookback.admin import count_incidents, count_messages
 
     with _open(session) as (_, _, database):
@@ -87,14 +82,13 @@ def show_status(session: Session) -> None:
         ],
         "incidents": incidents,
     }
-
-    def draw(console: Console) -> None:
-        console.print(_draw_table(document["states"], ("state", "messages", "oldest_seconds")))
-        print_text(console, f"{incidents} incidents: records that did not fit")
-        if any(one.messages for one in counts if one.state == "parked"):
-            print_text(console, "next: backlogctl lookback list --state parked")
-
-    session.emit(document, draw)
+    parked = any(one.messages for one in counts if one.state == "parked")
+    session.emit(
+        document,
+        render_rows(document["states"], ("=state", "#messages", "#oldest_seconds")),
+        f"{incidents} incidents: records that did not fit",
+        render_next("backlogctl lookback list --state parked") if parked else (),
+    )
 
 
 @lookback.command("list")
@@ -111,40 +105,34 @@ def list_all(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 100,
 ) -> None:
     """List messages, oldest first, or what did not fit. What messages hold is not shown."""
+    from backlogctl.replay.present.tables import render_rows
     from backlogctl_delivery.lookback.admin import OPEN, list_incidents, list_messages
     from backlogctl_delivery.lookback.messages import State
 
     with _open(session) as (_, _, database):
         if incidents:
             found = list_incidents(database, limit)
-            columns: tuple[str, ...] = ("at", "kind", "biz_type", "biz_id", "reason", "message_id")
+            columns = ["=at", "=kind", "biz_type", "biz_id", "reason", "=message_id"]
         else:
             states = read_states(State, state) or OPEN
             found = list_messages(database, states, limit, service)
-            columns = ("id", "biz_type", "biz_id", "service", "state", "checks", "last_outcome")
+            columns = ["=id", "biz_type", "biz_id", "service", "=state", "#checks", "last_outcome"]
     name = "incidents" if incidents else "messages"
     document = {name: [dict(row) for row in found]}
-    session.emit(document, lambda console: console.print(_draw_table(document[name], columns)))
+    session.emit(document, render_rows(document[name], columns))
 
 
 @lookback.command("show")
 @verb
 def show_one(session: Session, message: MessageId) -> None:
     """Show all that is known of a message but what it holds."""
+    from backlogctl.replay.present.tables import render_fields
     from backlogctl_delivery.lookback.admin import show_message
 
     with _open(session) as (_, _, database):
         document = show_message(database, message)
-    rows = [
-        {"": name, " ": value}
-        for name, value in document.items()
-        if value is not None and name != "incidents"
-    ]
-    rows += [
-        {"": "incident", " ": f"{one['at']} {one['kind']}: {one['reason']}"}
-        for one in document["incidents"]
-    ]
-    session.emit(document, lambda console: console.print(_draw_table(rows, ("", " "))))
+    told = [f"{one['at']} {one['kind']}: {one['reason']}" for one in document["incidents"]]
+    session.emit(document, render_fields({**document, "incidents": told}))
 
 
 @lookback.command("park")
@@ -204,22 +192,3 @@ def _open(session: Session) -> Iterator[tuple[Config, LookBack, LookBackDatabase
         yield config, config.look_back, database
     finally:
         database.close()
-
-
-def _draw_table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
-    from rich.table import Table
-
-    from backlogctl.replay.present.layout import Text
-
-    table = Table(box=None, pad_edge=False, show_header=any(name.strip() for name in columns))
-    for name in columns:
-        table.add_column(name.replace("_", " "))
-    for row in rows:
-        table.add_row(*(Text(_write(row[name])) for name in columns))
-    return table
-
-
-def _write(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.0f}" if isinstance(value, float) else str(value)

@@ -6,21 +6,22 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from backlogctl.errors import BacklogError, Refused, UsageError
-from backlogctl.replay.cli.shared import Session, mask_document, verb
+from backlogctl.replay.cli.shared import Session, mask_document, read_duration, read_states, verb
 from backlogctl.replay.cli.watch import serve_metrics
+from backlogctl.values import to_document
 
 if TYPE_CHECKING:
+    from datetime import timedelta
     from threading import Event
 
     from prometheus_client import CollectorRegistry
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from backlogctl.config import Config, OutboxSection
     from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxEntry
@@ -104,20 +105,6 @@ def choose_outboxes(session: Session, name: str | None, url: str | None) -> tupl
     return tuple(_describe(known, one) for one in known.outboxes)
 
 
-def read_duration(text: str, option: str) -> timedelta:
-    """An option's duration.
-
-    Raises:
-        UsageError: it is none.
-    """
-    from backlogctl.clock import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(str(error), subject=option) from None
-
-
 def _describe(config: Config, name: str, url: str | None = None) -> Chosen:
     return Chosen(name, url or config.sources[name].reveal_url(), config.outboxes[name], config)
 
@@ -126,9 +113,6 @@ def _refuse_unknown(name: str, known: Mapping[str, object]) -> UsageError:
     from backlogctl.config.base import describe_unknown
 
     return UsageError(describe_unknown("outbox", name, known), subject=f"--outbox {name}")
-
-
-# `outbox status|list|show`: where messages stand. Sizes and ids, no payload.
 
 
 @verb
@@ -163,19 +147,12 @@ def list_entries(
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="How many.")] = 50,
 ) -> None:
     """List messages, oldest first: sizes and ids, no payload."""
-    from backlogctl.replay.cli.shared import print_text, read_states
     from backlogctl_delivery.outbox.database import State
 
     states = read_states(State, state) or ()
     found = choose_outbox(session, outbox, url).open_desk().list_entries(states, topic, limit)
-
-    def show(console: Console) -> None:
-        if found:
-            console.print(_draw(found))
-        else:
-            print_text(console, "no such message")
-
-    session.emit({"messages": [_looking_describe(entry) for entry in found]}, show)
+    document = {"messages": [to_document(entry) for entry in found]}
+    session.emit(document, _draw(found) if found else "no such message")
 
 
 @verb
@@ -186,30 +163,17 @@ def show_entry(
     url: UrlOption = None,
 ) -> None:
     """Show one message: where it stands, and why it is not sent. No payload."""
-    from backlogctl_delivery.visible import escape_name
+    from backlogctl.replay.present.tables import render_fields
 
-    document = _looking_describe(choose_outbox(session, outbox, url).open_desk().get_entry(row))
-    shown = {**document, "headers": ", ".join(document["headers"]) or None}
-    lines = [
-        f"{name.replace('_', ' ')}: {escape_name(str(value))}"
-        for name, value in shown.items()
-        if value is not None
-    ]
-    session.emit(document, lines)
+    document = to_document(choose_outbox(session, outbox, url).open_desk().get_entry(row))
+    session.emit(document, render_fields(document))
 
 
 def _read_status(chosen: Chosen) -> dict[str, Any]:
     desk = chosen.open_desk()
-    status = desk.read_status()
-    return {
-        "outbox": desk.label,
-        "name": chosen.name or None,
-        "pending": status.pending,
-        "in_progress": status.in_progress,
-        "parked": status.parked,
-        "failed": status.failed,
-        "oldest_seconds": status.oldest_seconds,
-    }
+    names = ("pending", "in_progress", "parked", "failed", "oldest_seconds")
+    status = to_document(desk.read_status(), *names)
+    return {"outbox": desk.label, "name": chosen.name or None, **status}
 
 
 def _try_status(chosen: Chosen) -> dict[str, Any]:
@@ -246,37 +210,26 @@ def _tell_status(chosen: Chosen, document: dict[str, Any]) -> Sequence[str]:
     ]
 
 
-def _looking_describe(entry: OutboxEntry) -> dict[str, Any]:
-    from dataclasses import asdict
-    from datetime import datetime
-
-    from backlogctl.clock import format_time
-
-    return {
-        name: format_time(value) if isinstance(value, datetime) else value
-        for name, value in asdict(entry).items()
-    }
-
-
 def _draw(entries: list[OutboxEntry]) -> RenderableType:
     from backlogctl.clock import format_time
     from backlogctl.replay.present.layout import Table
 
-    table = Table("#id", "topic", "=state", "#attempts", "=added", "#bytes", "last error")
-    for entry in entries:
-        table.add(
-            str(entry.id),
-            entry.topic,
-            str(entry.state),
-            f"{entry.attempts} of {entry.max_attempts}",
-            format_time(entry.created_at)[:19] + "Z",
-            "null" if entry.value_bytes is None else f"{entry.value_bytes:,}",
-            entry.last_error or "",
-        )
-    return table
+    return Table(
+        *("#id", "topic", "=state", "#attempts", "=added", "#bytes", "last error"),
+        rows=[
+            (
+                str(entry.id),
+                entry.topic,
+                str(entry.state),
+                f"{entry.attempts} of {entry.max_attempts}",
+                format_time(entry.created_at)[:19] + "Z",
+                "null" if entry.value_bytes is None else f"{entry.value_bytes:,}",
+                entry.last_error or "",
+            )
+            for entry in entries
+        ],
+    )
 
-
-# `outbox create|retry|park|purge`: what changes the table by hand.
 
 RowIds = Annotated[list[int], typer.Argument(help="Rows, by the id that `outbox list` shows.")]
 DEFAULT_KEEP = "30d"
@@ -346,8 +299,6 @@ def purge_entries(
     more = "; there may be more" if deleted == most else ""
     session.emit({"deleted": deleted}, f"{deleted:,} deleted{more}")
 
-
-# `outbox run`: sends what is due, until somebody asks for an end.
 
 _PURGE_SECONDS = 60.0
 
@@ -566,16 +517,7 @@ def _end_when_sent(desk: OutboxAdmin, sender: OutboxSender, ended: Event) -> Non
                 sender.close()
 
 
-# `backlogctl outbox`: messages that an application committed and that are to be sent.
-
 outbox = typer.Typer(help="Send what applications committed; see and mend what is not sent.")
-
-
-@outbox.callback()
-def _outbox() -> None:
-    """Send what applications committed; see and mend what is not sent."""
-
-
 outbox.command("create")(create_table)
 outbox.command("run")(run_sender)
 outbox.command("status")(show_status)

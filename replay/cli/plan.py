@@ -143,12 +143,11 @@ plan = make_verb_group("Plan a recovery; nothing is changed.", _list_verbs)
 
 def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[str, Any]) -> None:
     """Plans, and prints the plan."""
-    from rich.console import Console
-
     from backlogctl.replay.engine.options import read_options
+    from backlogctl.replay.present.document import read_plan
     from backlogctl.replay.present.layout import spin
-    from backlogctl.replay.present.status import describe_recovery, list_next_commands, preview_plan
-    from backlogctl.replay.present.terminal import print_next, render_plan
+    from backlogctl.replay.present.status import describe_recovery, list_next_commands
+    from backlogctl.replay.present.terminal import render_next, render_plan_view
 
     config = session.load_config()
     chosen = config.stream(stream)
@@ -158,10 +157,8 @@ def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[st
     workspace = session.open_workspace()
     with spin(session.err) as say:
         recovery = kind.make_plan(workspace, chosen, options, say=say)
-    document = describe_recovery(workspace, recovery)
-
-    def show(console: Console) -> None:
-        console.print(render_plan(recovery, preview_plan(workspace, recovery)))
-        print_next(console, *list_next_commands(workspace, recovery))
-
-    session.emit(document, show)
+    session.emit(
+        describe_recovery(workspace, recovery),
+        render_plan_view(read_plan(workspace, recovery, previews=not session.json)),
+        render_next(*list_next_commands(workspace, recovery)),
+    )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backlogctl.replay.cli.shared import Session, read_states, verb
+from backlogctl.replay.cli.shared import Session, read_states, verb, write_all
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from backlogctl.replay.engine.kind import Workspace
     from backlogctl.values import Recovery
@@ -37,10 +37,7 @@ def list_recoveries(
     found = workspace.ledger.recoveries.list(stream=stream, states=states)
     newest = sorted(found, key=lambda recovery: recovery.created_at, reverse=True)
     document = {"recoveries": [describe_recovery(workspace, recovery) for recovery in newest]}
-    session.emit(document, lambda console: console.print(render_recoveries(document)))
-
-
-# `backlogctl approve`: let a plan run, by name.
+    session.emit(document, lambda: render_recoveries(document))
 
 
 @verb
@@ -55,29 +52,24 @@ def approve_recovery(
     from backlogctl.formats import format_duration
     from backlogctl.replay.engine.approval import approve_plan, describe_expiry
     from backlogctl.replay.present.status import describe_recovery, list_next_commands
-    from backlogctl.replay.present.terminal import print_done, print_next
+    from backlogctl.replay.present.terminal import render_done, render_next
 
     if not by.strip():
         raise UsageError("a name is needed", subject="--by")
     workspace = session.open_workspace()
     planned = workspace.ledger.recoveries.get(recovery)
     found = approve_plan(workspace, planned, by=by.strip())
-
-    def show(console: Console) -> None:
-        left = describe_expiry(found)
-        print_done(
-            console,
+    left = describe_expiry(found)
+    session.emit(
+        describe_recovery(workspace, found),
+        render_done(
             found.id,
             "approved",
             f" by {by.strip()} ({found.approved_identity}), for plan {found.plan_hash[:12]}, "
             f"to be started within {format_duration(left.total_seconds() if left else None)}",
-        )
-        print_next(console, *list_next_commands(workspace, found))
-
-    session.emit(describe_recovery(workspace, found), show)
-
-
-# `backlogctl reject`: a plan that nobody shall run.
+        ),
+        render_next(*list_next_commands(workspace, found)),
+    )
 
 
 @verb
@@ -98,9 +90,6 @@ def reject_recovery(
     session.emit(describe_recovery(workspace, found), message)
 
 
-# `backlogctl run`: carry out an approved plan; kill it at any point and run it again.
-
-
 @verb
 def run_recovery(
     session: Session, recovery: Annotated[str, typer.Argument(help="The recovery's id.")]
@@ -117,7 +106,7 @@ def run_and_print(
     from backlogctl.replay.engine.runner import Run
     from backlogctl.replay.observe.retention import release_due
     from backlogctl.replay.present.status import describe_run
-    from backlogctl.replay.present.terminal import print_done
+    from backlogctl.replay.present.terminal import render_done
 
     run = Run(workspace, recovery_id, session.err, resumed=resumed)
     found = run.carry_out()
@@ -130,10 +119,7 @@ def run_and_print(
         told += " (it was verified before; nothing was done now)"
     else:
         told += f"; this run took {format_duration(run.seconds)}"
-    session.emit(document, lambda console: print_done(console, found.id, str(found.state), told))
-
-
-# `backlogctl pause`: stop between two waves, and stay so until `resume`.
+    session.emit(document, render_done(found.id, str(found.state), told))
 
 
 @verb
@@ -148,9 +134,6 @@ def pause_recovery(
     found, message = request_pause(workspace, recovery)
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)
-
-
-# `backlogctl resume`: take a pause back and go on.
 
 
 @verb
@@ -169,9 +152,6 @@ def resume_recovery(
     message = f"the pause of {recovery} is taken back; runner {holder} goes on"
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)
-
-
-# `backlogctl cancel`: stop a recovery for good; its gaps are open again.
 
 
 @verb
@@ -217,8 +197,6 @@ def cancel_recovery(
     session.emit(document, message)
 
 
-# `backlogctl show`: one recovery: its plan, its state, how far it is, and its record.
-
 _LOOK_SECONDS = 1.0
 
 
@@ -234,10 +212,11 @@ def show_recovery(
 
     from backlogctl.errors import UsageError
     from backlogctl.replay.present.document import read_document
+    from backlogctl.replay.present.layout import Text
     from backlogctl.replay.present.terminal import (
-        print_next,
-        render_document_plan,
         render_events,
+        render_next,
+        render_plan_view,
         render_progress,
         render_recovery_status,
     )
@@ -251,19 +230,19 @@ def show_recovery(
         current = _watch(session, workspace, current)
     document = read_document(workspace, current, previews=not (watch or session.json))
 
-    def show(console: Console) -> None:
+    def draw() -> Iterator[RenderableType]:
         if not watch:
-            console.print(render_document_plan(document))
+            yield render_plan_view(document.planned)
             if document.progress["steps"]:
-                console.print(render_progress(document.progress))
-        console.print(render_events(document.events))
+                yield render_progress(document.progress, state=document.recovery.state)
+        yield render_events(document.events)
         if document.record.problem:
-            console.print("the record was changed after it was written", style="bold red")
+            yield Text("the record was changed after it was written", "bold red")
         if document.standing:
-            console.print(render_recovery_status(document.standing))
-        print_next(console, *document.next_commands)
+            yield render_recovery_status(document.standing)
+        yield from render_next(*document.next_commands)
 
-    session.emit(document.to_json(), show)
+    session.emit(document.to_json(), draw())
 
 
 def _watch(session: Session, workspace: Workspace, recovery: Recovery) -> Recovery:
@@ -290,22 +269,16 @@ def _draw(workspace: Workspace, recovery: Recovery) -> RenderableType:
     """What moves: the plan only as long as nothing does."""
     from rich.console import Group
 
-    from backlogctl.replay.present.document import read_document, read_record, tell_progress
+    from backlogctl.replay.present.document import read_plan, read_record, tell_progress
     from backlogctl.replay.present.status import describe_recovery
-    from backlogctl.replay.present.terminal import (
-        render_document_plan,
-        render_head,
-        render_progress,
-    )
+    from backlogctl.replay.present.terminal import render_head, render_plan_view, render_progress
 
     progress = tell_progress(read_record(workspace, recovery))
     if not progress["steps"]:
-        return render_document_plan(read_document(workspace, recovery, asks=False, previews=True))
+        return render_plan_view(read_plan(workspace, recovery, previews=True))
     verdict = describe_recovery(workspace, recovery)["verdict"]
-    return Group(render_head(recovery, verdict), render_progress(progress))
+    return Group(render_head(recovery, verdict), render_progress(progress, state=recovery.state))
 
-
-# `backlogctl report`: the incident report of a recovery, as one HTML file.
 
 _STDOUT = "-"
 
@@ -326,8 +299,10 @@ def report_recovery(
 ) -> None:
     """Report on a recovery for the incident review: what was lost, done, verified, by whom."""
     from backlogctl.errors import UsageError
+    from backlogctl.replay.present.layout import Text, make_line
     from backlogctl.replay.present.report import make_report
-    from backlogctl.replay.present.report_page import check_writable, write_whole
+    from backlogctl.replay.present.report_page import check_writable, render_summary, write_whole
+    from backlogctl.replay.present.terminal import render_next
 
     if html == _STDOUT and session.json:
         raise UsageError(
@@ -343,31 +318,14 @@ def report_recovery(
         page = render_page(document)
         if path is None:
             sys.stdout.flush()
-            _write_stdout(page)
+            write_all(1, page)
             return
         write_whole(path, page)
-
-    def show(console: Console) -> None:
-        from backlogctl.replay.present.layout import Text
-        from backlogctl.replay.present.report_page import render_summary
-        from backlogctl.replay.present.terminal import print_next
-
-        if path is not None:
-            told = Text.assemble(("wrote ", "dim"), (str(path), "bold"))
-            console.print(told, soft_wrap=True)
-            return
-        console.print(render_summary(document))
-        print_next(console, *_list_next(document))
-
-    session.emit(document, show)
+        session.emit(document, make_line(Text.assemble(("wrote ", "dim"), (str(path), "bold"))))
+        return
+    session.emit(document, render_summary(document), render_next(*_list_next(document)))
 
 
 def _list_next(document: dict[str, Any]) -> list[str]:
     commands: list[str] = document["standing"]["next"]
     return [*commands, f"backlogctl report {document['id']} --html report.html"]
-
-
-def _write_stdout(text: str) -> None:
-    data = text.encode()
-    while data:
-        data = data[os.write(1, data) :]

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
@@ -18,10 +18,14 @@ import typer
 from backlogctl.errors import BacklogError, ConfigurationError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from datetime import timedelta
+
+    from rich.console import Console, RenderableType
 
     from backlogctl.config import Config
     from backlogctl.replay.engine.kind import Workspace
+
+    Parts = RenderableType | Iterable[RenderableType] | Callable[[], RenderableType]
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=StrEnum)
@@ -84,33 +88,27 @@ class Session:
             self._err = make_console(stderr=True)
         return self._err
 
-    def emit(
-        self, document: Mapping[str, Any], show: Callable[[Console], None] | str | Sequence[str]
-    ) -> None:
-        """Prints a verb's result: the document with `--json`, else what `show` draws, or says.
+    def emit(self, document: Mapping[str, Any], *parts: Parts) -> None:
+        """Prints a verb's result: the document with `--json`, else the parts, one below the other.
 
-        A text is printed as it is: names and reasons in it are not markup.
+        With `--json` functions among them are not called, nor generators asked for their parts.
         """
         if self.json:
             self.write_document(document)
-        elif callable(show):
-            show(self.out)
         else:
-            for line in [show] if isinstance(show, str) and show else show:
-                print_text(self.out, line)
+            show(self.out, *parts)
 
     def write_document(self, document: Mapping[str, Any]) -> None:
         """Writes the one JSON document."""
         document = {"schema_version": SCHEMA_VERSION, **document}
         text = json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n"
-        data = text.encode()
-        fd = 1 if self._document_fd is None else self._document_fd
-        while data:
-            data = data[os.write(fd, data) :]
+        write_all(1 if self._document_fd is None else self._document_fd, text)
 
     def say(self, text: str, style: str = "") -> None:
         """A message for people on stderr, printed as it is."""
-        print_text(self.err, text, style)
+        from backlogctl.replay.present.layout import Text
+
+        show(self.err, Text(text, style))
 
     def find_config_path(self) -> Path | None:
         """`--config`, else `BACKLOG_CONFIG`, else ./backlog.yaml where it exists."""
@@ -154,12 +152,24 @@ def make_console(*, stderr: bool) -> Console:
     return WholeConsole(stderr=stderr, width=width, highlight=False)
 
 
-def print_text(console: Console, text: str, style: str = "") -> None:
-    """Prints a text as it is, by `print_wrapped`: nothing in it is markup."""
-    """Prints a text as it is: nothing in it is markup, and a long line stays one line."""
+def show(console: Console, *parts: Parts) -> None:
+    """Prints each part; names and reasons in a text are not markup, and a pipe gets it whole."""
     from backlogctl.replay.present.layout import Text, print_wrapped
 
-    print_wrapped(console, Text(text, style=style))
+    for known in parts:
+        part = known() if callable(known) else known
+        for one in part if isinstance(part, Iterable) and not isinstance(part, str) else (part,):
+            if isinstance(one, str | Text):
+                print_wrapped(console, Text(one) if isinstance(one, str) else one)
+            else:
+                console.print(one)
+
+
+def write_all(descriptor: int, text: str) -> None:
+    """Writes a text to a file that is open, however often that takes."""
+    data = text.encode()
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 SESSION = Session()
@@ -212,6 +222,31 @@ def read_states(known: type[E], words: Sequence[str] | None) -> list[E] | None:
     return [known(word) for word in words] if words else None
 
 
+def read_duration(text: str, option: str) -> timedelta:
+    """An option's duration.
+
+    Raises:
+        UsageError: it is none.
+    """
+    from backlogctl.clock import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(str(error), subject=option) from None
+
+
+def check_allowed(allow: Sequence[str] | None, known: str) -> None:
+    """Of `--allow` there is one word.
+
+    Raises:
+        UsageError: another one is said.
+    """
+    for word in allow or ():
+        if word != known:
+            raise UsageError(f"only {known} can be allowed, not {word}", subject="--allow")
+
+
 def mask_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """An error's document without secrets."""
     from backlogctl.config import mask_secrets
@@ -249,7 +284,9 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
     else:
         _print_error(document)
         if standing:
-            _print_standing(standing)
+            from backlogctl.replay.present.terminal import render_standings
+
+            show(SESSION.err, render_standings([standing]))
     if os.environ.get("BACKLOG_DEBUG") == "1":
         import traceback
 
@@ -258,20 +295,13 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
     return code
 
 
-def _print_standing(standing: Mapping[str, Any]) -> None:
-    from backlogctl.replay.present.terminal import print_next, render_recovery_status
-
-    SESSION.err.print(render_recovery_status(standing))
-    print_next(SESSION.err, *standing["next_commands"])
-
-
 def _print_error(document: Mapping[str, Any]) -> None:
-    from backlogctl.replay.present.layout import Text, print_wrapped
+    from backlogctl.replay.present.layout import Text
 
     text = Text("error: ", style="bold red")
     if document["subject"]:
         text.append(f"{document['subject']}: ", style="bold default")
     text.append(str(document["message"]), style="default")
-    print_wrapped(SESSION.err, text)
+    show(SESSION.err, text)
     if document["hint"]:
-        print_text(SESSION.err, f"hint: {document['hint']}", "cyan")
+        SESSION.say(f"hint: {document['hint']}", "cyan")

@@ -65,7 +65,7 @@ def show_status(
     adopting = suggest_adoption(bootstrap, cluster, group)
     if not watch:
         document = collect_status(workspace, chosen, adopting)
-        session.emit(document, lambda console: console.print(render_status(document)))
+        session.emit(document, lambda: render_status(document))
         if check and any(needs_somebody(entry) for entry in document["streams"]):
             raise typer.Exit(1)
         _fail_if_unseen(document)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from backlogctl.replay.engine.kind import Workspace
     from backlogctl.replay.web.exporter import Exporter
 
-LOG = logging.getLogger("backlogctl.replay.watch")
+LOG = logging.getLogger(__name__)
 # Findings name offsets that move, so there is no end of different sentences.
 MOST_TEXTS = 1000
 AGAIN_SECONDS = 600.0
@@ -141,7 +141,7 @@ def watch_streams(
     if result.error is not None and not result.looks:
         raise result.error
     document = {"rounds": result.rounds, "looks": result.looks, "new_gaps": report.new_gaps}
-    session.emit(document, "")
+    session.emit(document)
 
 
 class WatchReport:
@@ -262,7 +262,7 @@ def _test_hooks(session: Session) -> None:
         f"{one.hook} ({one.kind}): {one.outcome}{f': {one.reason}' if one.reason else ''}"
         for one in tested
     )
-    session.emit({"hooks": [one.to_json() for one in tested]}, list(lines))
+    session.emit({"hooks": [one.to_json() for one in tested]}, lines)
     if any(one.reason for one in tested):
         raise typer.Exit(1)
 

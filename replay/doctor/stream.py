@@ -32,6 +32,7 @@ from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.replay.consumers.members import count_rebalancing
 from backlogctl.replay.doctor.tool import judge_host, judge_rights
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.values import to_document
 
 
 @CheckScope.TOOL.check(
@@ -98,11 +99,7 @@ class Examination:
     findings: tuple[CheckFinding, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "about": self.about,
-            "name": self.name,
-            "findings": [one.to_json() for one in self.findings],
-        }
+        return {**to_document(self), "findings": [one.to_json() for one in self.findings]}
 
 
 def describe_examinations(examinations: Sequence[Examination]) -> dict[str, Any]:

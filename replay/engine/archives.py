@@ -287,7 +287,7 @@ def _name(gaps: Iterable[Gap]) -> str:
 
 # Removes staged messages and archives that nobody needs any more (`staging.keep`).
 
-LOG = logging.getLogger("backlogctl.replay")
+LOG = logging.getLogger(__name__)
 REMOVED = "staged messages removed"
 _ENDED = (RecoveryState.VERIFIED, RecoveryState.REJECTED, RecoveryState.CANCELLED)
 

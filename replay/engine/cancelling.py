@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Every failure of a recovery ends with how things stand.
 
-LOG = logging.getLogger("backlogctl.replay")
+LOG = logging.getLogger(__name__)
 # The line of the record with `Standing.to_json`, for those who cannot ask the brokers.
 STANDING = "how it stands"
 _AT_REST = (RecoveryState.PAUSED, RecoveryState.FAILED)

@@ -28,7 +28,7 @@ from backlogctl.replay.engine.kind import Kind, RunContext, Workspace, record_te
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.values import Recovery, RecoveryState
 
-LOG = logging.getLogger("backlogctl.replay")
+LOG = logging.getLogger(__name__)
 
 
 class Run:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from backlogctl.clock import format_time
 from backlogctl.formats import format_count, format_plural
-from backlogctl.values import FINAL, Gap, LedgerEvent, Recovery, RecoveryState, Sample
+from backlogctl.values import (
+    FINAL,
+    Gap,
+    LedgerEvent,
+    Recovery,
+    RecoveryState,
+    Sample,
+    to_document,
+    to_plain,
+)
 
 if TYPE_CHECKING:
     from backlogctl.ledger import BurndownSample
@@ -358,31 +366,11 @@ class RecoveryStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Fields are added, and none renamed."""
-        only = self.only_there
+        names = ("recovery", "kind", "state", "runner", "stopped", "retention_held", "put_back")
         return {
-            "recovery": self.recovery,
-            "kind": self.kind,
-            "state": str(self.state),
-            "runner": self.runner,
+            **to_document(self, *names, "archive", "next_commands", "problem", "at"),
             "reads": str(self.readers.reads),
             "originals": self.readers.originals,
             "recovery_consumers": self.readers.recovery,
-            "stopped": self.stopped,
-            "temporary": None
-            if only is None
-            else {
-                "topic": only.topic,
-                "messages": only.messages,
-                "last": None
-                if only.last is None
-                else {"messages": only.last.messages, "at": format_time(only.last.at)},
-            },
-            "retention_held": list(self.retention_held),
-            "put_back": None
-            if self.put_back is None
-            else {"done": self.put_back.done, "planned": self.put_back.planned},
-            "archive": None if self.archive is None else asdict(self.archive),
-            "next_commands": list(self.next_commands),
-            "problem": self.problem,
-            "at": format_time(self.at),
+            "temporary": to_plain(self.only_there),
         }

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.archive_manifest import ArchiveManifest
-from backlogctl.clock import format_time
 from backlogctl.errors import StagingError
 from backlogctl.ledger import ArchiveRecord
 from backlogctl.replay.engine.archives import (
@@ -16,10 +15,9 @@ from backlogctl.replay.engine.archives import (
     require_there,
 )
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.values import to_document
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from backlogctl.spark_backfill.archive.local_place import ArchivedMessage, Wanted
     from backlogctl.spark_backfill.archive.verification import ArchiveCheck
 
@@ -29,18 +27,13 @@ def describe_archive(state: ArchiveState) -> dict[str, Any]:
     record = state.record
     return {
         "id": record.recovery_id,
-        "stream": record.stream,
-        "cluster": record.cluster,
-        "topic": record.topic,
-        "location": record.location,
-        "made_at": format_time(record.made_at),
-        "messages": record.messages,
-        "bytes": record.bytes,
+        **to_document(
+            record,
+            *("stream", "cluster", "topic", "location", "made_at", "messages", "bytes"),
+            *("purged_at", "purged_by"),
+        ),
         **state.counts,
-        "offload": str(state.offload),
-        "expires_at": _at(state.expires_at),
-        "purged_at": _at(record.purged_at),
-        "purged_by": record.purged_by,
+        **to_document(state, "offload", "expires_at"),
     }
 
 
@@ -53,23 +46,15 @@ def describe_whole(state: ArchiveState) -> dict[str, Any]:
         "manifest_sha256": record.manifest_sha256,
         "ranges": [
             {
-                "partition": item.partition,
-                "start": item.start,
-                "end": item.end,
+                **to_document(item, "partition", "start", "end", "first_time", "last_time"),
                 "messages": item.count,
                 "holes": item.end - item.start - item.count,
-                "first_time": _at(item.first_time),
-                "last_time": _at(item.last_time),
             }
             for item in record.ranges
         ],
         "gaps": [
             {
-                "id": gap.id,
-                "partition": gap.partition,
-                "start": gap.start,
-                "end": gap.end,
-                "state": str(gap.state),
+                **to_document(gap, "id", "partition", "start", "end", "state"),
                 "stage": state.name_stage(gap),
                 **dict(zip(("messages", "exact"), count_archived(record, gap), strict=True)),
                 "reason": gap.reason,
@@ -119,11 +104,8 @@ def describe_check(record: ArchiveRecord, check: ArchiveCheck) -> Mapping[str, A
         "id": record.recovery_id,
         "location": record.location,
         "good": check.is_good,
-        "files": check.files,
         "messages": check.count,
-        "missing": list(check.missing),
-        "corrupt": list(check.corrupt),
-        "unexpected": list(check.unexpected),
+        **to_document(check, "files", "missing", "corrupt", "unexpected"),
     }
 
 
@@ -141,7 +123,3 @@ def _compare(record: ArchiveRecord, manifest: ArchiveManifest) -> None:
             subject=f"archive {record.recovery_id}",
             hint=f"one of them was changed by hand; the manifest lies in {record.location}",
         )
-
-
-def _at(moment: datetime | None) -> str | None:
-    return None if moment is None else format_time(moment)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from backlogctl.clock import Deadline, format_time
+from backlogctl.clock import Deadline
 from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, Refused
 from backlogctl.fanout.disk import DiskCheck, estimate_hold, measure_growth
@@ -26,7 +26,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.observe.rights import require_rights, select_rights
 from backlogctl.replay.observe.stream import read_history
-from backlogctl.values import Sample
+from backlogctl.values import Sample, to_document
 
 ALLOW_DISK = "disk"
 HOLD_SECONDS = 30.0
@@ -127,20 +127,11 @@ def release_due(workspace: Workspace) -> list[str]:
 
 def describe_hold(hold: Hold) -> dict[str, Any]:
     """A hold as `hold --json` prints it."""
-    return {
-        "id": hold.id,
-        "stream": hold.stream,
-        "cluster": hold.cluster,
-        "topic": hold.topic,
-        "holder": hold.holder,
-        "old": dict(hold.old),
-        "raised": dict(hold.raised),
-        "until": None if hold.until is None else format_time(hold.until),
-        "created_at": format_time(hold.created_at),
-        "released_at": None if hold.released_at is None else format_time(hold.released_at),
-        "actor": hold.actor,
-        "in_force": hold.in_force,
-    }
+    return to_document(
+        hold,
+        *("id", "stream", "cluster", "topic", "holder", "old", "raised"),
+        *("until", "created_at", "released_at", "actor", "in_force"),
+    )
 
 
 def _choose_settings(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from backlogctl.errors import Refused
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import mask_values
+from backlogctl.replay.engine.plan import Plan, mask_values
 from backlogctl.replay.engine.values import RecoveryRecord, Telling, Verification
 from backlogctl.replay.present.progress import (
     Share,
@@ -44,14 +44,38 @@ class EventLine:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanView:
+    """The plan of a recovery, for every renderer.
+
+    Attributes:
+        plan: with the settings that apply now; None where this program cannot read it.
+        telling: the same for people.
+        refusal: why it cannot be read; None where it can.
+    """
+
+    recovery: Recovery
+    plan: Plan | None = None
+    telling: Telling | None = None
+    refusal: Refused | None = None
+
+    def require(self) -> tuple[Plan, Telling]:
+        """Both.
+
+        Raises:
+            Refused: this program does not know its kind, or cannot read it.
+        """
+        if self.plan is None or self.telling is None:
+            raise self.refusal or Refused("it has no plan", subject=self.recovery.id)
+        return self.plan, self.telling
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryDocument:
     """One recovery.
 
     Attributes:
         record: what the ledger has of its work.
         summary: the fields that `plan` and `recoveries` print, too.
-        plan: None where this program cannot read it: `problem` and `hint` say why.
-        planner: who planned it; "" where the plan cannot be read.
         progress: steps, burn-down, messages put back; with the one rate of each.
         standing: who reads, who is stopped, what is where; None where nothing of it is left.
         next_commands: what an operator would type next.
@@ -60,10 +84,7 @@ class RecoveryDocument:
 
     record: RecoveryRecord
     summary: dict[str, Any]
-    plan: Telling | None
-    planner: str
-    problem: str
-    hint: str
+    planned: PlanView
     progress: dict[str, Any]
     standing: dict[str, Any] | None
     next_commands: tuple[str, ...]
@@ -82,7 +103,7 @@ class RecoveryDocument:
     @property
     def share(self) -> Share | None:
         """How much is done; None where nothing can be counted yet."""
-        return find_share(self.recovery, self.progress)
+        return find_share(self.recovery.state, self.progress)
 
     def to_json(self) -> dict[str, Any]:
         """Fields are added, and none renamed."""
@@ -93,6 +114,16 @@ class RecoveryDocument:
             "events": [describe_event(event) for event in self.events],
             "events_intact": self.record.problem is None,
         }
+
+
+def read_plan(workspace: Workspace, recovery: Recovery, previews: bool = False) -> PlanView:
+    """Reads the plan; with `previews` a few messages of it, for the operator's terminal."""
+    try:
+        describe = preview_plan if previews else describe_recovery_plan
+        telling = describe(workspace, recovery)
+        return PlanView(recovery, workspace.plan_now(recovery), telling)
+    except Refused as refused:
+        return PlanView(recovery, refusal=refused)
 
 
 def read_document(
@@ -108,23 +139,17 @@ def read_document(
         LedgerError.
     """
     record = read_record(workspace, recovery)
-    plan, planner, problem, hint = None, "", "", ""
-    standing, verification = None, None
+    planned, standing, verification = read_plan(workspace, recovery, previews), None, None
     try:
-        plan = (preview_plan if previews else describe_recovery_plan)(workspace, recovery)
-        planner = str(workspace.plan_of(recovery).planned_by)
         standing = find_status(workspace, recovery, ask=asks)
         account = workspace.kind_of(recovery).account(workspace.plan_of(recovery), record)
         verification = account.verification
     except Refused as refused:
-        problem, hint = refused.message, refused.hint
+        planned = replace(planned, refusal=planned.refusal or refused)
     return RecoveryDocument(
         record=record,
         summary=describe_recovery(workspace, recovery),
-        plan=plan,
-        planner=planner,
-        problem=problem,
-        hint=hint,
+        planned=planned,
         progress=tell_progress(record),
         standing=mask_values(workspace.config.mask_secrets, standing),
         next_commands=tuple(

@@ -18,7 +18,7 @@ from backlogctl.monitoring.plots import Mark, Series, Threshold, Unit, draw_line
 from backlogctl.monitoring.watch.disks import list_space
 from backlogctl.replay.engine.values import RecoveryRecord
 from backlogctl.replay.present.progress import add_up_injected, list_injected, thin
-from backlogctl.values import Sample
+from backlogctl.values import Sample, to_document
 from backlogctl_delivery.visible import show_value
 
 if TYPE_CHECKING:
@@ -104,13 +104,10 @@ def describe_burndown(samples: Sequence[BurndownSample]) -> list[dict[str, Any]]
     """What was left in both topics while an expansion was at work."""
     return [
         {
-            "at": format_time(sample.at),
-            "source_lag": sample.source_lag,
-            "temporary_lag": sample.temporary_lag,
+            **to_document(
+                sample, "at", "source_lag", "temporary_lag", "relayed", "handled", "consumers"
+            ),
             "left": sample.source_lag + sample.temporary_lag,
-            "relayed": sample.relayed,
-            "handled": sample.handled,
-            "consumers": sample.consumers,
         }
         for sample in thin(samples, MOST_POINTS)
     ]

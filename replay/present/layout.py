@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from rich import box
@@ -116,11 +116,6 @@ def make_line(text: Text) -> Text:
     return text
 
 
-def tell(text: str, style: str = "", *, hang: int = 0) -> Text:
-    """Sentences as they are: nothing in them is markup."""
-    return Text(text, style, hang=hang)
-
-
 def _to_text(text: str | Text) -> Text:
     return Text(text) if isinstance(text, str) else text
 
@@ -158,15 +153,19 @@ def print_wrapped(console: Console, text: Text) -> None:
     console.print(text, soft_wrap=not console.is_terminal)
 
 
-@dataclass
 class Facts:
     """Names on the left, sentences on the right; below each other where that is too narrow.
 
     `is_counted`: the names are figures, aligned right.
     """
 
-    is_counted: bool = False
-    lines: list[tuple[Text, list[Text]]] = field(default_factory=list)
+    def __init__(
+        self, pairs: Iterable[tuple[str | Text, str | Text]] = (), *, is_counted: bool = False
+    ) -> None:
+        self.is_counted = is_counted
+        self.lines: list[tuple[Text, list[Text]]] = []
+        for name, text in pairs:
+            self.add(name, text)
 
     def add(self, name: str | Text, text: str | Text) -> None:
         """Adds a line; one without a name goes with the one before."""
@@ -208,7 +207,7 @@ class Table(RichTable):
     `#name` is a column of figures, `=name` one of ids and states, any other one of prose.
     """
 
-    def __init__(self, *columns: str) -> None:
+    def __init__(self, *columns: str, rows: Iterable[Sequence[str | Text]] = ()) -> None:
         super().__init__(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         self.texts: list[list[Text]] = []
         for name in columns:
@@ -217,6 +216,8 @@ class Table(RichTable):
                 justify="right" if name.startswith("#") else "left",
                 no_wrap=name.startswith(("#", "=")),
             )
+        for row in rows:
+            self.add(*row)
 
     def add(self, *cells: str | Text) -> None:
         """Adds a row; a text in it is printed as it is."""
@@ -314,7 +315,7 @@ class _WholeProgress(Progress):
         wide = self.console.options.update(max_width=ANY_WIDTH)
         if Measurement.get(self.console, wide, table).maximum <= self.console.width:
             return table
-        return Folded(Group(*(tell(self._describe_task(task)) for task in self.tasks)))
+        return Folded(Group(*(Text(self._describe_task(task)) for task in self.tasks)))
 
 
 @contextmanager
@@ -328,7 +329,7 @@ def spin(console: Console) -> Iterator[Say]:
         return
     with _WholeProgress(
         SpinnerColumn(),
-        _WhatColumn(),
+        _Cell(lambda task: Text(task.description)),
         TimeElapsedColumn(),
         describe=lambda task: f"{task.description} {format_duration(task.elapsed)}",
         console=console,
@@ -342,38 +343,15 @@ def spin(console: Console) -> Iterator[Say]:
 _TELLING_SHARE = 0.02
 
 
-class _WhatColumn(ProgressColumn):
-    """What is being done."""
+class _Cell(ProgressColumn):
+    """A text of a task, on one line."""
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Callable[[Task], Text]) -> None:
         super().__init__(Column(no_wrap=True))
+        self._draw = draw
 
     def render(self, task: Task) -> Text:
-        return Text(task.description)
-
-
-class _CountColumn(ProgressColumn):
-    """`480 of 1,000`."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{int(task.completed):,} of {int(task.total or 0):,}", style="green")
-
-
-class _PaceColumn(ProgressColumn):
-    """`480/s, 3 min left`; how long it has been at it where there is no rate."""
-
-    def render(self, task: Task) -> Text:
-        rate, eta = task.fields["rate"], task.fields["eta"]
-        if not rate:
-            return Text(format_duration(time.monotonic() - task.fields["since"]), style="dim")
-        pace, left = _tell_pace(rate, eta, task.completed / max(1, task.total or 0))
-        return Text.assemble((pace, "cyan"), (left, "dim"))
-
-
-def _tell_pace(rate: float, eta: float | None, share: float) -> tuple[str, str]:
-    """The time left is not told of the first messages: a canary says nothing of the others."""
-    left = f", {format_duration(eta)} left" if eta and share >= _TELLING_SHARE else ""
-    return format_rate(rate), left
+        return self._draw(task)
 
 
 class Bar:
@@ -387,10 +365,10 @@ class Bar:
         self._clock = clock
         self._progress = _WholeProgress(
             SpinnerColumn(),
-            _WhatColumn(),
+            _Cell(lambda task: Text(task.description)),
             BarColumn(bar_width=20),
-            _CountColumn(),
-            _PaceColumn(),
+            _Cell(lambda task: Text(f"{int(task.completed):,} of {total:,}", "green")),
+            _Cell(lambda _: self._draw_pace()),
             describe=lambda _: f"{f'{self._what}: ' if self._moved else ''}{self._format_line()}",
             console=console,
             disable=not console.is_terminal,
@@ -398,9 +376,7 @@ class Bar:
         self._what, self._since = "", clock()
         self._moved: _Moved | None = None
         self._ticker = Ticker(self.print_line)
-        self._task = self._progress.add_task(
-            "", total=total, rate=0.0, eta=None, since=time.monotonic()
-        )
+        self._task = self._progress.add_task("", total=total)
 
     def start(self) -> None:
         """Shows the bar, or begins with the lines."""
@@ -417,18 +393,28 @@ class Bar:
         """Says what is being done; something new has no rate yet, only a time."""
         if text != self._what:
             self._what, self._since, self._moved = text, self._clock(), None
-            self._progress.update(
-                self._task, description=text, rate=0.0, eta=None, since=time.monotonic()
-            )
+            self._progress.update(self._task, description=text)
 
     def move(self, done: int, *, rate: float = 0.0, eta: float | None = None) -> None:
         """Sets how many messages are done, how many a second, and the seconds left."""
-        self._progress.update(self._task, completed=done, rate=rate, eta=eta)
         self._moved = _Moved(self._clock(), done, rate, eta)
+        self._progress.update(self._task, completed=done)
 
     def print_line(self) -> None:
         """How far it is, as a line of its own."""
         self._console.print(Text(self._format_line()), soft_wrap=True)
+
+    def _draw_pace(self) -> Text:
+        """`480/s, 3 min left`; how long it has been at it where there is no rate."""
+        if self._moved is None or not self._moved.rate:
+            return Text(format_duration(self._clock() - self._since), "dim")
+        pace, left = self._tell_pace(self._moved)
+        return Text.assemble((pace, "cyan"), (left, "dim"))
+
+    def _tell_pace(self, moved: _Moved) -> tuple[str, str]:
+        """The time left is not told of the first messages: a canary says nothing of the others."""
+        is_told = moved.eta and moved.done / max(1, self._total) >= _TELLING_SHARE
+        return format_rate(moved.rate), f", {format_duration(moved.eta)} left" if is_told else ""
 
     def _format_line(self) -> str:
         now, moved = self._clock(), self._moved
@@ -438,10 +424,7 @@ class Bar:
         # A rate that is some seconds old tells nothing of what is left.
         if (still := now - moved.at) > TICK_SECONDS:
             return f"{told}, none for {format_duration(still)}"
-        share = moved.done / max(1, self._total)
-        return (
-            f"{told}, {''.join(_tell_pace(moved.rate, moved.eta, share))}" if moved.rate else told
-        )
+        return f"{told}, {''.join(self._tell_pace(moved))}" if moved.rate else told
 
 
 @dataclass(frozen=True, slots=True)

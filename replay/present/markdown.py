@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 from backlogctl.formats import format_moment
-from backlogctl.replay.engine.plan import Plan
-from backlogctl.replay.engine.values import Telling
-from backlogctl.values import Recovery
+from backlogctl.replay.present.document import PlanView
 from backlogctl_delivery.visible import escape_name, escape_text
 
 _SHOWN = 4  # warnings
@@ -24,14 +22,18 @@ _WHO = {
 }
 
 
-def describe_body(recovery: Recovery, plan: Plan, told: Telling, page: str = "") -> str:
+def describe_body(view: PlanView, page: str = "") -> str:
     """What a person decides on: what happens, what is stopped and given back, when, how sure.
 
     Figures and ranges are on the recovery's page: here they would push the buttons out of sight.
 
     Args:
         page: address of the recovery's page, for the link; "" for none.
+
+    Raises:
+        Refused: this program cannot read the plan.
     """
+    recovery, (plan, told) = view.recovery, view.require()
     verdict = f"{told.verdict_words[:1].upper()}{told.verdict_words[1:]}"
     parts = [f"**{_plain(verdict)}.** {_plain(told.summary)}"]
     if page:

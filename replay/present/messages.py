@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Self
 
 from rich.console import RenderableType
 
-from backlogctl.clock import format_time
 from backlogctl.formats import format_bytes, format_moment
 from backlogctl.replay.present.layout import Facts, Text
+from backlogctl.values import to_document
 from backlogctl_delivery.visible import escape_name, join_lines
 
 HIDDEN = "***"
@@ -126,12 +126,8 @@ class ShownMessage:
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it: unlike the terminal's it holds long values whole."""
         return {
-            "partition": self.partition,
-            "offset": self.offset,
-            "time": None if self.time is None else format_time(self.time),
-            "key": asdict(self.key),
-            "value": asdict(self.value),
-            "headers": [{"name": name, **asdict(shown)} for name, shown in self.headers],
+            **to_document(self),
+            "headers": [{"name": name, **to_document(shown)} for name, shown in self.headers],
         }
 
 

@@ -12,7 +12,7 @@ from backlogctl.clock import format_time
 from backlogctl.formats import format_count, format_duration, format_moment
 from backlogctl.ledger import BurndownSample, ChunkRecord, StepRecord
 from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED
-from backlogctl.values import ChunkState, Recovery, RecoveryState
+from backlogctl.values import ChunkState, RecoveryState, to_document
 
 # Lines of a recovery's record, as lists of them show them.
 
@@ -100,15 +100,12 @@ def describe_progress(
 def _describe_step(step: StepRecord, now: datetime | None) -> dict[str, Any]:
     end = step.completed_at or now
     return {
-        "step": step.step,
+        **to_document(step, "step", "completed_at", "attempts", "detail"),
         "state": "done" if step.completed_at else "running" if now else "stopped",
         "started_at": format_time(step.first_started_at),
-        "completed_at": None if step.completed_at is None else format_time(step.completed_at),
         "seconds": None
         if end is None
         else max(0.0, round((end - step.first_started_at).total_seconds(), 1)),
-        "attempts": step.attempts,
-        "detail": dict(step.detail),
     }
 
 
@@ -143,14 +140,10 @@ def measure_injection(done: Collection[tuple[datetime, int]], now: datetime) -> 
 def _describe_burndown(samples: Sequence[BurndownSample]) -> dict[str, Any]:
     last, pace = samples[-1], _measure_drain(samples)
     return {
-        "at": format_time(last.at),
-        "step": last.step,
-        "source_lag": last.source_lag,
-        "temporary_lag": last.temporary_lag,
+        **to_document(
+            last, "at", "step", "source_lag", "temporary_lag", "relayed", "handled", "consumers"
+        ),
         "left": pace.left,
-        "relayed": last.relayed,
-        "handled": last.handled,
-        "consumers": last.consumers,
         "relayed_per_second": _round(pace.relayed),
         "handled_per_second": _round(pace.handled),
         "eta_seconds": _round(pace.seconds_left),
@@ -241,11 +234,11 @@ class Share:
         return 100 if self.total <= 0 else min(100, int(self.done / self.total * 100))
 
 
-def find_share(recovery: Recovery, progress: Mapping[str, Any]) -> Share | None:
+def find_share(state: RecoveryState, progress: Mapping[str, Any]) -> Share | None:
     """How much is done, of `describe_progress`; None where nothing can be counted yet."""
-    if recovery.state not in _BEGUN:
+    if state not in _BEGUN:
         return None
-    live, whole = progress["live"], recovery.state is RecoveryState.VERIFIED
+    live, whole = progress["live"], state is RecoveryState.VERIFIED
     if down := progress["burndown"]:
         total = down["handled"] + down["left"]
         lines = [
@@ -295,7 +288,9 @@ def format_detail(detail: Mapping[str, Any]) -> str:
         value = detail.get(name)
         if value in (None, "") or isinstance(value, Mapping | list):
             continue
-        if name.endswith("_at"):
+        if name == "step":
+            value = name_step(value)
+        elif name.endswith("_at"):
             value = format_moment(str(value))
         elif isinstance(value, int):
             value = format_count(value)

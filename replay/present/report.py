@@ -16,9 +16,9 @@ from backlogctl.replay.engine.plan import Plan, mask_values
 from backlogctl.replay.engine.values import Account, RecoveryRecord, Telling
 from backlogctl.replay.present.document import tell_progress
 from backlogctl.replay.present.figures import describe_course
-from backlogctl.replay.present.status import describe_gap, list_next_commands, show_time
+from backlogctl.replay.present.status import describe_gap, list_next_commands
 from backlogctl.replay.present.timeline import collect_record, describe_detail, list_lines
-from backlogctl.values import Gap, Recovery, RecoveryState
+from backlogctl.values import Gap, Recovery, RecoveryState, to_document, to_plain
 
 _CAUSES = {
     "expired": "retention deleted them unread",
@@ -101,14 +101,10 @@ def describe_people(plan: Plan, record: RecoveryRecord) -> dict[str, Any]:
     approved = record.find_last("approved")
     return {
         "planned_by": str(plan.planned_by),
-        "planned_at": format_time(plan.planned_at),
-        "plan_hash": recovery.plan_hash,
-        "approval": plan.approval,
-        "approved_by": recovery.approved_by,
-        "approved_identity": recovery.approved_identity,
-        "approved_at": show_time(approved.at if approved else None),
-        "approved_hash": recovery.approved_hash,
-        "expires_at": show_time(recovery.approval_expires_at),
+        **to_document(plan, "planned_at", "approval"),
+        **to_document(recovery, "plan_hash", "approved_by", "approved_identity", "approved_hash"),
+        "approved_at": to_plain(approved and approved.at),
+        "expires_at": to_plain(recovery.approval_expires_at),
         "automatic": recovery.approved_by == AUTOMATIC,
     }
 
@@ -123,14 +119,8 @@ def describe_plan(plan: Plan, told: Telling) -> dict[str, Any]:
         "verdict_told": told.verdict_words,
         "reasons": list(told.reasons),
         "counts": [
-            {
-                "name": count.name,
-                "value": count.value,
-                "told": count.words,
-                "sign": count.sign,
-                "strong": count.strong,
-            }
-            for count in told.counts
+            {**to_document(one, "name", "value", "sign", "strong"), "told": one.words}
+            for one in told.counts
         ],
         "terms": [{"name": name, "value": value} for name, value in terms],
         "partitions": list(told.document.get("partitions", ())),
@@ -265,13 +255,7 @@ def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, A
     lines, left_out = list_lines(record, isolation)
     return {
         "format": FORMAT,
-        "id": recovery.id,
-        "kind": recovery.kind,
-        "stream": recovery.stream,
-        "cluster": recovery.cluster,
-        "topic": recovery.topic,
-        "group": recovery.group,
-        "state": str(recovery.state),
+        **to_document(recovery, "id", "kind", "stream", "cluster", "topic", "group", "state"),
         "verdict": told.verdict,
         "made_at": format_time(record.now),
         "made_by": f"backlogctl {_find_version()}",
@@ -281,7 +265,7 @@ def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, A
         "standing": describe_standing(workspace, record, account),
         "figures": describe_figures(record, account),
         "losses": describe_losses(record, account),
-        "timeline": {"lines": [line.to_json() for line in lines], "left_out": left_out},
+        "timeline": {"lines": to_plain(lines), "left_out": left_out},
         "plan": describe_plan(plan, told),
         "people": describe_people(plan, record),
         "steps": _describe_steps(record),
@@ -301,11 +285,8 @@ def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, A
 def _describe_verification(account: Account) -> dict[str, Any]:
     found = account.verification
     return {
-        "result": found.result,
-        "told": found.told,
+        **to_document(found, "result", "told", "columns", "partitions"),
         "checks": [{"told": check.words, "value": check.value} for check in found.checks],
-        "columns": list(found.columns),
-        "partitions": [list(row) for row in found.partitions],
     }
 
 

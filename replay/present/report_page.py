@@ -17,6 +17,7 @@ from backlogctl.formats import format_duration, format_moment
 from backlogctl.replay.present.figures import list_lag_figures, list_work_figures, load_templates
 from backlogctl.replay.present.layout import Facts, Text
 from backlogctl.replay.present.terminal import draw_title
+from backlogctl.replay.present.tones import find_tone
 from backlogctl_delivery.visible import escape_text
 
 
@@ -51,9 +52,6 @@ def render_summary(document: Mapping[str, Any]) -> RenderableType:
         add("record", record["problem"] or "the plan was changed after it was hashed", "bold red")
     named = (document[name] for name in ("id", "kind", "stream", "state", "verdict"))
     return Group(draw_title(*named), grid)
-
-
-# Writes a file whole or not at all.
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -120,6 +118,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         "exact_moment": format_moment,
         "duration": _format_took,
         "code": set_code,
+        "tone": find_tone,
         "words": lambda text: str(text).replace("_", " "),
     }
     figures = {

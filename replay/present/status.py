@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Any
 
-from backlogctl.clock import format_time
 from backlogctl.errors import BacklogError, Refused
 from backlogctl.formats import format_count, format_moment, format_plural
 from backlogctl.replay.engine.approval import check_runnable, is_expired
@@ -22,7 +20,7 @@ from backlogctl.replay.engine.values import (
     RecoveryStatus,
     Telling,
 )
-from backlogctl.values import Gap, LedgerEvent, Recovery, RecoveryState
+from backlogctl.values import Gap, LedgerEvent, Recovery, RecoveryState, to_document
 from backlogctl_delivery.visible import escape_text
 
 UNKNOWN = "unknown"
@@ -30,25 +28,12 @@ UNKNOWN = "unknown"
 
 def describe_gap(gap: Gap) -> dict[str, Any]:
     """A gap as `gaps --json` prints it."""
-    return {
-        "id": gap.id,
-        "stream": gap.stream,
-        "partition": gap.partition,
-        "start": gap.start,
-        "end": gap.end,
-        "count": gap.count,
-        "cause": str(gap.cause),
-        "certainty": str(gap.certainty),
-        "state": str(gap.state),
-        "first_time": show_time(gap.first_time),
-        "last_time": show_time(gap.last_time),
-        "detected_at": show_time(gap.detected_at),
-        "topic": gap.topic,
-        "group": gap.group,
-        "reason": gap.reason,
-        "archive": gap.archive,
-        "sequences": None if gap.sequences is None else asdict(gap.sequences),
-    }
+    return to_document(
+        gap,
+        *("id", "stream", "topic", "group", "partition", "start", "end", "count"),
+        *("cause", "certainty", "state", "first_time", "last_time", "detected_at"),
+        *("reason", "archive", "sequences"),
+    )
 
 
 def describe_recovery(workspace: Workspace, recovery: Recovery) -> dict[str, Any]:
@@ -57,23 +42,13 @@ def describe_recovery(workspace: Workspace, recovery: Recovery) -> dict[str, Any
     Where this program cannot read the plan, `problem` says why, and `plan` is what is stored.
     """
     common = {
-        "id": recovery.id,
-        "kind": recovery.kind,
-        "stream": recovery.stream,
-        "state": str(recovery.state),
-        "plan_hash": recovery.plan_hash,
-        "topic": recovery.topic,
-        "group": recovery.group,
-        "created_at": show_time(recovery.created_at),
-        "approved_by": recovery.approved_by,
-        "approved_identity": recovery.approved_identity,
-        "approval_expires_at": show_time(recovery.approval_expires_at),
-        "requested": recovery.requested,
-        "runner": recovery.runner,
-        "injected": recovery.injected,
+        **to_document(
+            recovery,
+            *("id", "kind", "stream", "state", "plan_hash", "topic", "group", "created_at"),
+            *("approved_by", "approved_identity", "approval_expires_at", "requested", "runner"),
+            *("injected", "skipped", "detail"),
+        ),
         "injects": _may_inject(workspace, recovery),
-        "skipped": recovery.skipped,
-        "detail": dict(recovery.detail),
     }
     try:
         plan, told = workspace.plan_of(recovery), describe_recovery_plan(workspace, recovery)
@@ -93,8 +68,7 @@ def describe_recovery(workspace: Workspace, recovery: Recovery) -> dict[str, Any
         "other_groups": list(told.other_groups),
         "other_groups_unknown": told.others_unknown or None,
         "size": told.size,
-        "planned_by": asdict(plan.planned_by),
-        "planned_at": format_time(plan.planned_at),
+        **to_document(plan, "planned_by", "planned_at"),
     }
 
 
@@ -135,24 +109,15 @@ def describe_run(
     kind = workspace.kind_of(recovery)
     return {
         **run,
-        "id": recovery.id,
-        "kind": recovery.kind,
-        "state": str(recovery.state),
+        **to_document(recovery, "id", "kind", "state", "stream"),
         "counts": kind.count_run(kind.read_plan(recovery), recovery, run.get("counts") or {}),
-        "stream": recovery.stream,
     }
 
 
 def describe_event(event: LedgerEvent) -> dict[str, Any]:
     """One line of a recovery's record."""
-    return {
-        "sequence": event.sequence,
-        "at": show_time(event.at),
-        "actor": event.actor,
-        "action": event.action,
-        "detail": dict(event.detail),
-        "hash": event.hash,
-    }
+    names = ("sequence", "at", "actor", "action", "detail", "hash")
+    return to_document(event, *names)
 
 
 def list_next_commands(workspace: Workspace, recovery: Recovery) -> list[str]:
@@ -186,11 +151,6 @@ def _refuses(check: Callable[..., object], *arguments: object) -> bool:
     except Refused:
         return True
     return False
-
-
-def show_time(moment: datetime | None) -> str | None:
-    """As a document has it."""
-    return None if moment is None else format_time(moment)
 
 
 # How a recovery stands: who reads, who is stopped, what is only in a temporary topic, what next.

@@ -1,9 +1,10 @@
-"""Archives for the terminal, drawn from the JSON documents."""
+"""Lists and documents of the verbs for the terminal, drawn from the JSON documents."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,10 +16,42 @@ from backlogctl.formats import (
     format_moment,
     format_plural,
 )
-from backlogctl.replay.present.layout import Facts, Table, Text, make_line, tell
+from backlogctl.replay.present.layout import Facts, Table, Text, make_line
 from backlogctl.replay.present.terminal import render_warnings
+from backlogctl.replay.present.tones import STYLES, find_tone
+from backlogctl_delivery.visible import escape_name
 
 Document = Mapping[str, Any]
+
+
+def render_rows(rows: Iterable[Document], columns: Sequence[str]) -> Table:
+    """Documents of one sort, by some of their fields: `#field` and `=field` as in `Table`."""
+    names = [column.lstrip("#=") for column in columns]
+    return Table(
+        *(column.removesuffix("_seconds").replace("_", " ") for column in columns),
+        rows=[[_say_value(name, row[name]) for name in names] for row in rows],
+    )
+
+
+def render_fields(document: Document) -> Facts:
+    """Every field of a document that says something."""
+    return Facts(
+        (name.removesuffix("_seconds").replace("_", " "), _say_value(name, value))
+        for name, value in document.items()
+        if value not in (None, [], ())
+    )
+
+
+def _say_value(name: str, value: Any) -> str:
+    if value is None:
+        return "—"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(escape_name, value))
+    if isinstance(value, datetime):
+        return format_moment(value)
+    return format_duration(value) if name.endswith("_seconds") else escape_name(str(value))
+
+
 _STAGES = {
     "put_back": "put back",
     "under_way": "about to be put back",
@@ -31,22 +64,23 @@ def render_archives(archives: Sequence[Document]) -> RenderableType:
     """`archive list`: one line an archive."""
     if not archives:
         return Text("no archives: nothing was offloaded yet", style="dim")
-    table = Table(
+    return Table(
         *("=archive", "stream", "=made", "#messages", "#bytes"),
         *("#put back", "#waiting", "=expires"),
+        rows=[
+            (
+                one["id"],
+                one["stream"],
+                f"{format_moment(one['made_at'])[:16]}Z",
+                format_count(one["messages"]),
+                format_bytes(one["bytes"]),
+                format_count(one["put_back"]),
+                Text(format_count(one["waiting"]), style="bold yellow" if one["waiting"] else ""),
+                _say_expiry(one),
+            )
+            for one in archives
+        ],
     )
-    for one in archives:
-        table.add(
-            one["id"],
-            one["stream"],
-            f"{format_moment(one['made_at'])[:16]}Z",
-            format_count(one["messages"]),
-            format_bytes(one["bytes"]),
-            format_count(one["put_back"]),
-            Text(format_count(one["waiting"]), style="bold yellow" if one["waiting"] else ""),
-            _say_expiry(one),
-        )
-    return table
 
 
 def render_archive(document: Document) -> RenderableType:
@@ -77,49 +111,52 @@ def render_check(document: Document) -> RenderableType:
             f"archive {document['id']} is whole: {format_plural(document['files'], 'file')} with "
             f"{format_plural(document['messages'], 'message')}, each as it was written"
         )
-        return tell(told, "green")
-    lines = [tell(f"archive {document['id']} is not what was written", "bold red")]
+        return Text(told, "green")
+    lines = [Text(f"archive {document['id']} is not what was written", "bold red")]
     for kind in ("missing", "corrupt", "unexpected"):
-        lines += [tell(f"{kind}: {path}", hang=2) for path in document[kind]]
-    lines.append(
-        tell(
-            f"bring these files back from a copy, in {document['location']}; nothing is sent from "
-            "this archive as it is",
-            "cyan",
-        )
+        lines += [Text(f"{kind}: {path}", hang=2) for path in document[kind]]
+    told = (
+        f"bring these files back from a copy, in {document['location']}; nothing is sent from this "
+        "archive as it is"
     )
-    return Group(*lines)
+    return Group(*lines, Text(told, "cyan"))
 
 
 def _draw_ranges(document: Document) -> RenderableType:
-    table = Table("#partition", "#offsets", "#messages", "#no message", "=from", "=to")
-    for item in document["ranges"]:
-        empty = item["start"] == item["end"]
-        table.add(
-            str(item["partition"]),
-            "none" if empty else f"{item['start']:,}–{item['end'] - 1:,}",
-            format_count(item["messages"]),
-            format_count(item["holes"]),
-            format_moment(item["first_time"]) if item["first_time"] else "unknown",
-            format_moment(item["last_time"]) if item["last_time"] else "unknown",
-        )
-    return table
+    return Table(
+        *("#partition", "#offsets", "#messages", "#no message", "=from", "=to"),
+        rows=[
+            (
+                str(item["partition"]),
+                "none" if item["start"] == item["end"] else _say_offsets(item),
+                format_count(item["messages"]),
+                format_count(item["holes"]),
+                format_moment(item["first_time"]) if item["first_time"] else "unknown",
+                format_moment(item["last_time"]) if item["last_time"] else "unknown",
+            )
+            for item in document["ranges"]
+        ],
+    )
 
 
 def _draw_gaps(document: Document) -> list[RenderableType]:
     if not document["gaps"]:
         return []
-    table = Table("=gap", "#partition", "#offsets", "#messages", "=state")
-    for gap in document["gaps"]:
-        at_most = "" if gap["exact"] else "≤ "
-        table.add(
+    rows = [
+        (
             gap["id"],
             str(gap["partition"]),
-            f"{gap['start']:,}–{gap['end'] - 1:,}",
-            f"{at_most}{format_count(gap['messages'])}",
+            _say_offsets(gap),
+            f"{'' if gap['exact'] else '≤ '}{format_count(gap['messages'])}",
             _STAGES[gap["stage"]],
         )
-    return [table]
+        for gap in document["gaps"]
+    ]
+    return [Table("=gap", "#partition", "#offsets", "#messages", "=state", rows=rows)]
+
+
+def _say_offsets(item: Document) -> str:
+    return f"{item['start']:,}–{item['end'] - 1:,}"
 
 
 def _say_expiry(one: Document) -> str:
@@ -130,9 +167,6 @@ def _say_expiry(one: Document) -> str:
     return f"{format_moment(one['expires_at'])[:16]}Z"
 
 
-# What an audit found, for people: worst first, each with what to do about it.
-
-_STYLES = {"lost": "bold red", "suspect": "yellow", "unknown": "magenta", "noted": "dim"}
 _ENDS = {
     "clean": ("nothing was found; what that means:", "green"),
     "suspect": ("messages may be missing", "yellow"),
@@ -142,10 +176,10 @@ _INDENT = 10
 _SHOWN = 5
 
 
-def render_audit(document: Mapping[str, Any]) -> RenderableType:
+def render_audit(document: Document) -> RenderableType:
     """Of the document of `audit`."""
     parts: list[RenderableType] = [
-        tell(f"audit {document['audit']} of stream {document['stream']}", "bold")
+        Text(f"audit {document['audit']} of stream {document['stream']}", "bold")
     ]
     facts = Facts()
     for name, value in document["figures"].items():
@@ -155,29 +189,30 @@ def render_audit(document: Mapping[str, Any]) -> RenderableType:
     parts += [part for finding in document["findings"] for part in _draw_finding(finding)]
     parts.append(Text())
     if document["verdict"] == "lost":
-        parts.append(tell(f"{format_plural(document['missing'], 'message')} lost", "bold red"))
+        parts.append(Text(f"{format_plural(document['missing'], 'message')} lost", "bold red"))
     else:
-        parts.append(tell(*_ENDS[document["verdict"]]))
-    parts.append(tell(document["claims"], "dim"))
+        parts.append(Text(*_ENDS[document["verdict"]]))
+    parts.append(Text(document["claims"], "dim"))
     if gaps := document["gaps"]:
         named = ", ".join(gaps[:_SHOWN]) + (", ..." if len(gaps) > _SHOWN else "")
-        parts.append(tell(f"on record as {format_plural(len(gaps), 'gap')}: {named}"))
+        parts.append(Text(f"on record as {format_plural(len(gaps), 'gap')}: {named}"))
     parts += [make_line(Text(command, "bold")) for command in document["next_commands"]]
     return Group(*parts)
 
 
-def _draw_finding(finding: Mapping[str, Any]) -> Iterator[RenderableType]:
-    level = Text(f"  {finding['level']:<{_INDENT - 2}}", style=_STYLES[finding["level"]])
-    yield Text.assemble(level, finding["found"], hang=_INDENT)
+def _draw_finding(finding: Document) -> Iterator[RenderableType]:
+    yield Text.assemble(_draw_level(finding), finding["found"], hang=_INDENT)
     if finding["mend"]:
-        yield tell(f"{' ' * _INDENT}{finding['mend']} ({finding['page']})", "dim", hang=_INDENT)
+        yield _indent(f"{finding['mend']} ({finding['page']})", "dim")
     for command in finding["commands"]:
-        yield make_line(Text(f"{' ' * _INDENT}{command}", "bold"))
+        yield make_line(_indent(command, "bold"))
 
 
-# What the doctor found, for people: worst first, each with what mends it.
+def _draw_level(finding: Document) -> Text:
+    level = finding["level"]
+    return Text(f"  {level:<{_INDENT - 2}}", style=STYLES[find_tone(level)])
 
-_DOCTOR_STYLES = {"loses": "bold red", "stops": "bold red", "unknown": "magenta", "warns": "yellow"}
+
 _DOCTOR_ENDS = {
     0: ("nothing here loses messages or stops a recovery", "green"),
     1: ("something will lose messages or stop a recovery", "bold red"),
@@ -185,43 +220,39 @@ _DOCTOR_ENDS = {
 }
 
 
-def render_examinations(document: Mapping[str, Any]) -> RenderableType:
+def render_examinations(document: Document) -> RenderableType:
     """Of the document of `doctor`."""
     parts: list[RenderableType] = []
     for one in document["examinations"]:
         findings = one["findings"]
         count = format_plural(len(findings), "finding") if findings else "nothing found"
         name = f"outbox {one['name']}" if one["about"] == "outbox" else one["name"]
-        parts.append(tell(f"{name or 'the tool'}: {count}", "bold"))
+        parts.append(Text(f"{name or 'the tool'}: {count}", "bold"))
         parts += [part for finding in findings for part in _doctor_draw_finding(finding)]
         parts.append(Text())
-    return Group(*parts, tell(*_DOCTOR_ENDS[document["result"]]))
+    return Group(*parts, Text(*_DOCTOR_ENDS[document["result"]]))
 
 
-def _doctor_draw_finding(finding: Mapping[str, Any]) -> Iterator[RenderableType]:
-    level = Text(f"  {finding['level']:<{_INDENT - 2}}", style=_DOCTOR_STYLES[finding["level"]])
-    yield Text.assemble(level, (finding["subject"], "bold"), hang=_INDENT)
+def _doctor_draw_finding(finding: Document) -> Iterator[RenderableType]:
+    yield Text.assemble(_draw_level(finding), (finding["subject"], "bold"), hang=_INDENT)
     yield _indent(finding["found"])
     yield _indent(f"{finding['why']} ({finding['page']})", "dim")
     if finding["mend"]:
         yield _indent(f"→ {finding['mend']}")
     for command in finding["commands"]:
-        yield make_line(Text(" " * _INDENT + command, style="cyan"))
+        yield make_line(_indent(command, "cyan"))
 
 
-def _indent(text: str, style: str = "") -> RenderableType:
-    return tell(" " * _INDENT + text, style, hang=_INDENT)
+def _indent(text: str, style: str = "") -> Text:
+    return Text(" " * _INDENT + text, style, hang=_INDENT)
 
 
-# The groups of a cluster, for a person who chooses some of them.
-
-
-def render_groups(document: Mapping[str, Any]) -> RenderableType:
+def render_groups(document: Document) -> RenderableType:
     """`init --bootstrap`: those that can be chosen with their numbers, the others with the reason.
 
     The numbers are those of the choice.
     """
-    groups: Sequence[Mapping[str, Any]] = document["groups"]
+    groups: Sequence[Document] = document["groups"]
     table = Table("#no.", "=group", "=topic", "#partitions", "#members", "#lag")
     good = [one for one in groups if not one["why_not"]]
     for number, group in enumerate(good, 1):
@@ -240,7 +271,7 @@ def render_groups(document: Mapping[str, Any]) -> RenderableType:
             )
     parts: list[RenderableType] = [table] if good else []
     parts += [
-        tell(f"{show_name(one['group'])}: {one['why_not']}", "dim", hang=2)
+        Text(f"{show_name(one['group'])}: {one['why_not']}", "dim", hang=2)
         for one in groups
         if one["why_not"]
     ]

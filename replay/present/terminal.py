@@ -5,10 +5,10 @@ Names, reasons and errors come from elsewhere: they are put into `Text`, never i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 
 from backlogctl.formats import (
     format_count,
@@ -19,54 +19,25 @@ from backlogctl.formats import (
 )
 from backlogctl.replay.engine.values import PlanFigure, Telling
 from backlogctl.replay.engine.values import Table as PlanTable
-from backlogctl.replay.present.document import RecoveryDocument, list_event_lines
+from backlogctl.replay.present.document import PlanView, list_event_lines
 from backlogctl.replay.present.layout import (
     Facts,
     Framed,
     Table,
     Text,
     make_line,
-    print_wrapped,
-    tell,
 )
-from backlogctl.replay.present.progress import name_step
+from backlogctl.replay.present.progress import Share, find_share, name_step
 from backlogctl.replay.present.status import UNKNOWN, list_lines
-from backlogctl.values import LedgerEvent, Recovery
+from backlogctl.replay.present.tones import STYLES, find_tone
+from backlogctl.values import LedgerEvent, Recovery, RecoveryState
 
 Document = Mapping[str, Any]
-
-_STYLES = {
-    "exact": "bold green",
-    "covering": "bold green",
-    "within": "green",
-    "chosen": "green",
-    "archives": "green",
-    "verified": "bold green",
-    "ok": "green",
-    "healthy": "green",
-    "approved": "green",
-    "injected": "green",
-    "lost": "bold red",
-    "failed": "bold red",
-    "open": "bold red",
-    "surplus": "bold red",
-    "loses": "bold red",
-    "wins": "bold green",
-    "cancelled": "dim",
-    "rejected": "dim",
-    "waived": "dim",
-    "losing": "bold red",
-    "stop": "bold red",
-    "stall": "bold red",
-    "rewind": "bold red",
-    "beyond_end": "bold red",
-    "unknown": "magenta",
-}
 
 
 def style_word(word: str) -> Text:
     """A state or verdict in its colour."""
-    return Text(word, style=_STYLES.get(word, "yellow"))
+    return Text(word, style=STYLES[find_tone(word)])
 
 
 def render_status(document: Document) -> RenderableType:
@@ -74,7 +45,7 @@ def render_status(document: Document) -> RenderableType:
     blocks: list[RenderableType] = []
     for stream in document["streams"]:
         blocks.extend(_draw_stream(stream))
-    return Group(*blocks) if blocks else tell("no streams in the configuration", "yellow")
+    return Group(*blocks) if blocks else Text("no streams in the configuration", "yellow")
 
 
 def _draw_stream(stream: Document) -> list[RenderableType]:
@@ -84,22 +55,21 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     if stream.get("error"):
         return [
             head,
-            tell(f"  {stream['error']['message']}", "red", hang=2),
-            *_draw_standings(stream),
+            Text(f"  {stream['error']['message']}", "red", hang=2),
+            *render_standings(stream.get("standings", ())),
         ]
     blocks: list[RenderableType] = [head]
     if stream.get("sentence"):
-        blocks.append(tell(str(stream["sentence"]), "bold"))
+        blocks.append(Text(str(stream["sentence"]), "bold"))
     if stream.get("share"):
         blocks.append(_draw_share(stream["share"]["partitions"]))
     else:
         blocks.append(_draw_lags(stream["partitions"]))
     blocks += render_group_members(stream.get("members"))
     blocks += render_warnings(stream.get("warnings", ()))
-    blocks += [tell(f"→ {way}", hang=2) for way in stream.get("ways", ())]
-    blocks += _draw_standings(stream)
-    for command in stream.get("next_commands", ()):
-        blocks.append(_draw_next(str(command)))
+    blocks += [Text(f"→ {way}", hang=2) for way in stream.get("ways", ())]
+    blocks += render_standings(stream.get("standings", ()))
+    blocks += render_next(*stream.get("next_commands", ()))
     if stream.get("page"):
         blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))
     return [*blocks, Text()]
@@ -107,12 +77,17 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
 
 def _draw_share(rows: Sequence[Document]) -> Table:
     """A share group's partitions: it has no committed offsets."""
-    table = Table("#part.", "#start offset", "#not acknowledged, at most")
-    for row in rows:
-        cells = (row["start"], row["lag"])
-        told = ("unknown" if cell is None else format_count(cell) for cell in cells)
-        table.add(str(row["partition"]), *told)
-    return table
+    return Table(
+        *("#part.", "#start offset", "#not acknowledged, at most"),
+        rows=[
+            (str(row["partition"]), _count_known(row["start"]), _count_known(row["lag"]))
+            for row in rows
+        ],
+    )
+
+
+def _count_known(count: int | None) -> str:
+    return "unknown" if count is None else format_count(count)
 
 
 def render_group_members(group: Document | None) -> list[RenderableType]:
@@ -120,7 +95,7 @@ def render_group_members(group: Document | None) -> list[RenderableType]:
     if group is None:
         return []
     if group["error"]:
-        return [tell(f"members: unknown: {group['error']['message']}", "magenta", hang=2)]
+        return [Text(f"members: unknown: {group['error']['message']}", "magenta", hang=2)]
     if not group["members"]:
         return [Text("members: none", style="dim")]
     table = Table("member", "=host", "partitions", "=last commit")
@@ -146,11 +121,13 @@ def render_group_members(group: Document | None) -> list[RenderableType]:
     return lines
 
 
-def _draw_standings(stream: Document) -> list[RenderableType]:
-    blocks: list[RenderableType] = []
-    for standing in stream.get("standings", ()):
-        blocks += [render_recovery_status(standing), *map(_draw_next, standing["next_commands"])]
-    return blocks
+def render_standings(standings: Iterable[Document]) -> list[RenderableType]:
+    """How recoveries stand, and what comes next of each."""
+    return [
+        block
+        for standing in standings
+        for block in (render_recovery_status(standing), *render_next(*standing["next_commands"]))
+    ]
 
 
 def _draw_lags(rows: Sequence[Document]) -> Table:
@@ -198,8 +175,8 @@ def render_gaps(document: Document) -> RenderableType:
     if not gaps:
         if document["warnings"]:
             # What may be lost is told below; it is no gap before that is known.
-            return tell("no gaps on record; not all is known yet:", "yellow")
-        return tell("no gaps: nothing is known to be lost", "green")
+            return Text("no gaps on record; not all is known yet:", "yellow")
+        return Text("no gaps: nothing is known to be lost", "green")
     by_stream: dict[str, list[Document]] = {}
     for gap in gaps:
         by_stream.setdefault(str(gap["stream"]), []).append(gap)
@@ -223,17 +200,20 @@ def render_gaps(document: Document) -> RenderableType:
 
 
 def _draw_gaps_of(gaps: Sequence[Document]) -> Table:
-    table = Table("=gap", "#part.", "#offsets", "#messages", "why, how sure", "=state")
-    for gap in gaps:
-        table.add(
-            str(gap["id"]),
-            str(gap["partition"]),
-            _say_offsets(gap),
-            "unknown" if gap["count"] is None else f"≤ {format_count(gap['count'])}",
-            _say_cause(gap),
-            style_word(str(gap["state"])),
-        )
-    return table
+    return Table(
+        *("=gap", "#part.", "#offsets", "#messages", "why, how sure", "=state"),
+        rows=[
+            (
+                str(gap["id"]),
+                str(gap["partition"]),
+                _say_offsets(gap),
+                "unknown" if gap["count"] is None else f"≤ {format_count(gap['count'])}",
+                _say_cause(gap),
+                style_word(str(gap["state"])),
+            )
+            for gap in gaps
+        ],
+    )
 
 
 def _say_offsets(gap: Document) -> str:
@@ -257,86 +237,76 @@ def render_recoveries(document: Document) -> RenderableType:
     if not rows:
         return Text("no recoveries yet", style="dim")
     several = ["=kind"] if len({row["kind"] for row in rows}) > 1 else []
-    table = Table(
-        "=recovery",
-        *several,
-        "stream",
-        "=state",
-        "=verdict",
-        "#messages",
-        "#injected",
+    return Table(
+        *("=recovery", *several, "stream", "=state", "=verdict", "#messages", "#injected"),
         "=planned",
+        rows=[
+            (
+                row["id"],
+                *([row["kind"]] if several else []),
+                row["stream"],
+                style_word(row["state"]),
+                style_word(row["verdict"]),
+                format_count(row["size"]),
+                format_count(row["injected"] if row["injects"] else None),
+                # The id holds the year.
+                f"{format_moment(row['created_at'])[5:16]}Z",
+            )
+            for row in rows
+        ],
     )
-    for row in rows:
-        table.add(
-            row["id"],
-            *([row["kind"]] if several else []),
-            row["stream"],
-            style_word(row["state"]),
-            style_word(row["verdict"]),
-            format_count(row["size"]),
-            format_count(row["injected"] if row["injects"] else None),
-            # The id holds the year.
-            f"{format_moment(row['created_at'])[5:16]}Z",
-        )
-    return table
 
 
 def render_warnings(warnings: Sequence[str]) -> list[RenderableType]:
     """What to know, a sentence each."""
-    return [tell(f"! {warning}", "yellow", hang=2) for warning in warnings]
+    return [Text(f"! {warning}", "yellow", hang=2) for warning in warnings]
 
 
 def render_events(events: Sequence[LedgerEvent]) -> RenderableType:
     """A recovery's record: when, who, what; `--json` has every line and every detail."""
-    table = Table("=when", "who", "what", "")
-    for line in list_event_lines(events):
-        table.add(format_moment(line.at)[5:], line.actor, line.action, line.detail)
-    return table
+    return Table(
+        *("=when", "who", "what", ""),
+        rows=[
+            (format_moment(line.at)[5:], line.actor, line.action, line.detail)
+            for line in list_event_lines(events)
+        ],
+    )
 
 
-def print_done(console: Console, name: str, state: str, rest: str) -> None:
+def render_done(name: str, state: str, rest: str) -> Text:
     """One line about what was done: what it is, its state in colour, and the rest."""
-    line = Text.assemble((name, "bold"), " ", style_word(state), rest)
-    print_wrapped(console, line)
+    return Text.assemble((name, "bold"), " ", style_word(state), rest)
 
 
 def render_recovery_status(standing: Document) -> RenderableType:
-    """How a recovery stands, and the next command."""
-    grid = Facts()
-    for name, told in list_lines(standing):
-        grid.add(name, told)
-    return Group(Text("how things stand", style="bold"), grid)
+    """How a recovery stands."""
+    return Group(Text("how things stand", style="bold"), Facts(list_lines(standing)))
 
 
-def print_next(console: Console, *commands: str) -> None:
-    """Says which command comes next."""
-    for command in commands:
-        console.print(Group(_draw_next(command)), crop=False)
+def render_next(*commands: str) -> list[Text]:
+    """Which command comes next."""
+    return [
+        make_line(Text.assemble(("next: ", "dim"), (command, "bold cyan"))) for command in commands
+    ]
 
-
-def _draw_next(command: str) -> Text:
-    return make_line(Text.assemble(("next: ", "dim"), (command, "bold cyan")))
-
-
-# How far a recovery is, for a terminal: what is left, how fast it goes, the steps.
 
 _WIDTH = 98
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 36
 
 
-def render_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
+def render_progress(
+    progress: Document, width: int = _WIDTH, state: RecoveryState = RecoveryState.RUNNING
+) -> RenderableType:
     """How far it is, from `describe_progress`: what is left, how fast it goes, the steps."""
     parts: list[RenderableType] = []
-    if down := progress["burndown"]:
-        parts.append(_draw_left(down, live=progress["live"]))
-    if sent := progress["injection"]:
-        grid = Facts()
-        grid.add("put back", _draw_bar(sent["injected"], sent["staged"]))
-        if rate := sent["injected_per_second"]:
-            left = f", done in about {format_duration(sent['eta_seconds'])}"
-            grid.add("", f"{format_rate(rate)}{left if sent['eta_seconds'] else ''}")
+    if share := find_share(state, progress):
+        grid = Facts([(share.verb, _draw_bar(share))])
+        if down := progress["burndown"]:
+            _add_left(grid, down, live=progress["live"])
+        elif share.rate:
+            left = f", done in about {format_duration(share.eta)}" if share.eta else ""
+            grid.add("", f"{format_rate(share.rate)}{left}")
         parts.append(grid)
     parts.append(_draw_steps(progress["steps"]))
     title = Text("progress", style="bold")
@@ -345,10 +315,7 @@ def render_progress(progress: Document, width: int = _WIDTH) -> RenderableType:
     return Framed(title, parts, width)
 
 
-def _draw_left(down: Document, *, live: bool) -> RenderableType:
-    total = down["handled"] + down["left"]
-    grid = Facts()
-    grid.add("handled", _draw_bar(down["handled"], total))
+def _add_left(grid: Facts, down: Document, *, live: bool) -> None:
     if len(down["curve"]) > 1:
         curve = Text(_draw_curve(down["curve"]), style="cyan")
         curve.append(f"  {format_count(down['left'])} left", "bold")
@@ -369,17 +336,15 @@ def _draw_left(down: Document, *, live: bool) -> RenderableType:
         else:
             told = Text.assemble("drained in about ", (format_duration(eta), "bold green"))
         grid.add("", told)
-    return grid
 
 
-def _draw_bar(done: int, total: int) -> Text:
-    share = done / total if total else 1.0
-    full = round(share * _BAR_CELLS)
+def _draw_bar(share: Share) -> Text:
+    full = round((share.done / share.total if share.total else 1.0) * _BAR_CELLS)
     return Text.assemble(
         ("━" * full, "green"),
         ("━" * (_BAR_CELLS - full), "bright_black"),
-        (f" {int(share * 100)} %", "bold"),
-        f"  {format_count(done)} of {format_count(total)}",
+        (f" {share.percent} %", "bold"),
+        f"  {format_count(share.done)} of {format_count(share.total)}",
     )
 
 
@@ -420,39 +385,34 @@ def _draw_steps(steps: Sequence[Document]) -> RenderableType:
     return table
 
 
-# A plan for a terminal.
-
 _SHOWN = 12
-_PLANS_STYLES = {"good": "bold green", "bad": "bold red", "warn": "yellow", "strong": "bold"}
 
 
 def render_plan(recovery: Recovery, told: Telling) -> RenderableType:
     """What will be done, why, and what to know before."""
-    parts: list[RenderableType] = [tell(told.summary, "bold")]
+    parts: list[RenderableType] = [Text(told.summary, "bold")]
     if told.own_counts:
         parts.append(_draw_counts(told.own_counts))
     if told.tables:
         parts.append(_draw_table(told.tables[0]))
     parts += [_draw_facts(told), Text(), _draw_answered(recovery, told)]
-    parts += [tell(f"{told.verdict}: {why}", hang=2) for why in told.reasons]
+    parts += [Text(f"{told.verdict}: {why}", hang=2) for why in told.reasons]
     if told.warnings:
         parts += [Text(), *render_warnings(told.warnings)]
     return Framed(render_head(recovery, told.verdict), parts, _WIDTH)
 
 
-def render_document_plan(document: RecoveryDocument) -> RenderableType:
+def render_plan_view(view: PlanView) -> RenderableType:
     """The plan of a recovery; what is known of it where this program cannot read the plan."""
-    recovery = document.recovery
-    if document.plan is not None:
-        return render_plan(recovery, document.plan)
-    grid = Facts()
-    grid.add("topic", f"{recovery.topic}, read by group {recovery.group}")
+    recovery = view.recovery
+    if view.telling is not None:
+        return render_plan(recovery, view.telling)
+    assert view.refusal is not None
+    grid = Facts([("topic", f"{recovery.topic}, read by group {recovery.group}")])
     _add_approver(grid, recovery)
     parts: list[RenderableType] = [
-        tell(document.problem, "bold red"),
-        tell(document.hint),
-        Text(),
-        grid,
+        *(Text(view.refusal.message, "bold red"), Text(view.refusal.hint)),
+        *(Text(), grid),
     ]
     return Framed(render_head(recovery, UNKNOWN), parts, _WIDTH)
 
@@ -475,11 +435,12 @@ def draw_title(name: str, kind: str, stream: str, state: str, verdict: str) -> T
 
 
 def _draw_counts(counts: tuple[PlanFigure, ...]) -> RenderableType:
-    grid = Facts(is_counted=True)
-    for count in counts:
-        style = "bold" if count.strong else ""
-        grid.add(Text(str(count), style=style), Text(count.words, style=style))
-    return grid
+    pairs = [
+        (Text(str(one), style), Text(one.words, style))
+        for one in counts
+        for style in ("bold" if one.strong else "",)
+    ]
+    return Facts(pairs, is_counted=True)
 
 
 def _draw_table(table: PlanTable) -> RenderableType:
@@ -487,16 +448,13 @@ def _draw_table(table: PlanTable) -> RenderableType:
     rows, rest = table.top(_SHOWN)
     for row in rows:
         cells: list[str | Text] = list(row.cells)
-        cells[row.toned] = Text(row.cells[row.toned], style=_PLANS_STYLES.get(row.tone, ""))
+        cells[row.toned] = Text(row.cells[row.toned], style=STYLES[row.tone])
         drawn.add(*cells)
-    return Group(drawn, tell(rest, "dim")) if rest else drawn
+    return Group(drawn, Text(rest, "dim")) if rest else drawn
 
 
 def _draw_facts(told: Telling) -> RenderableType:
-    grid = Facts()
-    for fact in told.facts:
-        grid.add(fact.name, Text(fact.text, style=_PLANS_STYLES.get(fact.tone, "")))
-    return grid
+    return Facts((fact.name, Text(fact.text, STYLES[fact.tone])) for fact in told.facts)
 
 
 def _draw_answered(recovery: Recovery, told: Telling) -> RenderableType:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any
 
-from backlogctl.clock import format_time
 from backlogctl.formats import format_duration, format_plural
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.holds import Hold
@@ -18,10 +16,13 @@ from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED, Workspac
 from backlogctl.replay.engine.values import RecoveryRecord
 from backlogctl.replay.present.document import read_record
 from backlogctl.replay.present.figures import measure_lag
-from backlogctl.replay.present.progress import find_finished_starts, name_line, name_step
+from backlogctl.replay.present.progress import (
+    find_finished_starts,
+    format_detail,
+    name_line,
+    name_step,
+)
 from backlogctl.values import FINAL, Cause, Gap, GapState, LedgerEvent, Recovery, hash_value
-
-# Reads what a report is made of.
 
 # The lag before that has nothing to do with this incident.
 _LOOK_BACK = timedelta(hours=24)
@@ -115,15 +116,8 @@ _WORDS = {
     "read back": "everything read back",
     "said": "note",
 }
-# The details of an event that are shown, with the words before them; no others are.
-_DETAILS = {
-    "by": "by ",
-    "reason": "",
-    "step": "at ",
-    "message": "",
-    "superseded_by": "by ",
-    "runner": "runner ",
-}
+# The details of an event that are shown; no others are.
+_DETAILS = ("by", "reason", "step", "message", "superseded_by", "runner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +130,6 @@ class TimelineLine:
     detail: str = ""
     kind: str = "said"
     weight: str = "plain"  # plain | strong | bad
-
-    def to_json(self) -> dict[str, Any]:
-        """The line of the document."""
-        return {**asdict(self), "at": format_time(self.at)}
 
 
 def list_lines(record: RecoveryRecord, isolation: str) -> tuple[list[TimelineLine], int]:
@@ -268,12 +258,7 @@ def describe_detail(event: LedgerEvent) -> str:
         return f"plan {str(detail.get('plan_hash', ''))[:16]}…, by the name {detail.get('by')}"
     if event.action in (STEP_STARTED, STEP_COMPLETED):
         _, detail = name_line(event.action, detail)
-    told = [
-        f"{words}{name_step(detail[name]) if name == 'step' else detail[name]}"
-        for name, words in _DETAILS.items()
-        if isinstance(detail.get(name), str | int) and detail[name] != ""
-    ]
-    return ", ".join(told)
+    return format_detail({name: detail[name] for name in _DETAILS if name in detail})
 
 
 def _weigh(action: str) -> str:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from backlogctl.clock import format_time
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.replay.audits import AUDITS
@@ -16,8 +15,9 @@ from backlogctl.replay.audits.carrying import run_audit
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present import markdown
+from backlogctl.replay.present.document import read_plan
 from backlogctl.replay.present.status import describe_recovery_plan
-from backlogctl.values import Recovery, RecoveryState
+from backlogctl.values import Recovery, RecoveryState, to_document
 
 _TELLING = frozenset({"lost", "suspect"})
 
@@ -64,10 +64,7 @@ def is_alarming(found: AuditResult) -> bool:
 def describe_audit(found: AuditResult) -> dict[str, Any]:
     """What an event and the task's result say; nothing of any message."""
     return {
-        "stream": found.stream,
-        "audit": found.audit,
-        "verdict": found.verdict,
-        "missing": found.missing,
+        **to_document(found, "stream", "audit", "verdict", "missing"),
         "sentence": found.findings[0].found if found.findings else "nothing was found",
         "findings": [{"check": one.check, "level": str(one.level)} for one in found.findings],
         "gaps": [gap.id for gap in found.recorded],
@@ -89,9 +86,8 @@ def describe_body(workspace: Workspace, recovery: Recovery, *, page: str = "") -
     Args:
         page: address of the recovery's page; else that of `watch.url`.
     """
-    address = page or _find_page(workspace, recovery)
-    plan, told = workspace.plan_now(recovery), describe_recovery_plan(workspace, recovery)
-    return markdown.describe_body(recovery, plan, told, address)
+    view = read_plan(workspace, recovery)
+    return markdown.describe_body(view, page or _find_page(workspace, recovery))
 
 
 def _find_page(workspace: Workspace, recovery: Recovery) -> str:
@@ -132,6 +128,9 @@ def describe_end(recovery: Recovery) -> End:
     )
 
 
+_APPROVAL = ("approved_by", "approved_identity", "approval_expires_at")
+
+
 def describe_outcome(workspace: Workspace, recovery: Recovery) -> dict[str, Any]:
     """What came of a recovery, for a run's last task; `counts` is None where nothing is sent.
 
@@ -144,15 +143,9 @@ def describe_outcome(workspace: Workspace, recovery: Recovery) -> dict[str, Any]
             counts = {"planned": size, "put_back": recovery.injected}
     except Refused as refused:
         problem = str(refused)
-    expires = recovery.approval_expires_at
     return {
         "recovery": recovery.id,
-        "kind": recovery.kind,
-        "stream": recovery.stream,
-        "state": str(recovery.state),
-        "approved_by": recovery.approved_by,
-        "approved_identity": recovery.approved_identity,
-        "approval_expires_at": None if expires is None else format_time(expires),
+        **to_document(recovery, "kind", "stream", "state", *_APPROVAL),
         "counts": counts,
         "problem": problem,
         "detail": {

@@ -7,14 +7,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from backlogctl.clock import format_time, read_time
+from backlogctl.clock import read_time
 from backlogctl.config import Stream
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import ACTIVE
 from backlogctl.replay.observe.stream import sample_stream
-from backlogctl.values import Gap, GapState, RecoveryState
+from backlogctl.values import Gap, GapState, RecoveryState, to_document
 
 _FIRST_PAUSE = timedelta(minutes=10)
 _LONGEST_PAUSE = timedelta(hours=6)
@@ -39,7 +39,7 @@ class Started:
     tries: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "at": format_time(self.at)}
+        return to_document(self)
 
     @classmethod
     def read(cls, document: Any) -> Started | None:

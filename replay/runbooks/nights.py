@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -26,7 +26,7 @@ from backlogctl.replay.kinds.redrive.kind import KIND as REDRIVE
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.kinds.redrive.planning import plan_redrive
 from backlogctl.replay.present.status import describe_recovery_plan
-from backlogctl.values import Gap, Recovery, RecoveryState
+from backlogctl.values import Gap, Recovery, RecoveryState, to_document
 
 _STALE = "plan_stale"
 
@@ -53,7 +53,7 @@ class NightWork:
     expired: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "action": str(self.action)}
+        return to_document(self)
 
 
 def read_action(work: Mapping[str, Any]) -> Tonight:

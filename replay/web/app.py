@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from backlogctl.monitoring.metrics.groups import CONTENT_TYPE
 from backlogctl.monitoring.metrics.scrape import Scrape
@@ -28,12 +28,6 @@ HANGS_INTERVALS = 10
 STREAMS_LOOP = "backlog-streams"
 
 
-class LedgerLike(Protocol):
-    """Knows whether the ledger answers, without waiting for one that hangs."""
-
-    def answers(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Health:
     """An answer; `code` is 200 or 503."""
@@ -47,13 +41,14 @@ class HealthCheck:
     """Answers for one process.
 
     Attributes:
+        ledger_answers: without waiting for one that hangs.
         clusters: those whose groups are awaited.
         threads: those that sample; the list may grow.
         with_streams: the clusters that have streams, which are awaited too.
     """
 
     board: Board
-    ledger: LedgerLike
+    ledger_answers: Callable[[], bool]
     interval: timedelta
     clusters: Collection[str]
     threads: Sequence[Thread] = field(default_factory=list)
@@ -103,7 +98,7 @@ class HealthCheck:
             reasons.append("there is no sample yet")
         elif youngest is not None and youngest > limit:
             reasons.append(f"the newest samples are {youngest:.0f} s old, more than {limit:.0f} s")
-        if not self.ledger.answers():
+        if not self.ledger_answers():
             reasons.append("the ledger does not answer")
         unseen = {
             name: [str(one) for one in status.unseen]
@@ -145,14 +140,9 @@ def _is_failing(seen: BoardState, cluster: str, *, streams: bool) -> bool:
 
 
 _THREADS = 4
-_INDEX = """\
-<!doctype html><html lang="en"><title>backlogctl</title><h1>backlogctl watch</h1><ul>
-<li><a href="/metrics">/metrics</a><li><a href="/healthz">/healthz</a>
-<li><a href="/readyz">/readyz</a></ul></html>
-"""
 
 
-def make_web_app(scrape: Scrape, check: HealthCheck, page: FastAPI | None = None) -> FastAPI:
+def make_web_app(scrape: Scrape, check: HealthCheck, page: FastAPI) -> FastAPI:
     """/metrics, /healthz, /readyz, and the page on all other paths."""
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -178,19 +168,13 @@ def make_web_app(scrape: Scrape, check: HealthCheck, page: FastAPI | None = None
     def answer(health: Health) -> Response:
         return JSONResponse(health.body, health.code, headers={"Cache-Control": "no-store"})
 
-    def show_index() -> Response:
-        return HTMLResponse(_INDEX)
-
     for path, show in (
         ("/metrics", show_metrics),
         ("/healthz", show_life),
         ("/readyz", show_readiness),
     ):
         app.add_api_route(path, show, methods=["GET", "HEAD"], response_model=None)
-    if page is None:
-        app.add_api_route("/", show_index, methods=["GET"], response_model=None)
-    else:
-        app.mount("/", page)
+    app.mount("/", page)
     return app
 
 

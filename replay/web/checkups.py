@@ -4,12 +4,10 @@ disks, and the members of streams that somebody has to look at."""
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Self
 
 from backlogctl.clock import utc_now
 from backlogctl.config import Stream, mask_secrets
@@ -19,50 +17,39 @@ from backlogctl.monitoring.doctor.checks import sort_findings
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.monitoring.watch.board import Board, Checkup, MemberLook
 from backlogctl.monitoring.watch.disks import make_readings
+from backlogctl.monitoring.watch.loop import RoundThread
 from backlogctl.replay.consumers.members import describe_members
 from backlogctl.replay.doctor.deliveries import examine_deliveries
 from backlogctl.replay.doctor.stream import Examination, examine_stream, examine_tool
 from backlogctl.replay.engine.kind import Workspace
 
-LOG = logging.getLogger("backlogctl.replay.checkups")
+LOG = logging.getLogger(__name__)
 # With these somebody asks who is in the group.
 _TROUBLED = frozenset({Verdict.STALL, Verdict.STOP, Verdict.REWIND, Verdict.WARN, Verdict.LOSING})
-_STOP_SECONDS = 2.0
 
 
-class Checkups:
-    """Looks while the `with` block runs; a look that fails is tried again at the next round."""
+class Checkups(RoundThread):
+    """A look that fails is tried again at the next round; the first samples come first."""
 
     def __init__(self, workspace: Workspace, board: Board) -> None:
         self._workspace, self._board = workspace, board
         watch = workspace.config.watch
-        self._interval, self._every = watch.interval.total_seconds(), watch.doctor.total_seconds()
-        self._stop = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="backlog-checkups", daemon=True)
+        self._every = watch.doctor.total_seconds()
+        self._due = time.monotonic()
+        super().__init__("backlog-checkups", watch.interval.total_seconds(), rests=True)
 
-    def __enter__(self) -> Self:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        # It may wait for a broker that is away; as a daemon it ends with the process.
-        self.thread.join(_STOP_SECONDS)
-
-    def _run(self) -> None:
-        streams, due = list(self._workspace.config.streams.values()), time.monotonic()
-        # The first samples come first.
-        clusters = sorted({stream.cluster for stream in streams})
-        while not self._stop.wait(self._interval):
-            for cluster in clusters:
-                self._try(f"the disks of {cluster}", partial(self._look_at_disks, cluster))
+    def look_once(self) -> None:
+        """Disks and members; now and then what the doctor examines, too."""
+        streams = list(self._workspace.config.streams.values())
+        for cluster in sorted({stream.cluster for stream in streams}):
+            self._try(f"the disks of {cluster}", partial(self._look_at_disks, cluster))
+        for stream in streams:
+            self._try(stream.name, partial(self._look_at_members, stream))
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._every
+            self._examine("", partial(self._examine_rest, streams))
             for stream in streams:
-                self._try(stream.name, partial(self._look_at_members, stream))
-            if time.monotonic() >= due:
-                due = time.monotonic() + self._every
-                self._examine("", partial(self._examine_rest, streams))
-                for stream in streams:
-                    self._examine(stream.name, partial(examine_stream, self._workspace, stream))
+                self._examine(stream.name, partial(examine_stream, self._workspace, stream))
 
     def _look_at_disks(self, cluster: str) -> None:
         config, disks = self._workspace.config, self._workspace.ledger.disks

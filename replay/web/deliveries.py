@@ -6,15 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from backlogctl.clock import utc_now
 from backlogctl.config import Config, mask_secrets
 from backlogctl.errors import BacklogError
 from backlogctl.formats import format_duration
-from backlogctl.monitoring.watch.loop import OnOutage, Outages
+from backlogctl.monitoring.watch.loop import OnOutage, Outages, RoundThread
 from backlogctl.replay.observe.deliveries import open_look_back, open_outbox
 
 if TYPE_CHECKING:
@@ -86,10 +88,9 @@ def collect_deliveries(read: Callable[[], Sequence[DeliveryLook]]) -> Iterator[M
 
 # Looks at outboxes and look-back on an interval, a thread for each: who hangs holds up nobody.
 
-LOG = logging.getLogger("backlogctl.replay.deliveries")
+LOG = logging.getLogger(__name__)
 # A database that has not answered for so long is unknown, whatever it said before.
 PATIENCE = timedelta(seconds=30)
-_STOP_SECONDS = 2.0
 
 
 class DeliveryWatch:
@@ -101,55 +102,46 @@ class DeliveryWatch:
     """
 
     def __init__(self, config: Config, on_outage: OnOutage, patience: timedelta = PATIENCE) -> None:
-        interval = config.watch.interval.total_seconds()
-        self._stop = threading.Event()
         self._lookers = [
-            _Looker(name, reader, interval, patience.total_seconds(), self._stop, on_outage)
-            for name, reader in _list_readers(config)
+            _Looker(name, open_, read, config.watch.interval, patience, on_outage)
+            for name, open_, read in _list_databases(config)
         ]
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         for looker in self._lookers:
-            looker.thread.start()
+            self._stack.enter_context(looker)
+        for looker in self._lookers:  # all are asked to stop before any of them is waited for
+            self._stack.callback(looker.stop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        # They may wait for a database that is away; as daemons they end with the process.
-        end = time.monotonic() + _STOP_SECONDS
-        for looker in self._lookers:
-            looker.thread.join(max(0.0, end - time.monotonic()))
+        self._stack.close()
 
     def read(self) -> tuple[DeliveryLook, ...]:
         """How each stands as far as is known now; asks nobody."""
         return tuple(looker.read() for looker in self._lookers)
 
 
-class _Reader(Protocol):
-    """Asks one database; opens it at the first time."""
-
-    def read(self) -> Status: ...
-    def close(self) -> None: ...
-
-
-class _Looker:
-    """One outbox, or look-back."""
+class _Looker(RoundThread):
+    """One outbox, or look-back; its database is opened at the first look."""
 
     def __init__(
         self,
         outbox: str,
-        reader: _Reader,
-        interval: float,
-        patience: float,
-        stop: threading.Event,
+        open_: Callable[[], Any],
+        read: Callable[[Any], Status],
+        interval: timedelta,
+        patience: timedelta,
         on_outage: OnOutage,
     ) -> None:
-        self._reader, self._interval, self._patience = reader, interval, patience
-        self._stop, self._outages = stop, Outages(on_outage)
+        self._open, self._read = open_, read
+        self._database: Any = None
+        self._patience, self._outages = patience.total_seconds(), Outages(on_outage)
         self._look = DeliveryLook(outbox)
         self._asked_at: float | None = None
         name = f"backlog-{self._look.subject.replace(' ', '-')}"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        super().__init__(name, interval.total_seconds())
 
     def read(self) -> DeliveryLook:
         asked_at = self._asked_at
@@ -158,20 +150,20 @@ class _Looker:
             return self._look
         return DeliveryLook(self._look.outbox, None, _tell_silence(waited), self._look.taken_at)
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            end = time.monotonic() + self._interval
-            self._ask()
-            self._stop.wait(max(0.0, end - time.monotonic()))
-        self._reader.close()
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
 
-    def _ask(self) -> None:
+    def look_once(self) -> None:
+        """Asks the database."""
         silent = threading.Timer(self._patience, self._note_silence)
         silent.daemon = True
         silent.start()
         self._asked_at = time.monotonic()
         try:
-            status, problem = self._reader.read(), None
+            if self._database is None:
+                self._database = self._open()
+            status, problem = self._read(self._database), None
         except BacklogError as error:
             status, problem = None, error
         except Exception as error:
@@ -197,46 +189,25 @@ class _Looker:
             LOG.exception("an outage of %s was not reported", self._look.subject)
 
 
-class _OutboxReader:
-    def __init__(self, config: Config, name: str) -> None:
-        self._config, self._name = config, name
-        self._database: OutboxDatabase | None = None
+def _read_outbox(database: OutboxDatabase) -> Status:
+    from backlogctl_delivery.outbox.admin import OutboxAdmin
 
-    def read(self) -> Status:
-        from backlogctl_delivery.outbox.admin import OutboxAdmin
-
-        if self._database is None:
-            self._database = open_outbox(self._config, self._name)
-        return OutboxAdmin(self._database).read_status()
-
-    def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
+    return OutboxAdmin(database).read_status()
 
 
-class _LookBackReader:
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._database: LookBackDatabase | None = None
+def _read_look_back(database: LookBackDatabase) -> Status:
+    from backlogctl_delivery.lookback.admin import count_incidents, count_messages
 
-    def read(self) -> Status:
-        from backlogctl_delivery.lookback.admin import count_incidents, count_messages
-
-        if self._database is None:
-            self._database = open_look_back(self._config)
-        counts = tuple(count_messages(self._database))
-        return LookBackStatus(counts, count_incidents(self._database))
-
-    def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
+    return LookBackStatus(tuple(count_messages(database)), count_incidents(database))
 
 
-def _list_readers(config: Config) -> Iterator[tuple[str, _Reader]]:
+def _list_databases(
+    config: Config,
+) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Status]]]:
     for name in config.outboxes:
-        yield name, _OutboxReader(config, name)
+        yield name, partial(open_outbox, config, name), _read_outbox
     if config.look_back is not None:
-        yield "", _LookBackReader(config)
+        yield "", partial(open_look_back, config), _read_look_back
 
 
 def _tell_silence(seconds: float) -> str:

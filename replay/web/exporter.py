@@ -125,7 +125,7 @@ def open_exporter(
     samplers: list[GroupSampler] = []
     health_check = HealthCheck(
         board,
-        scrape.ledger,
+        scrape.ledger.answers,
         config.watch.interval,
         tuple(config.clusters),
         threads,
@@ -153,7 +153,8 @@ def open_exporter(
             samplers.append(sampler)
         checkups = stack.enter_context(Checkups(workspace, board))
         threads.append(checkups.thread)
-        stack.enter_context(SequenceWatch(workspace, board, on_outage))
+        if any(stream.sequence for stream in config.streams.values()):
+            stack.enter_context(SequenceWatch(workspace, board, on_outage))
         stack.enter_context(deliveries)
         # All are asked to stop before any of them is waited for.
         for sampler in samplers:

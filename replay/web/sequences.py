@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from threading import Event
-from typing import Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -23,7 +21,7 @@ from backlogctl.kafka.clients import Properties, assign_partitions, make_admin, 
 from backlogctl.kafka.errors import translate
 from backlogctl.kafka.topics import TopicInfo, describe_topic, list_offsets
 from backlogctl.monitoring.watch.board import Board, SequenceLook
-from backlogctl.monitoring.watch.loop import OnOutage, Outages
+from backlogctl.monitoring.watch.loop import OnOutage, Outages, RoundThread
 from backlogctl.replay.audits.audit import GRACE
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl_delivery.kafka import unwrap
@@ -111,16 +109,13 @@ class Settling:
         if before is None:
             return _Known(hole, seen.now, hole.partition not in seen.warm, is_blurred)
         if before.settled_at is not None:
-            return _Known(
-                hole, before.seen_at, before.is_at_head, before.is_suspect, before.settled_at
-            )
+            return replace(before, hole=hole)
         reached = seen.reached.get(hole.partition, float("-inf"))
-        return _Known(
-            hole,
-            before.seen_at,
-            before.is_at_head,
-            before.is_suspect or is_blurred,
-            seen.now if reached - before.seen_at >= self._grace else None,
+        return replace(
+            before,
+            hole=hole,
+            is_suspect=before.is_suspect or is_blurred,
+            settled_at=seen.now if reached - before.seen_at >= self._grace else None,
         )
 
     def _count(self, now: float) -> Settled:
@@ -147,7 +142,7 @@ def _sum(holes: Iterable[_Known]) -> int:
 
 # Reads a stream's new messages beside its consumers, and has their numbers checked.
 
-LOG = logging.getLogger("backlogctl.replay.sequences")
+LOG = logging.getLogger(__name__)
 _BATCH = 500
 # Of each second of work three are left to others: the sampling shares the interpreter.
 _REST = 3.0
@@ -401,12 +396,11 @@ def _describe(hole: Hole) -> str:
 
 # The rounds of the sequence check, in a thread of their own, beside the sampling.
 
-_STOP_SECONDS = 2.0
 _LEAST_SECONDS = 1.0
 
 
-class SequenceWatch:
-    """Reads the streams that say `sequence: true` while the `with` block runs."""
+class SequenceWatch(RoundThread):
+    """Reads the streams that say `sequence: true`."""
 
     def __init__(
         self,
@@ -415,37 +409,23 @@ class SequenceWatch:
         on_outage: OnOutage,
         grace: float | None = None,
     ) -> None:
+        watch = workspace.config.watch
+        self._interval, self._keep = watch.interval.total_seconds(), watch.horizon.total_seconds()
+        super().__init__("backlog-sequences", self._interval)
         self._workspace, self._board = workspace, board
         self._outages = Outages(on_outage)
         self._grace = GRACE.total_seconds() if grace is None else grace
-        watch = workspace.config.watch
-        self._interval, self._keep = watch.interval.total_seconds(), watch.horizon.total_seconds()
         self._streams = [one for one in workspace.config.streams.values() if one.sequence]
         self._readers: dict[str, SequenceReader] = {}
         self._told: dict[str, int] = {}
-        self._stop = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="backlog-sequences", daemon=True)
 
-    def __enter__(self) -> Self:
-        if self._streams:
-            self.thread.start()
-        return self
+    def look_once(self) -> None:
+        """Each stream for its share of the interval."""
+        for stream in self._streams:
+            if not self._stop.is_set():
+                self._look(stream)
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._streams:
-            # It may wait for a broker that is away; as a daemon it ends with the process.
-            self.thread.join(_STOP_SECONDS)
-
-    def _run(self) -> None:
-        pause = 0.0
-        while not self._stop.wait(pause):
-            began = time.monotonic()
-            for stream in self._streams:
-                if not self._stop.is_set():
-                    self._look(stream)
-            # At once where a topic is faster than a round.
-            pause = max(0.0, self._interval - (time.monotonic() - began))
+    def close(self) -> None:
         for reader in self._readers.values():
             reader.close()
 

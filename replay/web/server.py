@@ -97,7 +97,7 @@ def silence_repetitions() -> None:
 
 _STOP_SECONDS = 3.0
 _BACKLOG = 64  # connections that wait to be accepted
-LOG = logging.getLogger("backlogctl.console.server")
+LOG = logging.getLogger(__name__)
 
 
 def parse_address(text: str, subject: str) -> tuple[str, int]:

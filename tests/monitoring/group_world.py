@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 
@@ -150,8 +151,9 @@ class World:
     def restart(self) -> None:
         """Another process looks from here on."""
         tails = Tails(self.cluster.read_tails)
+        cluster: Any = self.cluster
         self.survey = Survey(
-            self.cluster, self.scope, tails, clock=lambda: self.now, wall=lambda: START + self.now
+            cluster, self.scope, tails, clock=lambda: self.now, wall=lambda: START + self.now
         )
 
     def look(self, times: int = 1, seconds: float = 30.0) -> ClusterPass:

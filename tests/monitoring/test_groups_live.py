@@ -77,7 +77,8 @@ class FakeSurvey:
 
 
 def test_what_fails_after_a_pass_does_not_end_the_passes() -> None:
-    survey, board, told = FakeSurvey(), Board(), []
+    survey: Any = FakeSurvey()
+    board, told = Board(), []
     failed, ended = threading.Semaphore(0), threading.Event()
     broken = True
 
@@ -109,7 +110,7 @@ def test_what_fails_after_a_pass_does_not_end_the_passes() -> None:
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(root, "_SECRETS", {"open-sesame"})
     board, told = Board(), threading.Event()
-    survey = FakeSurvey(ClusterUnreachable("no answer with open-sesame"))
+    survey: Any = FakeSurvey(ClusterUnreachable("no answer with open-sesame"))
 
     def on_outage(_: str, __: BacklogError | None) -> None:
         told.set()

@@ -382,7 +382,7 @@ def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
         stop.set()
         thread.join(PATIENT)
     assert not thread.is_alive()
-    said = [r.getMessage() for r in caplog.records if r.name == "backlogctl.monitoring"]
+    said = [r.getMessage() for r in caplog.records if r.name == "backlogctl.monitoring.watch.loop"]
     # On a busy machine there may be more outages than this one: each is told once, and its end.
     outages = [list(errors) for failed, errors in groupby(happened, bool) if failed]
     assert max(map(len, outages)) >= 2

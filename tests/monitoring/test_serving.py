@@ -221,8 +221,12 @@ def test_an_address_that_is_taken_is_named() -> None:
 
 def serve(board: Board, ledger: Ledger, page: FastAPI | None = None) -> Server:
     scrape = Scrape(board, ledger, Exported({}, ("main",)))
-    health = HealthCheck(board, scrape.ledger, INTERVAL, ("main",), [threading.current_thread()])
-    return Server(make_web_app(scrape, health, page), bind_address("127.0.0.1:0", "--listen"))
+    health = HealthCheck(
+        board, scrape.ledger.answers, INTERVAL, ("main",), [threading.current_thread()]
+    )
+    return Server(
+        make_web_app(scrape, health, page or FastAPI()), bind_address("127.0.0.1:0", "--listen")
+    )
 
 
 def get(url: str, **settings: Any) -> httpx.Response:
@@ -275,24 +279,8 @@ def test_a_sampler_that_ended_is_told() -> None:
     ended = threading.Thread(target=lambda: None, name="samples")
     ended.start()
     ended.join()
-    health = HealthCheck(Board(), Answers(), INTERVAL, (), [ended]).check_life()
+    health = HealthCheck(Board(), lambda: True, INTERVAL, (), [ended]).check_life()
     assert (health.code, health.body["dead"]) == (503, ["samples"])
-
-
-class Answers:
-    """A ledger that answers."""
-
-    @staticmethod
-    def answers() -> bool:
-        return True
-
-
-class Away:
-    """A ledger that does not."""
-
-    @staticmethod
-    def answers() -> bool:
-        return False
 
 
 class Clock:
@@ -307,14 +295,14 @@ class Clock:
 def test_ready_means_young_samples_and_a_ledger() -> None:
     clock = Clock()
     board = Board(clock)
-    health = HealthCheck(board, Answers(), INTERVAL, ("main", "other"))
+    health = HealthCheck(board, lambda: True, INTERVAL, ("main", "other"))
     board.put_cluster(make_pass())
     clock.now += 85
     assert health.check_readiness().code == 503, "the other cluster was not looked at"
     board.note_failure("other", "", "it is away")
     assert health.check_readiness().code == 200, "one that is away does not hold back the rest"
     assert health.check_readiness().body["failing"] == ["other"]
-    assert replace(health, ledger=Away()).check_readiness().code == 503
+    assert replace(health, ledger_answers=lambda: False).check_readiness().code == 503
     clock.now += 10
     old = health.check_readiness()
     assert old.code == 503
@@ -324,7 +312,7 @@ def test_ready_means_young_samples_and_a_ledger() -> None:
 def test_ready_means_streams_and_groups() -> None:
     clock = Clock()
     board = Board(clock)
-    health = HealthCheck(board, Answers(), INTERVAL, ("main",), with_streams={"main"})
+    health = HealthCheck(board, lambda: True, INTERVAL, ("main",), with_streams={"main"})
     board.put_cluster(make_pass())
     assert health.check_readiness().body["reasons"] == [
         "streams of cluster main were not looked at yet"
@@ -346,7 +334,7 @@ def test_ready_means_streams_and_groups() -> None:
 def test_a_loop_over_streams_that_hangs_is_dead() -> None:
     clock = Clock()
     board = Board(clock)
-    health = HealthCheck(board, Answers(), INTERVAL, ())
+    health = HealthCheck(board, lambda: True, INTERVAL, ())
     for show in (
         board.note_round,
         lambda: board.put_stream(make_status(stream="orders")),

@@ -114,8 +114,7 @@ def test_the_watch_says_it_once_and_is_degraded(secured: SecuredKafka, ledger: L
         "bookmarks of stream orders",
         "retention of stream orders",
     ]
-    answers = SimpleNamespace(answers=lambda: True)
-    ready = HealthCheck(board, answers, timedelta(seconds=30), (), ()).check_readiness()
+    ready = HealthCheck(board, lambda: True, timedelta(seconds=30), (), ()).check_readiness()
     assert ready.code == 200
     assert ready.body["status"] == "degraded"
     assert any("retention" in text for text in ready.body["unseen"]["orders"])

@@ -78,8 +78,7 @@ def test_fault_85_groups_that_may_not_be_listed_are_unknown(
     with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         got = scrape(Scrape(board, ledger, Exported({}, ("main",))))
     assert got.labels_of("backlog_unseen", "what", group="") == {"groups"}
-    answers = SimpleNamespace(answers=lambda: True)
-    ready = HealthCheck(board, answers, timedelta(seconds=30), ("main",)).check_readiness()
+    ready = HealthCheck(board, lambda: True, timedelta(seconds=30), ("main",)).check_readiness()
     assert ready.code == 200
     assert ready.body["status"] == "degraded"
     assert ready.body["unseen"] == {"cluster main": [str(unseen)]}

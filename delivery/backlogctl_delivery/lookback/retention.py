@@ -96,7 +96,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-LOG = logging.getLogger("backlogctl.delivery.lookback")
+LOG = logging.getLogger(__name__)
 BATCH = 1_000
 _PAUSE_SECONDS = 600.0
 _MOST_SENT = 1_000_000  # rows of the outbox that go at once

@@ -26,7 +26,7 @@ from backlogctl_delivery.lookback.settings import LookBackSettings
 from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
 
-LOG = logging.getLogger("backlogctl.delivery.lookback")
+LOG = logging.getLogger(__name__)
 
 # Called with a part and what is wrong with it when that begins, and with None when it ends.
 OnOutage = Callable[[str, BacklogError | None], None]

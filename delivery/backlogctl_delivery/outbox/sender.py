@@ -138,7 +138,7 @@ class Outage:
         self._interval = self._next = 0.0
 
 
-_log = logging.getLogger("backlogctl.outbox")
+_log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.005
 # What was told is marked together with what is told soon after.
 _SETTLE_SECONDS, _SETTLE_COUNT = 0.02, 500

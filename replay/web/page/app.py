@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # The headers of every answer, and the answer where the program itself failed.
 
-LOG = logging.getLogger("backlogctl.console.page")
+LOG = logging.getLogger(__name__)
 OWN_SITE = ("'self'",)
 
 
@@ -147,7 +147,7 @@ def make_page(
 
     ledger, config = workspace.ledger, workspace.config
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
-    renderer = Renderer(config, clock)
+    renderer = Renderer(config.mask_secrets, clock, config.watch.interval.total_seconds())
     stored = StoredStatuses(ledger, config)
     next_commands = partial(list_next_commands, workspace)
     next_command = shorten_commands(next_commands, clock)
@@ -213,9 +213,8 @@ def make_page(
     def say_problem(
         up: str, status: int, title: str, told: str, hint: str = "", nearest: Sequence[str] = ()
     ) -> Response:
-        return answer(
-            "problem.html", up, status, title=title, told=told, hint=hint, nearest=nearest
-        )
+        page = renderer.render_problem(up, title, told, hint=hint, nearest=nearest)
+        return HTMLResponse(page, status)
 
     def say_fault(request: Request) -> Response:
         return say_problem(

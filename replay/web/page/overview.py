@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -67,8 +67,8 @@ class DeliveryRow:
     name: str
     about: str
     standing: DeliveryHealth
-    sentence: str
-    commands: tuple[str, ...]
+    sentence: str = ""
+    commands: tuple[str, ...] = ()
     waits: tuple[tuple[str, int], ...] = ()
     oldest: float | None = None
     parked: int | None = None
@@ -83,37 +83,26 @@ def list_rows(config: Config, looks: Sequence[DeliveryLook]) -> tuple[DeliveryRo
 
 
 def _make_row(config: Config, look: DeliveryLook) -> DeliveryRow:
+    if look.outbox:
+        name, about = look.outbox, f"outbox, sent to cluster {config.outboxes[look.outbox].cluster}"
+    else:
+        assert config.look_back is not None
+        name, topic = "look-back", config.look_back.topic
+        about = f"topic {topic} of cluster {config.look_back.cluster}"
+    row = DeliveryRow(name, about, DeliveryHealth.UNKNOWN, taken_at=look.taken_at)
     if look.status is None:
-        return _tell_unknown(config, look)
+        status = f"outbox status --outbox {name}" if look.outbox else "lookback status"
+        commands = (f"backlogctl {status}",) if look.problem else ()
+        return replace(row, sentence=look.problem or "not looked at yet", commands=commands)
     if isinstance(look.status, LookBackStatus):
         assert config.look_back is not None
-        return _tell_look_back(config, look, look.status, config.look_back.late)
-    return _tell_outbox(config, look, look.status, config.outboxes[look.outbox].late)
+        return _tell_look_back(row, look.status, config.look_back.late)
+    return _tell_outbox(row, look.status, config.outboxes[name].late)
 
 
-def _describe(config: Config, look: DeliveryLook) -> tuple[str, str]:
-    """Its name, and what it is."""
-    if look.outbox:
-        return look.outbox, f"outbox, sent to cluster {config.outboxes[look.outbox].cluster}"
-    assert config.look_back is not None
-    return "look-back", f"topic {config.look_back.topic} of cluster {config.look_back.cluster}"
-
-
-def _tell_unknown(config: Config, look: DeliveryLook) -> DeliveryRow:
-    status = f"outbox status --outbox {look.outbox}" if look.outbox else "lookback status"
-    sentence = look.problem or "not looked at yet"
-    commands = (f"backlogctl {status}",) if look.problem else ()
-    name, about = _describe(config, look)
-    return DeliveryRow(
-        name, about, DeliveryHealth.UNKNOWN, sentence, commands, taken_at=look.taken_at
-    )
-
-
-def _tell_outbox(
-    config: Config, look: DeliveryLook, status: OutboxStatus, late: timedelta
-) -> DeliveryRow:
+def _tell_outbox(row: DeliveryRow, status: OutboxStatus, late: timedelta) -> DeliveryRow:
     oldest, waiting = status.oldest_waiting_seconds, status.waiting
-    listing = f"backlogctl outbox list --outbox {look.outbox}"
+    listing = f"backlogctl outbox list --outbox {row.name}"
     commands: tuple[str, ...] = ()
     if status.parked:
         standing, commands = DeliveryHealth.PARKED, (f"{listing} --state parked",)
@@ -133,20 +122,19 @@ def _tell_outbox(
         sentence = f"{format_plural(waiting, 'message')} {is_} about to be sent."
     else:
         standing, sentence = DeliveryHealth.OK, "All that was committed is sent."
-    name, about = _describe(config, look)
     waits = (("pending", status.pending), ("in progress", status.in_progress))
-    return DeliveryRow(
-        *(name, about, standing, sentence, commands),
+    return replace(
+        row,
+        standing=standing,
+        sentence=sentence,
+        commands=commands,
         waits=tuple(one for one in waits if one[1]),
         oldest=oldest,
         parked=status.parked,
-        taken_at=look.taken_at,
     )
 
 
-def _tell_look_back(
-    config: Config, look: DeliveryLook, status: LookBackStatus, late: timedelta
-) -> DeliveryRow:
+def _tell_look_back(row: DeliveryRow, status: LookBackStatus, late: timedelta) -> DeliveryRow:
     counts = {str(one.state): one for one in status.counts}
     waiting = [counts[state] for state in _LOOK_BACK_WORDS if counts[state].messages]
     parked = counts["parked"].messages
@@ -174,14 +162,15 @@ def _tell_look_back(
             DeliveryHealth.OK,
             "No transaction is open; what was committed is sent.",
         )
-    name, about = _describe(config, look)
-    return DeliveryRow(
-        *(name, about, standing, sentence, commands),
+    return replace(
+        row,
+        standing=standing,
+        sentence=sentence,
+        commands=commands,
         waits=tuple((_LOOK_BACK_WORDS[str(one.state)], one.messages) for one in waiting),
         oldest=max((one.oldest_seconds or 0.0 for one in waiting), default=None),
         parked=parked,
         incidents=status.incidents,
-        taken_at=look.taken_at,
     )
 
 
@@ -251,10 +240,7 @@ class StreamView:
         sequence: None where its numbers are not looked at, or not yet.
     """
 
-    name: str
-    cluster: str
-    topic: str
-    group: str
+    stream: Stream
     status: GroupStatus | None
     failing: str = ""
     stale: bool = False
@@ -360,10 +346,7 @@ class Statuses:
             status.taken_at, self._now, self._config.watch.interval
         )
         return StreamView(
-            name=stream.name,
-            cluster=stream.cluster,
-            topic=stream.topic,
-            group=stream.group,
+            stream=stream,
             status=status,
             failing=self._seen.failing.get((stream.cluster, stream.name), ""),
             stale=stale,
@@ -486,7 +469,7 @@ def read_overview(
         views = tuple(
             statuses.view(stream, ledger_answers=False) for stream in config.streams.values()
         )
-    views = tuple(sorted(views, key=lambda view: (*(-n for n in view.urgency), view.name)))
+    views = tuple(sorted(views, key=lambda view: (*(-n for n in view.urgency), view.stream.name)))
     groups = find_troubled(statuses.seen)
     passes = statuses.seen.clusters.values()
     newest = sorted(recoveries, key=lambda one: (one.state in ACTIVE, one.created_at), reverse=True)

@@ -14,55 +14,10 @@ from backlogctl.formats import (
     format_rate,
 )
 from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.present.tones import find_tone
 
 # A sample older than this many intervals is marked.
 STALE_INTERVALS = 3
-
-_TONES: Mapping[str, str] = {
-    # verdicts
-    "ok": "good",
-    "lagging": "calm",
-    "unknown": "odd",
-    "warn": "warn",
-    "stall": "warn",
-    "stop": "warn",
-    "rewind": "warn",
-    "beyond_end": "bad",
-    "losing": "bad",
-    "lost": "worst",
-    # states of gaps and recoveries
-    "open": "worst",
-    "planned": "calm",
-    "staged": "calm",
-    "injected": "calm",
-    "approved": "calm",
-    "running": "warn",
-    "paused": "odd",
-    "verified": "good",
-    "failed": "worst",
-    "waived": "dim",
-    "rejected": "dim",
-    "cancelled": "dim",
-    # verdicts of plans
-    "exact": "good",
-    "covering": "good",
-    "within": "calm",
-    "wins": "good",
-    "short": "warn",
-    "surplus": "bad",
-    "loses": "bad",
-    # verdicts of audits
-    "clean": "good",
-    "suspect": "bad",
-    "noted": "dim",
-    # of outboxes and look-back
-    "late": "warn",
-    "parked": "bad",
-    # levels of the doctor's findings
-    "stops": "warn",
-    "warns": "calm",
-    "done": "good",
-}
 
 MEANINGS: Mapping[Verdict, str] = {
     Verdict.OK: "nothing unread, or what is unread gets less at times",
@@ -76,11 +31,6 @@ MEANINGS: Mapping[Verdict, str] = {
     Verdict.LOSING: "retention passes the committed offset within the horizon",
     Verdict.LOST: "messages are gone that the group never read",
 }
-
-
-def find_tone(word: object) -> str:
-    """The CSS class of a verdict or state; the word itself always stands beside it."""
-    return _TONES.get(str(word), "calm")
 
 
 def say_word(word: object) -> str:

@@ -24,7 +24,6 @@ from backlogctl.replay.present.layout import (
     make_line,
     print_wrapped,
     spin,
-    tell,
 )
 
 WORDS = st.text("abc1,.-日", min_size=1, max_size=30)
@@ -77,7 +76,7 @@ def test_facts_in_a_frame_keep_every_word_at_any_width(
 @given(SENTENCES, WIDTHS)
 def test_sentences_are_only_broken_between_words(text: str, width: int) -> None:
     console = WholeConsole(width=width)
-    lines = tell(text, hang=2).wrap(console, width)
+    lines = Text(text, hang=2).wrap(console, width)
     assert " ".join(" ".join(line.plain for line in lines).split()) == " ".join(text.split())
     assert all(line.cell_len <= width or " " not in line.plain.strip() for line in lines)
 
@@ -95,7 +94,7 @@ def test_commands_and_figures_with_units_are_not_broken(width: int) -> None:
         "76.9 GB",
     )
     text = f"then set it with {command}: " + ", ".join(f"it is {one} now" for one in figures)
-    for thing in (tell(text), tell(text, hang=2)):
+    for thing in (Text(text), Text(text, hang=2)):
         lines = draw(thing, width).splitlines()
         for whole in (command, *figures):
             assert sum(whole in line for line in lines) == 1, whole
@@ -182,7 +181,7 @@ def test_a_live_view_folds_what_is_longer_than_a_line() -> None:
     command = "backlogctl plan rebuild a-stream-with-a-long-name --allow surplus"
     file = io.StringIO()
     console = WholeConsole(file=file, width=30, force_terminal=True, color_system=None)
-    with Live(Folded(Group(tell("one two"), make_line(Text(command)), Text())), console=console):
+    with Live(Folded(Group(Text("one two"), make_line(Text(command)), Text())), console=console):
         pass
     lines = [line.rpartition("\x1b")[2].removeprefix("[2K") for line in file.getvalue().split("\n")]
     assert command in "".join(lines)
@@ -191,5 +190,5 @@ def test_a_live_view_folds_what_is_longer_than_a_line() -> None:
 
 def test_what_is_longer_than_a_line_is_copied_whole() -> None:
     name = "a-" * 60
-    for thing in (tell(name), tell(f"see {name}", hang=2)):
+    for thing in (Text(name), Text(f"see {name}", hang=2)):
         assert name in draw(thing, 40)

@@ -15,6 +15,7 @@ import typer
 from backlogctl.clock import format_time
 from backlogctl.formats import format_count, format_duration
 from backlogctl.replay.cli import app
+from backlogctl.replay.cli.shared import show
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import Telling
 from backlogctl.replay.present.layout import WholeConsole
@@ -24,9 +25,9 @@ from backlogctl.replay.present.report_page import render_summary
 from backlogctl.replay.present.status import describe_gap, describe_recovery_plan
 from backlogctl.replay.present.tables import render_examinations, render_groups
 from backlogctl.replay.present.terminal import (
-    print_next,
     render_events,
     render_gaps,
+    render_next,
     render_plan,
     render_progress,
     render_recoveries,
@@ -285,5 +286,5 @@ def walk_commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[t
 def test_commands_stay_on_a_line(width: int) -> None:
     console = WholeConsole(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     command = f"backlogctl plan rebuild {LONG} --allow surplus --allow ledger"
-    print_next(console, command)
+    show(console, render_next(command))
     assert str(console.file.getvalue()) == f"next: {command}\n"  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ def test_everybody_shows_the_same_rate(tmp_path: Path, monkeypatch: pytest.Monke
     assert document["injection"]["injected_per_second"] == RATE
     assert document["injection"]["eta_seconds"] == 60
 
-    share = find_share(desk.ledger.recoveries.get(recovery.id), document)
+    share = find_share(desk.ledger.recoveries.get(recovery.id).state, document)
     assert share is not None
     assert (share.rate, share.eta) == (RATE, 60)
 

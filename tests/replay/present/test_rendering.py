@@ -18,6 +18,7 @@ from backlogctl.formats import format_plural
 from backlogctl.monitoring.verdict.status import PartitionStatus
 from backlogctl.monitoring.verdict.summary import summarize_group
 from backlogctl.replay.cli import main
+from backlogctl.replay.cli.shared import show
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present.layout import Bar, spin
 from backlogctl.replay.present.progress import describe_progress
@@ -30,10 +31,10 @@ from backlogctl.replay.present.status import (
     describe_run,
 )
 from backlogctl.replay.present.terminal import (
-    print_done,
-    print_next,
+    render_done,
     render_events,
     render_gaps,
+    render_next,
     render_plan,
     render_progress,
     render_recoveries,
@@ -50,7 +51,6 @@ from backlogctl.values import (
     GapState,
     LedgerEvent,
     Recovery,
-    RecoveryState,
 )
 from tests.kernel.ledger.makers import NOON
 from tests.replay.expand_makers import make_step, store_expand_plan
@@ -189,9 +189,9 @@ def write(part: Callable[[Console], None]) -> str:
 
 def test_commands_and_results_are_one_line() -> None:
     command = "backlogctl plan rebuild a-stream-with-a-long-name --allow surplus"
-    assert write(lambda console: print_next(console, command)) == f"next: {command}\n"
+    assert write(lambda console: show(console, render_next(command))) == f"next: {command}\n"
     told = ": 5 messages are in a topic with a long name, each once"
-    done = write(lambda console: print_done(console, "r-1", str(RecoveryState.VERIFIED), told))
+    done = write(lambda console: show(console, render_done("r-1", "verified", told)))
     assert done == f"r-1 verified{told}\n"
 
 
@@ -339,7 +339,7 @@ def test_what_rows_hold_is_for_the_terminal_alone(desk: Workspace) -> None:
     differs["detail"] = 'card is "4111", "5500" rebuilt'
     recovery = store_plan(desk, outcome={"proof": {"differences": [differs]}})
     assert "ada@example.org" in draw_told(desk, recovery)
-    page = Renderer(desk.config, utc_now).render(
+    page = Renderer(desk.config.mask_secrets, utc_now, 30).render(
         "recovery.html",
         "../",
         view=read_recovery(desk, recovery, utc_now()),
