@@ -23,6 +23,7 @@ from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.groups import LogTruncated
 from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause, check_requests
 from backlogctl.replay.engine.cancelling import find_ways
+from backlogctl.replay.engine.guards import fingerprint_stream
 from backlogctl.replay.engine.kind import PlanT, RunContext, Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, mask_values
 from backlogctl.replay.observe.stream import is_source, refuse_other_source
@@ -113,7 +114,7 @@ def fingerprint_with_consumers(
 ) -> dict[str, Any]:
     """These settings of a stream, and how its consumers are started and stopped, if at all."""
     consumers = None if stream.consumers is None else freeze_consumers(config, stream)
-    return {**stream.model_dump(mode="json", include=set(names)), "consumers": consumers}
+    return {**fingerprint_stream(stream, names), "consumers": consumers}
 
 
 def keep_waits(planned: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:

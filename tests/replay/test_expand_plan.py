@@ -20,10 +20,11 @@ from backlogctl.replay.engine.approval import approve_plan, check_hash
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.options import read_options
 from backlogctl.replay.kinds.expand import backlog as expand_ground
-from backlogctl.replay.kinds.expand.backlog import observe
+from backlogctl.replay.kinds.expand.backlog import inspect_backlog
 from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
-from backlogctl.replay.kinds.expand.planning import compute_plan, plan_expand
+from backlogctl.replay.kinds.expand.planning import compute_expansion, plan_expand
+from backlogctl.replay.observe.snapshot import Draft, take_snapshot
 from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.values import Recovery, RecoveryState
 from tests.conftest import MakeTopic
@@ -130,10 +131,9 @@ def test_a_backlog_is_planned_from_measured_speed_and_nothing_is_changed(behind:
 
 def test_the_same_backlog_makes_the_same_plan(behind: Shop) -> None:
     workspace, stream = open_both(behind)
-    ground = observe(workspace, stream, "earliest", lambda _: None)
-    once, again = (
-        compute_plan(workspace, stream, GIVEN, ground, "r-20261121-0001") for _ in range(2)
-    )
+    draft = Draft(workspace, stream, "r-20261121-0001")
+    backlog = inspect_backlog(draft, take_snapshot(draft), "earliest")
+    once, again = (compute_expansion(draft, backlog, GIVEN) for _ in range(2))
     assert once.planned_at <= again.planned_at
     assert once == again.model_copy(update={"planned_at": once.planned_at})
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from backlogctl.config import Config, Stream
+from backlogctl.replay.engine.guards import fingerprint_stream
 from backlogctl.replay.engine.plan import find_changes
 from backlogctl.replay.kinds.expand.planning import fingerprint_expansion, fingerprint_for
-from backlogctl.replay.kinds.rebuild.planning import fingerprint_stream
+from backlogctl.replay.kinds.rebuild.planning import FINGERPRINT
 
 Fingerprint = Callable[[Config, Stream], Mapping[str, Any]]
 KINDS: Mapping[str, Fingerprint] = {
-    "rebuild": lambda _, stream: fingerprint_stream(stream),
+    "rebuild": lambda _, stream: fingerprint_stream(stream, FINGERPRINT),
     "expand": fingerprint_expansion,
 }
 TEXT = """

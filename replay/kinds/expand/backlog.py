@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -14,18 +14,12 @@ from backlogctl.errors import Refused, UsageError
 from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
 from backlogctl.fanout.retention import TimeToLoss, UnreadRange, find_time_to_loss
 from backlogctl.formats import format_plural
-from backlogctl.kafka.admin import (
-    TopicInfo,
-    describe_group_state,
-    describe_topic,
-    list_topic_readers,
-    read_group_state,
-)
+from backlogctl.kafka.admin import TopicInfo, describe_group_state, read_group_state
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.groups import GroupState
 from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
 from backlogctl.kafka.peek import Peeked, peek_at
-from backlogctl.kafka.readers import TopicReaders
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.history import estimate_time
 from backlogctl.monitoring.offsets.lag import (
     RATE_WINDOW,
@@ -34,15 +28,10 @@ from backlogctl.monitoring.offsets.lag import (
     read_size_limit,
 )
 from backlogctl.monitoring.verdict.judge import Pace, measure_pace
-from backlogctl.replay.engine.guards import refuse_beyond_end, refuse_changed
-from backlogctl.replay.engine.kind import Say, Workspace
+from backlogctl.replay.engine.guards import refuse_beyond_end
 from backlogctl.replay.kinds.expand.plan import NAME
-from backlogctl.replay.observe.stream import (
-    list_group_topics,
-    note_stream,
-    read_history,
-    sample_stream,
-)
+from backlogctl.replay.observe.snapshot import Draft, StreamSnapshot
+from backlogctl.replay.observe.stream import list_other_topics, note_stream, read_history
 from backlogctl.values import PartitionSample, Sample
 
 _PEEKED = 20  # messages a partition: enough to see where keys lie
@@ -59,24 +48,30 @@ class Behind:
     lag: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StreamBacklog:
-    """A stream as it is now."""
+    """What is behind, how fast it is read, and when retention reaches it, as it is now."""
 
-    topic: TopicInfo
-    sample: Sample
+    snapshot: StreamSnapshot
     group: GroupState
-    readers: TopicReaders
     other_topics: tuple[str, ...]  # that the group reads too
     partitions: tuple[Behind, ...]
-    lost: int | None
     pace: Pace
     loss: TimeToLoss
     peeked: Mapping[int, tuple[Peeked, ...]]
     skew: Skew
     log_dirs: LogDirs
     recent: tuple[Sample, ...]  # the samples that rates are taken over
-    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def topic(self) -> TopicInfo:
+        return self.snapshot.topic
+
+    @property
+    def lost(self) -> int | None:
+        """Messages that expired unread, at most."""
+        lost: int | None = self.snapshot.status["lost"]
+        return lost
 
     @property
     def lag(self) -> int:
@@ -84,28 +79,20 @@ class StreamBacklog:
         return sum(part.lag for part in self.partitions)
 
 
-def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> StreamBacklog:
-    """Looks at the stream now; samples it, and records gaps.
+def inspect_backlog(draft: Draft, snapshot: StreamSnapshot, start_at: str) -> StreamBacklog:
+    """What is behind; a look at keys, disks and the oldest unread messages.
 
     Raises:
         Refused: nothing is behind, or a commit lies beyond the end.
-        PlanStale: the topic was made anew meanwhile.
     """
-    limit = Deadline(60.0)
-    properties = workspace.properties(stream)
-    say("looking at the topic")
-    seen, status = sample_stream(workspace, stream, limit)
-    topic = describe_topic(properties, stream.topic, limit)
-    sample = seen.sample
-    refuse_changed(topic, sample)
+    stream, properties, sample = draft.stream, draft.properties, snapshot.sample
     refuse_beyond_end(sample)
-    readers = list_topic_readers(properties, stream.topic, limit)
-    topics = [n for n in list_group_topics(properties, stream.group, limit) if n != stream.topic]
+    limit = Deadline(60.0)
     group = describe_group_state(properties, stream.group, limit)
-    timeline = read_history(workspace, stream)  # holds the new sample too
-    history = read_own_history(workspace, stream)
+    others = list_other_topics(properties, stream, limit)
+    history = leave_out_relayed(draft.workspace.ledger, stream, snapshot.history)
     pace = measure_pace(history, group.is_active)
-    rows = {row["partition"]: row for row in status["partitions"]}
+    rows = {row["partition"]: row for row in snapshot.status["partitions"]}
     behind = [
         _place(part, rows[part.partition], stream.isolation, start_at, pace)
         for part in sample.partitions
@@ -116,26 +103,22 @@ def observe(workspace: Workspace, stream: Stream, start_at: str, say: Say) -> St
             subject=f"stream {stream.name}",
             hint=f"see `backlogctl status {stream.name}`",
         )
-    say("reading the oldest unread messages")
+    draft.say("reading the oldest unread messages")
     starts = {part.unread.partition: part.unread.start for part in behind if part.lag}
     peeked = peek_at(properties, stream.topic, starts, _PEEKED, Deadline(20.0))
-    dated = tuple(_date(part, peeked, timeline, sample.topic_id) for part in behind)
+    dated = tuple(_date(part, peeked, snapshot.history, sample.topic_id) for part in behind)
     log_dirs = read_log_dirs(properties, stream.topic, Deadline(10.0))
     return StreamBacklog(
-        topic=topic,
-        sample=sample,
+        snapshot=snapshot,
         group=group,
-        readers=readers,
-        other_topics=tuple(topics),
+        other_topics=others,
         partitions=dated,
-        lost=status["lost"],
         pace=pace,
-        loss=_find_loss(dated, topic, log_dirs, sample.taken_at),
+        loss=_find_loss(dated, snapshot.topic, log_dirs, sample.taken_at),
         peeked=peeked,
         skew=_measure_skew(properties, stream.topic, behind),
         log_dirs=log_dirs,
         recent=tuple(s for s in history if sample.taken_at - s.taken_at <= RATE_WINDOW),
-        warnings=list(status["warnings"]),
     )
 
 
@@ -152,15 +135,16 @@ def _measure_skew(properties: Mapping[str, str], topic: str, parts: list[Behind]
     return measure_key_skew(sample_keys(peek, unread), lag)
 
 
-def read_own_history(workspace: Workspace, stream: Stream) -> tuple[Sample, ...]:
+def leave_out_relayed(
+    ledger: Ledger, stream: Stream, history: Iterable[Sample]
+) -> tuple[Sample, ...]:
     """The samples since the last expansion: the commits of its relays are no consumption."""
     ends = [
         step.last_started_at
-        for recovery in workspace.ledger.recoveries.list(stream.name)
+        for recovery in ledger.recoveries.list(stream.name)
         if recovery.kind == NAME
-        for step in workspace.ledger.steps.list(recovery.id)
+        for step in ledger.steps.list(recovery.id)
     ]
-    history = read_history(workspace, stream)
     return tuple(s for s in history if not ends or s.taken_at > max(ends))
 
 
@@ -259,28 +243,30 @@ LONGEST_SECONDS = 25.0
 _LOOK_EACH = 2.5
 
 
-def watch_pace(workspace: Workspace, stream: Stream, say: Say) -> None:
+def watch_pace(draft: Draft) -> None:
     """Samples a stream until its samples tell how fast its consumers are, 25 s at most.
 
     Where the group has no members there is nothing to wait for, and where `watch` has looked long
     enough nothing is done.
     """
-    admin = make_admin(workspace.properties(stream))
-    limit, told = Deadline(LONGEST_SECONDS), False
+    workspace, stream, admin = draft.workspace, draft.stream, make_admin(draft.properties)
+    limit, is_said = Deadline(LONGEST_SECONDS), False
     while True:
         note_stream(workspace, stream)
         if not read_group_state(admin, stream.group, Deadline(30.0)).is_active:
             return
-        if _is_enough(measure_pace(read_own_history(workspace, stream), running=True)):
+        history = read_history(workspace, stream)
+        own = leave_out_relayed(workspace.ledger, stream, history)
+        if _is_enough(measure_pace(own, running=True)):
             return
         if limit.expired:
             return
-        if not told:
-            say(
+        if not is_said:
+            draft.say(
                 "nobody has watched this stream of late: looking for "
                 f"{ENOUGH_SECONDS:.0f} to {LONGEST_SECONDS:.0f} s how fast its consumers are"
             )
-            told = True
+            is_said = True
         time.sleep(limit.remaining(_LOOK_EACH))
 
 

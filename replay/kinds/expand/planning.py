@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Literal, cast
 
-from backlogctl.clock import Deadline, utc_now
+from backlogctl.clock import Deadline
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.fanout.disk import (
@@ -49,21 +49,14 @@ from backlogctl.replay.consumers.fleet import (
     launcher_of,
     require_consumers,
 )
-from backlogctl.replay.engine.approval import approve_automatically
-from backlogctl.replay.engine.archives import clear_staging
-from backlogctl.replay.engine.guards import (
-    check_denied,
-    refuse_active,
-    refuse_group_type,
-    store_plan,
-)
+from backlogctl.replay.engine.guards import store_plan
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
-from backlogctl.replay.engine.plan import RunOrigin, find_identity
+from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.kinds.expand.backlog import (
     Behind,
     StreamBacklog,
     find_rate,
-    observe,
+    inspect_backlog,
     watch_pace,
 )
 from backlogctl.replay.kinds.expand.canary import CanaryFailed, CanaryLook, FirstConsumer
@@ -92,7 +85,7 @@ from backlogctl.replay.kinds.expand.plan import (
     SettingChange,
     TemporaryLayout,
 )
-from backlogctl.replay.observe.rights import require_rights
+from backlogctl.replay.observe.snapshot import Draft, begin_plan, finish_plan, take_snapshot
 from backlogctl.values import Recovery
 
 # A dry run of one consumer, on an empty topic: whom it joins, and what it reads.
@@ -253,17 +246,16 @@ def plan_expand(
         Refused: nothing is behind, a guard says no, or another recovery is in the way.
     """
     require_consumers(stream)
-    check_denied(workspace, stream)
-    refuse_active(workspace, stream)
-    refuse_group_type(workspace, stream)
-    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    rights = workspace.kinds.get(NAME).list_rights(workspace.config, stream, recovery_id)
-    told = require_rights(workspace, stream, rights)
+    kind, config = workspace.kinds.get(NAME), workspace.config
+    draft = begin_plan(
+        *(workspace, stream, lambda recovery_id: kind.list_rights(config, stream, recovery_id)),
+        origin=origin,
+        say=say,
+    )
     if options.rate is None:
-        watch_pace(workspace, stream, say)
-    backlog = observe(workspace, stream, options.start, say)
-    backlog.warnings += told
-    plan = compute_plan(workspace, stream, options, backlog, recovery_id, origin)
+        watch_pace(draft)
+    backlog = inspect_backlog(draft, take_snapshot(draft), options.start)
+    plan = compute_expansion(draft, backlog, options)
     if plan.disk.enough is False and ALLOW_DISK not in plan.allowed:
         raise Refused(
             f"the copy does not fit: {plan.disk.told}",
@@ -275,9 +267,7 @@ def plan_expand(
         tried, warning = try_consumer(workspace, stream, backlog.topic, group, say)
         more = (*plan.warnings, warning) if warning else plan.warnings
         plan = plan.model_copy(update={"tried": tried, "warnings": more})
-    recovery = store_plan(workspace, recovery_id, plan)
-    clear_staging(workspace)
-    return approve_automatically(workspace, recovery)
+    return finish_plan(workspace, store_plan(workspace, draft.recovery_id, plan))
 
 
 def name_recovery_group(group: str, recovery_id: str) -> str:
@@ -295,17 +285,11 @@ def fingerprint_for(planned: Mapping[str, Any], config: Config, stream: Stream) 
     return keep_waits(planned, fingerprint_expansion(config, stream))
 
 
-def compute_plan(
-    workspace: Workspace,
-    stream: Stream,
-    options: ExpandOptions,
-    backlog: StreamBacklog,
-    recovery_id: str,
-    origin: RunOrigin | None = None,
-) -> ExpandPlan:
+def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptions) -> ExpandPlan:
     """The plan, from what was seen: the same backlog makes the same numbers."""
+    workspace, stream, config = draft.workspace, draft.stream, draft.workspace.config
+    recovery_id = draft.recovery_id
     assert stream.consumers is not None
-    config = workspace.config
     factor = options.factor or stream.expand.factor
     order = cast("Literal['key', 'round_robin']", options.order or stream.expand.order)
     rate, rate_source = find_rate(backlog, stream, options.rate)
@@ -334,7 +318,7 @@ def compute_plan(
         changes=hold.changes,
     )
     warnings = [
-        *backlog.warnings,
+        *backlog.snapshot.warnings,
         *warn_about_stream(workspace, stream),
         *warn_about_backlog(stream, backlog, options.start),
         *warn_about_speed(stream, backlog, layout, given=options.rate is not None),
@@ -343,12 +327,7 @@ def compute_plan(
         *warn_about_disk(disk),
     ]
     return ExpandPlan(
-        stream=stream.name,
-        cluster=stream.cluster,
-        topic=stream.topic,
-        topic_id=backlog.topic.topic_id,
-        partition_count=backlog.topic.partitions,
-        group=stream.group,
+        **draft.fill(backlog.snapshot, options, fingerprint_expansion(config, stream), warnings),
         partitions=tuple(_freeze_partition(part) for part in backlog.partitions),
         lag=backlog.lag,
         lost=backlog.lost,
@@ -388,18 +367,9 @@ def compute_plan(
         raised=tuple(describe_raised(facts)),
         given_back=tuple(describe_given_back(facts)),
         max_lag_at_cutover=stream.expand.max_lag_at_cutover,
-        other_groups=backlog.readers.list_others(stream.group),
-        others_unknown=backlog.readers.say_unknown(stream.group),
         other_topics=backlog.other_topics,
         launch=freeze_consumers(config, stream),
         transactional_prefix=config.kafka_ledger.transactional_prefix,
-        approval=stream.approval,
-        configuration=fingerprint_expansion(config, stream),
-        options=options,
-        warnings=tuple(dict.fromkeys(warnings)),
-        origin=origin,
-        planned_by=find_identity(),
-        planned_at=utc_now(),
     )
 
 

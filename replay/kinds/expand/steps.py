@@ -38,7 +38,7 @@ from backlogctl.replay.consumers.fleet import (
 from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.guards import check_configuration, check_denied
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.expand.backlog import observe
+from backlogctl.replay.kinds.expand.backlog import inspect_backlog
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
 from backlogctl.replay.kinds.expand.context import (
     LAGS_SECONDS,
@@ -51,9 +51,10 @@ from backlogctl.replay.kinds.expand.context import (
     delete_recovery_group,
 )
 from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan
-from backlogctl.replay.kinds.expand.planning import compute_plan, fingerprint_for
+from backlogctl.replay.kinds.expand.planning import compute_expansion, fingerprint_for
 from backlogctl.replay.kinds.expand.topics import ASK_SECONDS, SKIPPED, list_moved, record_outsiders
 from backlogctl.replay.observe.rights import require_rights
+from backlogctl.replay.observe.snapshot import Draft, take_snapshot
 from backlogctl.values import Step
 from backlogctl_delivery.crashpoints import reach
 
@@ -69,8 +70,9 @@ def require_fitting(context: ExpandContext) -> None:
     again = f"`backlogctl cancel {recovery.id}`, then `backlogctl plan expand {recovery.stream}`"
     planned = {"rate": plan.rate_per_consumer, "factor": plan.factor, "order": plan.order}
     options = plan.options.model_copy(update=planned)
-    backlog = observe(context.workspace, context.stream, options.start, lambda _: None)
-    now = compute_plan(context.workspace, context.stream, options, backlog, recovery.id)
+    draft = Draft(context.workspace, context.stream, recovery.id)
+    backlog = inspect_backlog(draft, take_snapshot(draft), options.start)
+    now = compute_expansion(draft, backlog, options)
     if now.disk.enough is False and ALLOW_DISK not in plan.allowed:
         raise Refused(
             f"the copy does not fit any more: {now.disk.told}",

@@ -14,20 +14,16 @@ from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.fanout.disk import SAFETY, PartitionBacklog, measure_share
 from backlogctl.formats import format_bytes, format_plural
-from backlogctl.kafka.admin import (
-    TopicInfo,
-    describe_group_state,
-    describe_topic,
-    list_topic_readers,
-)
+from backlogctl.kafka.admin import TopicInfo, describe_group_state
 from backlogctl.kafka.groups import GroupState
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs, read_log_dirs
 from backlogctl.kafka.readers import TopicReaders
 from backlogctl.monitoring.watch.disks import WINDOW, Forecast, forecast_full, make_readings
-from backlogctl.replay.engine.guards import refuse_beyond_end, refuse_changed, refuse_missing_group
-from backlogctl.replay.engine.kind import Say, Workspace
+from backlogctl.replay.engine.guards import refuse_beyond_end, refuse_missing_group
+from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.kinds.offload.plan import ALLOW_OTHERS, ALLOW_UNKNOWN, CutGroup, PlannedPlace
-from backlogctl.replay.observe.stream import list_group_topics, sample_stream
+from backlogctl.replay.observe.snapshot import Draft, StreamSnapshot
+from backlogctl.replay.observe.stream import list_other_topics
 from backlogctl.values import PartitionSample, Sample
 from backlogctl_delivery.visible import quote_word
 
@@ -211,19 +207,15 @@ class OffloadRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A stream and its brokers as they are now."""
+class OffloadBacklog:
+    """What is unread, the brokers' disks, and who reads, as they are now."""
 
-    topic: TopicInfo
-    sample: Sample
+    snapshot: StreamSnapshot
     group: GroupState
-    readers: TopicReaders
     other_topics: tuple[str, ...]  # that the group reads too
     partitions: tuple[OffloadRange, ...]
     log_dirs: LogDirs
     forecast: Forecast
-    lost: int | None
-    warnings: tuple[str, ...]
 
     @property
     def unread(self) -> int:
@@ -237,37 +229,25 @@ class Seen:
         return None if None in known else sum(size for size in known if size is not None)
 
     @property
-    def lows(self) -> Mapping[int, int]:
-        return {part.sample.partition: part.sample.low for part in self.partitions}
-
-    @property
-    def ends(self) -> Mapping[int, int]:
+    def fence(self) -> Mapping[int, int]:
         return {part.sample.partition: part.end for part in self.partitions}
 
 
-def inspect_stream(workspace: Workspace, stream: Stream, say: Say) -> Seen:
-    """Looks at the stream now; samples it, records gaps, and keeps readings of the disks.
+def inspect_backlog(draft: Draft, snapshot: StreamSnapshot) -> OffloadBacklog:
+    """What is unread, and the brokers' disks; keeps readings of these.
 
     Raises:
         Refused: the topic cannot be cut, the group's commits do not fit, or nothing is unread.
-        PlanStale: the topic was made anew meanwhile.
     """
-    limit = Deadline(60.0)
-    properties = workspace.properties(stream)
-    say("looking at the topic")
-    topic = describe_topic(properties, stream.topic, limit)
-    refuse_undeletable(topic)
-    observed, status = sample_stream(workspace, stream, limit)
-    sample = observed.sample
-    refuse_changed(topic, sample)
-    refuse_missing_group(workspace, stream, sample)
+    stream, sample, limit = draft.stream, snapshot.sample, Deadline(60.0)
+    refuse_undeletable(snapshot.topic)
+    refuse_missing_group(stream, sample, snapshot.gaps)
     refuse_beyond_end(sample)
     _refuse_uncommitted(sample)
-    readers = list_topic_readers(properties, stream.topic, limit)
-    topics = [n for n in list_group_topics(properties, stream.group, limit) if n != stream.topic]
-    group = describe_group_state(properties, stream.group, limit)
-    say("reading the brokers' disks")
-    log_dirs, forecast = look_at_disks(workspace, stream)
+    group = describe_group_state(draft.properties, stream.group, limit)
+    others = list_other_topics(draft.properties, stream, limit)
+    draft.say("reading the brokers' disks")
+    log_dirs, forecast = look_at_disks(draft.workspace, stream)
     partitions = tuple(_place(part, log_dirs) for part in sample.partitions)
     if not any(part.count for part in partitions):
         raise Refused(
@@ -275,18 +255,7 @@ def inspect_stream(workspace: Workspace, stream: Stream, say: Say) -> Seen:
             subject=f"stream {stream.name}",
             hint=f"see `backlogctl status {stream.name}`",
         )
-    return Seen(
-        topic=topic,
-        sample=sample,
-        group=group,
-        readers=readers,
-        other_topics=tuple(topics),
-        partitions=partitions,
-        log_dirs=log_dirs,
-        forecast=forecast,
-        lost=status["lost"],
-        warnings=(*status["warnings"], *warn_about_shares(readers)),
-    )
+    return OffloadBacklog(snapshot, group, others, partitions, log_dirs, forecast)
 
 
 def look_at_disks(

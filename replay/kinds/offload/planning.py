@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from backlogctl.clock import utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.fanout.disk import PartitionBacklog, measure_share
@@ -19,26 +18,19 @@ from backlogctl.replay.consumers.fleet import (
     keep_waits,
     require_consumers,
 )
-from backlogctl.replay.engine.approval import approve_automatically
-from backlogctl.replay.engine.archives import clear_staging
-from backlogctl.replay.engine.guards import (
-    check_denied,
-    refuse_active,
-    refuse_group_type,
-    store_plan,
-    warn_about_approval,
-)
+from backlogctl.replay.engine.guards import store_plan, warn_about_approval
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
-from backlogctl.replay.engine.plan import RunOrigin, find_identity
+from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.kinds.offload.backlog import (
+    OffloadBacklog,
     OffloadRange,
-    Seen,
     describe_place_problem,
     find_cut_groups,
-    inspect_stream,
+    inspect_backlog,
     look_at_place,
     name_place,
     refuse_cutting,
+    warn_about_shares,
 )
 from backlogctl.replay.kinds.offload.plan import (
     ALLOW_DISK,
@@ -54,7 +46,8 @@ from backlogctl.replay.kinds.offload.plan import (
     PlannedPartition,
     PlannedPlace,
 )
-from backlogctl.replay.observe.rights import require_rights, select_rights
+from backlogctl.replay.observe.rights import select_rights
+from backlogctl.replay.observe.snapshot import Draft, begin_plan, finish_plan, take_snapshot
 from backlogctl.values import Recovery
 from backlogctl_delivery.visible import quote_word
 
@@ -144,20 +137,13 @@ def plan_offload(
         Refused: nothing is unread, a guard says no, or another recovery is in the way.
     """
     require_consumers(stream)
-    check_denied(workspace, stream)
-    refuse_active(workspace, stream)
-    refuse_group_type(workspace, stream)
-    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    told = require_rights(workspace, stream, select_rights("see offload", stream))
-    refuse_losing(stream, discard=options.discard, allowed=options.allow)
-    plan = compute_plan(
-        workspace, stream, options, inspect_stream(workspace, stream, say), recovery_id, told
+    draft = begin_plan(
+        workspace, stream, lambda _: select_rights("see offload", stream), origin=origin, say=say
     )
-    plan = plan.model_copy(update={"origin": origin})
+    refuse_losing(stream, discard=options.discard, allowed=options.allow)
+    plan = compute_offload(draft, inspect_backlog(draft, take_snapshot(draft)), options)
     refuse_unfit(plan)
-    recovery = store_plan(workspace, recovery_id, plan)
-    clear_staging(workspace)
-    return approve_automatically(workspace, recovery)
+    return finish_plan(workspace, store_plan(workspace, draft.recovery_id, plan))
 
 
 def refuse_losing(stream: Stream, *, discard: bool, allowed: Collection[str]) -> None:
@@ -214,77 +200,62 @@ def fingerprint_for(planned: Mapping[str, Any], config: Config, stream: Stream) 
     return keep_waits(planned, fingerprint_offload(config, stream))
 
 
-def compute_plan(
-    workspace: Workspace,
-    stream: Stream,
-    options: OffloadOptions,
-    seen: Seen,
-    recovery_id: str,
-    told: list[str],
-) -> OffloadPlan:
+def compute_offload(draft: Draft, backlog: OffloadBacklog, options: OffloadOptions) -> OffloadPlan:
     """The plan, from what was seen."""
+    workspace, stream, config = draft.workspace, draft.stream, draft.workspace.config
     assert stream.consumers is not None
-    config = workspace.config
     place = None
     if not options.discard:
-        place = look_at_place(name_place(config, recovery_id), seen.bytes, seen.log_dirs)
-    freeing = estimate_freeing(seen)
-    cut = find_cut_groups(seen.readers, stream.group, seen.lows, seen.ends)
-    members = tuple(str(member) for member in seen.group.members)
-    launcher = make_launcher(stream.consumers, workspace.properties(stream), lambda _: None)
-    original = fleet_of(workspace, stream, Role.ORIGINAL)
-    launching = config.mask_secrets(launcher.describe(original))
+        location = name_place(config, draft.recovery_id)
+        place = look_at_place(location, backlog.bytes, backlog.log_dirs)
+    freeing = estimate_freeing(backlog)
+    snapshot = backlog.snapshot
+    cut = find_cut_groups(snapshot.readers, stream.group, snapshot.lows, backlog.fence)
+    members = tuple(str(member) for member in backlog.group.members)
+    launcher = make_launcher(stream.consumers, draft.properties, lambda _: None)
+    launching = config.mask_secrets(launcher.describe(fleet_of(workspace, stream, Role.ORIGINAL)))
     has_source = stream.source is not None
-    warnings = [*told, *seen.warnings, *_list_warnings(workspace, stream, seen, place)]
+    warnings = (
+        *snapshot.warnings,
+        *warn_about_shares(snapshot.readers),
+        *_list_warnings(workspace, stream, backlog, place),
+    )
     return OffloadPlan(
-        stream=stream.name,
-        cluster=stream.cluster,
-        topic=stream.topic,
-        topic_id=seen.topic.topic_id,
-        partition_count=seen.topic.partitions,
-        group=stream.group,
-        partitions=tuple(_freeze(part) for part in seen.partitions),
-        unread=seen.unread,
-        bytes=seen.bytes,
+        **draft.fill(snapshot, options, fingerprint_offload(config, stream), warnings),
+        partitions=tuple(_freeze(part) for part in backlog.partitions),
+        unread=backlog.unread,
+        bytes=backlog.bytes,
         has_source=has_source,
         place=place,
-        disks=_freeze_disks(seen),
+        disks=_freeze_disks(backlog),
         freeing=freeing,
         cut_groups=cut,
         replicas=stream.consumers.replicas,
         members=members,
         stopped=tuple(describe_stopped(stream, launching, members)),
-        moved=tuple(describe_moved(stream, seen.unread, seen.bytes, place)),
+        moved=tuple(describe_moved(stream, backlog.unread, backlog.bytes, place)),
         freed=tuple(describe_freed(stream, freeing, cut, archived=place is not None)),
         given_back=tuple(describe_given_back(stream, place, has_source=has_source)),
-        other_groups=seen.readers.list_others(stream.group),
-        others_unknown=seen.readers.say_unknown(stream.group),
-        other_topics=seen.other_topics,
+        other_topics=backlog.other_topics,
         launch=freeze_consumers(config, stream),
-        approval=stream.approval,
-        configuration=fingerprint_offload(config, stream),
-        options=options,
-        warnings=tuple(dict.fromkeys(warnings)),
-        planned_by=find_identity(),
-        planned_at=utc_now(),
     )
 
 
-def estimate_freeing(seen: Seen) -> PlannedFreeing:
+def estimate_freeing(backlog: OffloadBacklog) -> PlannedFreeing:
     """What the brokers get back: whole segments below the last stable offsets."""
-    replication = seen.topic.replication
-    segment = int(seen.topic.config.get(_SEGMENT, 0)) or None
+    replication = backlog.snapshot.topic.replication
+    segment = int(backlog.snapshot.topic.config.get(_SEGMENT, 0)) or None
     most = kept = 0.0
-    for part in seen.partitions:
+    for part in backlog.partitions:
         cut = PartitionBacklog(
             part.sample.partition,
             part.end - part.sample.low,
             part.sample.low,
             part.sample.high,
         )
-        share = measure_share(seen.log_dirs, cut)
+        share = measure_share(backlog.log_dirs, cut)
         if share is None:
-            why = seen.log_dirs.reason or "no broker reports the topic's size"
+            why = backlog.log_dirs.reason or "no broker reports the topic's size"
             return PlannedFreeing(
                 most=None, kept=None, told=f"how much that frees is unknown: {why}"
             )
@@ -313,12 +284,12 @@ def _freeze(part: OffloadRange) -> PlannedPartition:
     )
 
 
-def _freeze_disks(seen: Seen) -> PlannedDisks:
-    forecast = seen.forecast
+def _freeze_disks(backlog: OffloadBacklog) -> PlannedDisks:
+    forecast = backlog.forecast
     return PlannedDisks(
         brokers=tuple(
             PlannedBroker(broker=b.broker, usable=b.usable_bytes, total=b.total_bytes)
-            for b in seen.log_dirs.brokers or ()
+            for b in backlog.log_dirs.brokers or ()
         ),
         seconds_to_full=None if forecast.seconds is None else round(forecast.seconds, 1),
         told=format_forecast(forecast),
@@ -336,35 +307,33 @@ def format_forecast(forecast: Forecast) -> str:
 
 
 def _list_warnings(
-    workspace: Workspace, stream: Stream, seen: Seen, place: PlannedPlace | None
+    workspace: Workspace, stream: Stream, backlog: OffloadBacklog, place: PlannedPlace | None
 ) -> list[str]:
     warnings = warn_about_approval(workspace, stream, NAME)
-    if seen.lost:
+    if lost := backlog.snapshot.status["lost"]:
         warnings.append(
-            f"at most {format_plural(seen.lost, 'message')} of this group expired unread before: "
+            f"at most {format_plural(lost, 'message')} of this group expired unread before: "
             f"`backlogctl plan rebuild {stream.name}` puts them back"
         )
-    if seen.other_topics:
-        shown = ", ".join(seen.other_topics[:_SHOWN])
-        more = ", ..." if len(seen.other_topics) > _SHOWN else ""
+    if backlog.other_topics:
+        shown = ", ".join(backlog.other_topics[:_SHOWN])
+        more = ", ..." if len(backlog.other_topics) > _SHOWN else ""
         warnings.append(
             f"the group reads other topics too ({shown}{more}): nobody reads them until its "
             "consumers are back"
         )
-    held = [p.sample.partition for p in seen.partitions if p.sample.lso < p.sample.high]
+    held = [p.sample.partition for p in backlog.partitions if p.sample.lso < p.sample.high]
     if held:
         warnings.append(
             f"open transactions hide the end of partitions {', '.join(map(str, held))}: what is "
             "behind their first message is neither archived nor deleted"
         )
-    if "compact" in seen.topic.config.get("cleanup.policy", ""):
+    if "compact" in backlog.snapshot.topic.config.get("cleanup.policy", ""):
         warnings.append("the topic is compacted: holes between its offsets are no losses")
     if place is not None and (why := describe_place_problem(place)):
         warnings.append(f"the archive's place: {why}")
     if place is None:
         warnings.append("nothing is archived: it is deleted for good")
-    if seen.readers.say_unknown(stream.group):
-        warnings.append(
-            f"other groups are unknown: the tool {seen.readers.say_unknown(stream.group)}"
-        )
+    if unknown := backlog.snapshot.readers.say_unknown(stream.group):
+        warnings.append(f"other groups are unknown: the tool {unknown}")
     return warnings

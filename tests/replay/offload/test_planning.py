@@ -12,10 +12,10 @@ from backlogctl.errors import InvalidTransition, Refused, UsageError
 from backlogctl.kafka.admin import list_offsets, list_topic_readers
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlogctl.replay.engine.options import read_options
-from backlogctl.replay.kinds.offload import backlog as looking
 from backlogctl.replay.kinds.offload.backlog import describe_place_problem, look_at_place
 from backlogctl.replay.kinds.offload.plan import OffloadOptions
 from backlogctl.replay.kinds.offload.planning import plan_offload
+from backlogctl.replay.observe import snapshot
 from tests.kafka_tools import set_offsets_raw
 from tests.replay.expand.world import PARTITIONS
 from tests.replay.offload.conftest import READ, MakeOffload
@@ -172,7 +172,7 @@ def test_groups_that_may_not_be_seen_are_unknown(
     def hide(*args: object) -> object:
         return replace(real(*args), hidden=("payments",))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(looking, "list_topic_readers", hide)
+    monkeypatch.setattr(snapshot, "list_topic_readers", hide)
     with pytest.raises(Refused, match="is unknown: the tool may not read") as caught:
         world.plan()
     assert "--allow unknown-groups" in caught.value.hint
