@@ -44,8 +44,13 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
-from backlogctl.replay.kinds.expand.backlog import StreamBacklog
-from backlogctl.replay.kinds.expand.plan import NAME, ExpandPlan, PlannedPartition, SettingChange
+from backlogctl.replay.kinds.expand.plan import (
+    NAME,
+    ExpandPlan,
+    PlannedPartition,
+    SettingChange,
+    StreamBacklog,
+)
 from backlogctl.replay.kinds.expand.topics import READ_BESIDE, REPEATED, SKIPPED
 from backlogctl.replay.present.layout import Folded, Text, print_wrapped
 from backlogctl.replay.present.progress import describe_progress, name_step

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field
 
 from backlogctl.fanout.layout import MAX_FACTOR
 from backlogctl.replay.engine.options import list_words
 from backlogctl.replay.engine.plan import AllowedWords, Options, Plan, PlanPart, Timestamp
+
+if TYPE_CHECKING:
+    from backlogctl.fanout.keys import Skew
+    from backlogctl.fanout.retention import TimeToLoss, UnreadRange
+    from backlogctl.kafka.groups import GroupState
+    from backlogctl.kafka.log_dirs import LogDirs
+    from backlogctl.kafka.peek import Peeked
+    from backlogctl.kafka.topics import TopicInfo
+    from backlogctl.monitoring.verdict.judge import Pace
+    from backlogctl.replay.observe.snapshot import StreamSnapshot
+    from backlogctl.values import Sample
 
 # What an operator says of an expansion.
 
@@ -165,3 +177,47 @@ class ExpandPlan(Plan):
     transactional_prefix: str
     options: ExpandOptions
     tried: str = ""  # what a dry run of one consumer showed
+
+
+# What a plan is computed from.
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """One partition: where the group is, and where the relay begins (`unread.start`)."""
+
+    unread: UnreadRange
+    committed: int | None
+    lost: int | None
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBacklog:
+    """What is behind, how fast it is read, and when retention reaches it, as it is now."""
+
+    snapshot: StreamSnapshot
+    group: GroupState
+    other_topics: tuple[str, ...]  # that the group reads too
+    partitions: tuple[Behind, ...]
+    pace: Pace
+    loss: TimeToLoss
+    peeked: Mapping[int, tuple[Peeked, ...]]
+    skew: Skew
+    log_dirs: LogDirs
+    recent: tuple[Sample, ...]  # the samples that rates are taken over
+
+    @property
+    def topic(self) -> TopicInfo:
+        return self.snapshot.topic
+
+    @property
+    def lost(self) -> int | None:
+        """Messages that expired unread, at most."""
+        lost: int | None = self.snapshot.status["lost"]
+        return lost
+
+    @property
+    def lag(self) -> int:
+        """Unread messages, at most; all partitions together."""
+        return sum(part.lag for part in self.partitions)

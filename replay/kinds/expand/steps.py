@@ -38,7 +38,6 @@ from backlogctl.replay.consumers.fleet import (
 from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.guards import check_configuration, check_denied
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.expand.backlog import inspect_backlog
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
 from backlogctl.replay.kinds.expand.context import (
     LAGS_SECONDS,
@@ -51,7 +50,11 @@ from backlogctl.replay.kinds.expand.context import (
     delete_recovery_group,
 )
 from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan
-from backlogctl.replay.kinds.expand.planning import compute_expansion, fingerprint_for
+from backlogctl.replay.kinds.expand.planning import (
+    compute_expansion,
+    fingerprint_for,
+    inspect_backlog,
+)
 from backlogctl.replay.kinds.expand.topics import ASK_SECONDS, SKIPPED, list_moved, record_outsiders
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.snapshot import Draft, take_snapshot

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from backlogctl.clock import Deadline
+from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, Refused
 from backlogctl.fanout.relay.guard import find_others
 from backlogctl.formats import format_bytes, format_count, format_plural
@@ -31,11 +32,17 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
-from backlogctl.replay.kinds.offload.backlog import describe_place_problem
-from backlogctl.replay.kinds.offload.closing import GIVEN_UP, THROWN_AWAY
-from backlogctl.replay.kinds.offload.context import EXPIRED, FORWARD
-from backlogctl.replay.kinds.offload.gaps import COVERED
-from backlogctl.replay.kinds.offload.plan import OffloadPlan
+from backlogctl.replay.kinds.offload.plan import (
+    COVERED,
+    EXPIRED,
+    FORWARD,
+    GIVEN_UP,
+    THROWN_AWAY,
+    CutGroup,
+    OffloadPlan,
+    PlannedFreeing,
+    PlannedPlace,
+)
 from backlogctl.replay.present.status import make_standing
 from backlogctl.values import GapState, Recovery, RecoveryState
 
@@ -145,7 +152,7 @@ def _list_facts(plan: OffloadPlan) -> tuple[Fact, ...]:
     if plan.place is None:
         facts.append(Fact("archive", "none: it is deleted for good", "bad", decides=True))
     else:
-        tone: Tone = "bad" if describe_place_problem(plan.place) else ""
+        tone: Tone = "bad" if plan.place.problem else ""
         told = f"{plan.place.location}; {plan.place.told}"
         facts.append(Fact("archive", told, tone, decides=True))
     return tuple(facts)
@@ -356,3 +363,68 @@ def _find_archive(workspace: Workspace, recovery: Recovery, *, is_cut: bool) -> 
     if record is None or record.purged_at is not None:
         return None
     return InArchive(record.location, record.messages, is_only_there=is_cut)
+
+
+# What an offload will do to Kafka and to consumers, in sentences that an approver reads.
+
+
+def describe_stopped(stream: Stream, launching: str, members: Sequence[str]) -> list[str]:
+    """Who stops reading, and how."""
+    told = [f"the consumers of group {stream.group}: {launching}"]
+    if members:
+        told.append(f"{format_plural(len(members), 'member')} of it now")
+    else:
+        told.append("the group has no members now")
+    return told
+
+
+def describe_moved(
+    stream: Stream, unread: int, size: int | None, place: PlannedPlace | None
+) -> list[str]:
+    """Where the messages go, and how the group's offsets are set."""
+    many = f"at most {format_plural(unread, 'message')}"
+    if size is not None:
+        many += f", about {format_bytes(size)}"
+    where = f"into the archive {place.location}" if place else "nowhere: they are not archived"
+    return [
+        f"{many}, and what is written until the consumers are stopped: {where}",
+        f"the committed offsets of group {stream.group}, to the last stable offsets of that time",
+    ]
+
+
+def describe_freed(
+    stream: Stream, freeing: PlannedFreeing, cut: Sequence[CutGroup], *, archived: bool
+) -> list[str]:
+    """What is deleted from the brokers, and who loses by it."""
+    after = "once it is archived and read back" if archived else "for good"
+    told = [
+        f"all of topic {stream.topic} up to these offsets is deleted, {after}",
+        freeing.told,
+    ]
+    told += [
+        f"group {item.group} loses at most {format_plural(item.messages, 'message')}"
+        for item in cut
+    ]
+    return told
+
+
+def describe_given_back(
+    stream: Stream, place: PlannedPlace | None, *, has_source: bool
+) -> list[str]:
+    """What comes back, and how."""
+    assert stream.consumers is not None
+    replicas = format_plural(stream.consumers.replicas, "consumer")
+    told = [f"{replicas} of group {stream.group}, which go on with what is written from then on"]
+    if place is not None:
+        told.append(
+            "what was archived waits as a gap: the nightly backfill, or `backlogctl plan redrive "
+            f"{stream.name} --from archive:...`, puts it back as it was"
+        )
+    elif has_source:
+        told.append(
+            "what was discarded is a gap: the nightly backfill, or `backlogctl plan rebuild "
+            f"{stream.name}`, rebuilds it from the tables"
+        )
+    else:
+        told.append("what was discarded never comes back: the stream has no source")
+    return told

@@ -13,10 +13,10 @@ from backlogctl.kafka.admin import list_offsets, read_group_state
 from backlogctl.ledger.gaps import ITSELF
 from backlogctl.monitoring.offsets.history import Timeline
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.offload.context import ASK_SECONDS, EXPIRED, OffloadContext
+from backlogctl.replay.kinds.offload.context import ASK_SECONDS, OffloadContext
+from backlogctl.replay.kinds.offload.plan import COVERED, EXPIRED
 from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange
 
-COVERED = "an older gap has messages of the archive"
 _EMPTY = "it holds no messages: control records, aborted or compacted ones"
 
 

@@ -145,7 +145,7 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         self, plan: OffloadPlan, ledger: Any, recovery: Recovery, ended_at: datetime | None
     ) -> tuple[Gap, ...]:
         """What it took off the brokers, and what was lost meanwhile, whoever saw it first."""
-        from backlogctl.replay.kinds.offload.context import EXPIRED
+        from backlogctl.replay.kinds.offload.plan import EXPIRED
 
         gone = [e.detail for e in ledger.events.list(recovery.id) if e.action == EXPIRED]
 

@@ -22,18 +22,10 @@ from backlogctl.replay.engine.archives import name_owner
 from backlogctl.replay.engine.brakes import HELD, PausedBecause, check_requests
 from backlogctl.replay.engine.guards import check_configuration, check_denied
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.offload.backlog import (
-    find_cut_groups,
-    look_at_place,
-    read_disks,
-    refuse_cutting,
-    refuse_undeletable,
-)
 from backlogctl.replay.kinds.offload.context import (
     ASK_SECONDS,
     BYTES_BEFORE,
     FENCED,
-    FORWARD,
     OffloadContext,
 )
 from backlogctl.replay.kinds.offload.gaps import (
@@ -43,8 +35,17 @@ from backlogctl.replay.kinds.offload.gaps import (
     refuse_skipped,
     stage_discarded,
 )
-from backlogctl.replay.kinds.offload.plan import ALLOW_UNKNOWN
-from backlogctl.replay.kinds.offload.planning import fingerprint_for, refuse_losing, refuse_unfit
+from backlogctl.replay.kinds.offload.plan import ALLOW_UNKNOWN, FORWARD
+from backlogctl.replay.kinds.offload.planning import (
+    find_cut_groups,
+    fingerprint_for,
+    look_at_place,
+    read_disks,
+    refuse_cutting,
+    refuse_losing,
+    refuse_undeletable,
+    refuse_unfit,
+)
 from backlogctl.replay.observe.rights import require_rights, select_rights
 from backlogctl.values import OffsetRange, Step
 from backlogctl_delivery.crashpoints import reach
