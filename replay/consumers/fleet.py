@@ -6,21 +6,32 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-from backlogctl.clock import Deadline
+from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Consumers, Stream
-from backlogctl.errors import BacklogError, LeaseHeld, Refused, UsageError, VerificationFailed
+from backlogctl.errors import (
+    BacklogError,
+    KafkaFailure,
+    LeaseHeld,
+    Refused,
+    UsageError,
+    VerificationFailed,
+)
 from backlogctl.fanout.launchers import LeftLauncher, make_launcher
 from backlogctl.fanout.launchers.interface import Fleet, Launcher, Role
 from backlogctl.fanout.quiet import await_empty, await_quiet
 from backlogctl.fanout.relay.commits import CommitWithMetadata, read_all
+from backlogctl.fanout.relay.interface import Patience
+from backlogctl.fanout.relay.pool import PATIENCE_SECONDS
 from backlogctl.fanout.unread import find_unread
-from backlogctl.formats import Say
+from backlogctl.formats import Say, format_duration, format_moment
 from backlogctl.kafka.admin import committed_offsets, read_group_state
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.groups import LogTruncated
+from backlogctl.monitoring.offsets.history import Timeline
 from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause, check_requests
 from backlogctl.replay.engine.cancelling import find_ways
 from backlogctl.replay.engine.guards import fingerprint_stream
@@ -28,6 +39,7 @@ from backlogctl.replay.engine.kind import PlanT, RunContext, Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, mask_values
 from backlogctl.replay.observe.stream import is_source, refuse_other_source
 from backlogctl.replay.present.layout import Text
+from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange
 
 # A stream's consumers as its launcher sees them: the original ones, and a recovery's.
 
@@ -168,6 +180,55 @@ class CleanupErrors:
         first, *_ = self._failed.values()
         told = "; ".join(f"{what}: {error.message}" for what, error in self._failed.items())
         raise BacklogError(told, subject=first.subject, hint=hint) from first
+
+
+# Brokers that are away are waited for, and it is said since when.
+
+Answer = TypeVar("Answer")
+
+_PAUSE_SECONDS = 0.5
+
+
+class BrokerRetry:
+    """Asks again until they answer; `away` is for how many seconds they have not, in all.
+
+    Nothing is decided meanwhile: an answer that is not there is not zero.
+    """
+
+    def __init__(self, tick: Callable[[], None], say: Say) -> None:
+        """Args: `tick` is called while they are waited for; it may raise, and ends the waiting."""
+        self._tick = tick
+        self._say = say
+        self.away = 0.0
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What the brokers answer.
+
+        Raises:
+            KafkaFailure: an answer that another try does not change, or none for too long.
+        """
+        at, began, is_said = utc_now(), time.monotonic(), False
+        patience = Patience(PATIENCE_SECONDS)
+        while True:
+            try:
+                answer = question()
+            except KafkaFailure as error:
+                if not error.retryable or patience.is_over():
+                    raise
+                if not is_said:
+                    is_said = True
+                    self._say(
+                        f"the brokers have not answered since {format_moment(at)}: "
+                        f"{error.message}; waiting for them, nothing is decided meanwhile"
+                    )
+            else:
+                if is_said:
+                    seconds = time.monotonic() - began
+                    self.away += seconds
+                    self._say(f"the brokers answer again, after {format_duration(seconds)}")
+                return answer
+            self._tick()
+            time.sleep(_PAUSE_SECONDS)
 
 
 # What a run works with that stops the group's own consumers: their group, and who starts them.
@@ -370,6 +431,55 @@ class StoppingContext(RunContext[PlanT]):
         )
         found = {number: starts[number] if at is None else at for number, at in commits.items()}
         self.record(STOPPED_AT, committed={str(n): at for n, at in found.items()})
+
+    def record_gap(
+        self,
+        item: OffsetRange,
+        cause: Cause,
+        reason: str,
+        *,
+        certainty: Certainty = Certainty.EXACT,
+        times: tuple[datetime | None, datetime | None] | None = None,
+        archive: str | None = None,
+    ) -> Gap:
+        """Puts on record what the group will not read.
+
+        Args:
+            times: of the first and the last message; None takes those of the stream's samples.
+            archive: the one that has the messages.
+        """
+        ledger, recovery = self.workspace.ledger, self.recovery
+        first, last = times or self.date_range(item)
+        gap = Gap(
+            id="",
+            stream=self.stream.name,
+            cluster=recovery.cluster,
+            topic=recovery.topic,
+            group=recovery.group,
+            topic_id=self.plan.topic_id,
+            partition=item.partition,
+            start=item.start,
+            end=item.end,
+            cause=cause,
+            certainty=certainty,
+            state=GapState.OPEN,
+            first_time=first,
+            last_time=last,
+            detected_at=utc_now(),
+            reason=reason,
+            archive=archive,
+        )
+        return ledger.gaps.record(gap)
+
+    def date_range(self, item: OffsetRange) -> tuple[datetime | None, datetime | None]:
+        """Between which times it was written, by the stream's samples."""
+        samples = [
+            sample
+            for sample in self.workspace.ledger.samples.history(self.stream.name)
+            if (sample.topic, sample.group) == (self.recovery.topic, self.recovery.group)
+        ]
+        bounds = Timeline(samples, self.plan.topic_id).bound(item.partition, item.start, item.end)
+        return bounds.lower, bounds.upper
 
 
 def find_begin(noted: int, commit: CommitWithMetadata) -> int:

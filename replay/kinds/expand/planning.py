@@ -61,11 +61,6 @@ from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.kinds.expand.canary import TRIAL_NAME, try_consumer
 from backlogctl.replay.kinds.expand.describe import (
-    Facts,
-    describe_created,
-    describe_given_back,
-    describe_raised,
-    describe_stopped,
     warn_about_backlog,
     warn_about_disk,
     warn_about_keys,
@@ -79,6 +74,7 @@ from backlogctl.replay.kinds.expand.plan import (
     Behind,
     ExpandOptions,
     ExpandPlan,
+    Facts,
     PlannedCanary,
     PlannedDisk,
     PlannedHold,
@@ -86,6 +82,10 @@ from backlogctl.replay.kinds.expand.plan import (
     SettingChange,
     StreamBacklog,
     TemporaryLayout,
+    describe_created,
+    describe_given_back,
+    describe_raised,
+    describe_stopped,
 )
 from backlogctl.replay.observe.snapshot import (
     Draft,

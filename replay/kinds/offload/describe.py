@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from backlogctl.clock import Deadline
 from backlogctl.config import Stream
-from backlogctl.errors import BacklogError, Refused
-from backlogctl.fanout.relay.guard import find_others
 from backlogctl.formats import format_bytes, format_count, format_plural
-from backlogctl.ledger.steps import RESTORE_STEP, has_stopped_consumers
+from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
 from backlogctl.replay.engine.cancelling import CANCEL_ASKED
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
@@ -322,32 +320,22 @@ def _describe_rest(plan: OffloadPlan, record: RecoveryRecord) -> Unexplained:
 
 # How an offload stands: who reads, who is stopped, and what is only in the archive.
 
-_SECONDS = 6.0
-
 
 def describe_offload(
     workspace: Workspace, recovery: Recovery, plan: OffloadPlan, *, ask: bool
 ) -> RecoveryStatus:
     """Of the ledger, and what the brokers say where they answer."""
-    ledger = workspace.ledger
-    steps = {step.step: step for step in ledger.steps.list(recovery.id)}
-    is_stopped = has_stopped_consumers(steps.values())
-    readers, problem = Readers(Reads.ORIGINALS), ""
-    if is_stopped:
-        readers = Readers(Reads.UNKNOWN)
-        try:
-            if not ask:
-                raise Refused(
-                    f"the brokers are not asked here; `backlogctl show {recovery.id}` does"
-                )
-            properties = workspace.config.clusters[recovery.cluster].client_properties()
-            found = len(find_others(properties, recovery.group, Deadline(_SECONDS)))
-            readers = Readers(Reads.ORIGINALS if found else Reads.NOBODY, found)
-        except BacklogError as error:
-            problem = str(error)
-    stopped = ""
-    if is_stopped and not (RESTORE_STEP in steps and readers.originals):
-        stopped = f"the {format_plural(plan.replicas, 'consumer')} of group {plan.group}"
+    steps = {step.step: step for step in workspace.ledger.steps.list(recovery.id)}
+    properties = workspace.config.clusters[recovery.cluster].client_properties()
+    readers, stopped, problem = Readers(Reads.ORIGINALS), "", ""
+    if has_stopped_consumers(steps.values()):
+        readers, problem = ask_brokers(
+            recovery,
+            lambda limit: find_readers(properties, recovery.group, limit),
+            Readers(Reads.UNKNOWN),
+            ask=ask,
+        )
+        stopped = name_stopped(plan.group, plan.replicas, steps, readers)
     return make_standing(
         workspace,
         recovery,
