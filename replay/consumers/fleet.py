@@ -32,11 +32,13 @@ from backlogctl.kafka.admin import committed_offsets, read_group_state
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.groups import LogTruncated
 from backlogctl.monitoring.offsets.history import Timeline
+from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause, check_requests
 from backlogctl.replay.engine.cancelling import find_ways
-from backlogctl.replay.engine.guards import fingerprint_stream
+from backlogctl.replay.engine.guards import check_configuration, check_denied, fingerprint_stream
 from backlogctl.replay.engine.kind import PlanT, RunContext, Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, mask_values
+from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.stream import is_source, refuse_other_source
 from backlogctl.replay.present.layout import Text
 from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange
@@ -338,6 +340,27 @@ class StoppingContext(RunContext[PlanT]):
     def check_topic(self) -> None:
         """The topic is the one of the plan; raises PlanStale where it is not."""
         refuse_other_source(self.admin, self.plan, self.again)
+
+    def require_planned(self, fingerprint: Collection[str]) -> None:
+        """Plan, configuration, topic and rights are still those that were approved.
+
+        Args:
+            fingerprint: what of the stream's section the plan was computed from.
+
+        Raises:
+            PlanStale: something is no longer what the plan was made on.
+            Refused: a guard says no, or a right is missing.
+        """
+        workspace, stream, plan = self.workspace, self.stream, self.plan
+        check_runnable(workspace, self.recovery)
+        check_denied(workspace, stream)
+        now = fingerprint_with_consumers(workspace.config, stream, fingerprint)
+        hint = f"put it back, or `backlogctl cancel {self.recovery.id}` and plan again"
+        check_configuration(plan, keep_waits(plan.configuration, now), hint)
+        self.check_topic()
+        kind = workspace.kind_of(self.recovery)
+        rights = kind.list_rights(workspace.config, stream, self.recovery.id, plan)
+        require_rights(workspace, stream, rights)
 
     def has_source(self) -> bool:
         """Whether it is still the topic that was planned, perhaps with more partitions."""

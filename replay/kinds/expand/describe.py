@@ -205,13 +205,7 @@ _VERDICT_WORDS = {
     "no_deadline": "plan: no loss in sight",
 }
 _WORTH_SAYING = 1.5
-# Of the plan, and not said elsewhere in the document.
-_NOT_IN_DOCUMENT = (
-    *("version", "kind", "stream", "cluster", "topic", "group", "partitions", "warnings"),
-    *("other_groups", "planned_by", "approval", "configuration", "options", "origin", "off_peak"),
-    *("partition_count", "topic_id", "transactional_prefix", "partitioner", "isolation"),
-    "other_topics",
-)
+_LEFT_OUT = ("transactional_prefix", "partitioner", "isolation")
 
 
 def describe_expand_plan(plan: ExpandPlan, recovery: Recovery) -> Telling:
@@ -248,19 +242,14 @@ def name_verdict(plan: ExpandPlan) -> str:
 
 
 def _make_document(plan: ExpandPlan, verdict: str) -> dict[str, Any]:
-    dump = plan.dump()
-    return {
-        "verdict": verdict,
-        "counts": {
-            "lag": plan.lag,
-            "lost": plan.lost,
-            "canary": plan.canary.messages,
-            "consumers": plan.consumers,
-            "temporary_partitions": plan.temporary.partitions,
-        },
-        "partitions": dump["partitions"],
-        **{name: value for name, value in dump.items() if name not in _NOT_IN_DOCUMENT},
+    counts = {
+        "lag": plan.lag,
+        "lost": plan.lost,
+        "canary": plan.canary.messages,
+        "consumers": plan.consumers,
+        "temporary_partitions": plan.temporary.partitions,
     }
+    return plan.describe(verdict, counts, _LEFT_OUT)
 
 
 def _list_counts(plan: ExpandPlan) -> tuple[PlanFigure, ...]:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, cast
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Config, Stream
+from backlogctl.config import Stream
 from backlogctl.errors import Refused, UsageError
 from backlogctl.fanout.disk import (
     DiskCheck,
@@ -53,7 +53,6 @@ from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
     fleet_of,
     freeze_consumers,
-    keep_waits,
     require_consumers,
 )
 from backlogctl.replay.engine.guards import refuse_beyond_end, store_plan
@@ -349,16 +348,6 @@ def name_recovery_group(group: str, recovery_id: str) -> str:
     return f"{group}.recovery.{recovery_id}"
 
 
-def fingerprint_expansion(config: Config, stream: Stream) -> dict[str, Any]:
-    """What of a stream's configuration an expansion goes by; names of variables, no values."""
-    return fingerprint_with_consumers(config, stream, FINGERPRINT)
-
-
-def fingerprint_for(planned: Mapping[str, Any], config: Config, stream: Stream) -> dict[str, Any]:
-    """The same now, to hold against a plan's: how long is waited may change while it is open."""
-    return keep_waits(planned, fingerprint_expansion(config, stream))
-
-
 def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptions) -> ExpandPlan:
     """The plan, from what was seen: the same backlog makes the same numbers."""
     workspace, stream, config = draft.workspace, draft.stream, draft.workspace.config
@@ -400,8 +389,9 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         *warn_about_skew(backlog.skew, load, layout, order),
         *warn_about_disk(disk),
     ]
+    configuration = fingerprint_with_consumers(config, stream, FINGERPRINT)
     return ExpandPlan(
-        **draft.fill(backlog.snapshot, options, fingerprint_expansion(config, stream), warnings),
+        **draft.fill(backlog.snapshot, options, configuration, warnings),
         partitions=tuple(_freeze_partition(part) for part in backlog.partitions),
         lag=backlog.lag,
         lost=backlog.lost,

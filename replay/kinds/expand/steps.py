@@ -27,8 +27,6 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.replay.consumers.fleet import (
     find_begin,
 )
-from backlogctl.replay.engine.approval import check_runnable
-from backlogctl.replay.engine.guards import check_configuration, check_denied
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
 from backlogctl.replay.kinds.expand.closing import (
@@ -46,11 +44,10 @@ from backlogctl.replay.kinds.expand.closing import (
 from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
 from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, REWIND, ExpandPlan
 from backlogctl.replay.kinds.expand.planning import (
+    FINGERPRINT,
     compute_expansion,
-    fingerprint_for,
     inspect_backlog,
 )
-from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.snapshot import Draft, take_snapshot
 from backlogctl.values import Step
 from backlogctl_delivery.crashpoints import reach
@@ -115,19 +112,7 @@ class CheckSource(Step[ExpandContext]):
             PlanStale: something is no longer what the plan was made on.
             Refused: a guard says no.
         """
-        check_runnable(context.workspace, context.recovery)
-        check_denied(context.workspace, context.stream)
-        check_configuration(
-            context.plan,
-            fingerprint_for(context.plan.configuration, context.workspace.config, context.stream),
-            f"put it back, or `backlogctl cancel {context.recovery.id}` and plan again",
-        )
-        context.check_topic()
-        workspace, recovery = context.workspace, context.recovery
-        rights = workspace.kind_of(recovery).list_rights(
-            *(workspace.config, context.stream, recovery.id, context.plan)
-        )
-        require_rights(workspace, context.stream, rights)
+        context.require_planned(FINGERPRINT)
         if context.temporary is None:
             _refuse_existing(context)
         if not context.was_started("stop_consumers"):

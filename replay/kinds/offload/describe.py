@@ -45,12 +45,6 @@ from backlogctl.replay.present.status import make_standing
 from backlogctl.values import GapState, Recovery, RecoveryState
 
 ARCHIVES, DISCARDS = "archives", "discards"
-# Of the plan, and not said elsewhere in the document.
-_NOT_IN_DOCUMENT = (
-    *("version", "kind", "stream", "cluster", "topic", "group", "partitions", "warnings"),
-    *("other_groups", "planned_by", "approval", "configuration", "options", "origin", "off_peak"),
-    *("partition_count", "topic_id", "other_topics"),
-)
 
 
 def describe_offload_plan(plan: OffloadPlan, recovery: Recovery) -> Telling:
@@ -85,18 +79,13 @@ def describe_offload_plan(plan: OffloadPlan, recovery: Recovery) -> Telling:
 
 
 def _make_document(plan: OffloadPlan, verdict: str) -> dict[str, Any]:
-    dump = plan.dump()
-    return {
-        "verdict": verdict,
-        "counts": {
-            "unread": plan.unread,
-            "bytes": plan.bytes,
-            "frees": plan.freeing.most,
-            "cut_groups": len(plan.cut_groups),
-        },
-        "partitions": dump["partitions"],
-        **{name: value for name, value in dump.items() if name not in _NOT_IN_DOCUMENT},
+    counts = {
+        "unread": plan.unread,
+        "bytes": plan.bytes,
+        "frees": plan.freeing.most,
+        "cut_groups": len(plan.cut_groups),
     }
+    return plan.describe(verdict, counts)
 
 
 def _list_counts(plan: OffloadPlan) -> tuple[PlanFigure, ...]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from backlogctl.clock import Deadline, utc_now
@@ -25,7 +24,6 @@ from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
     fleet_of,
     freeze_consumers,
-    keep_waits,
     require_consumers,
 )
 from backlogctl.replay.engine.guards import (
@@ -426,16 +424,6 @@ def refuse_unfit(plan: OffloadPlan) -> None:
     )
 
 
-def fingerprint_offload(config: Config, stream: Stream) -> dict[str, Any]:
-    """What of a stream's configuration an offload goes by; names of variables, no values."""
-    return fingerprint_with_consumers(config, stream, FINGERPRINT)
-
-
-def fingerprint_for(planned: Mapping[str, Any], config: Config, stream: Stream) -> dict[str, Any]:
-    """The same now, to hold against a plan's."""
-    return keep_waits(planned, fingerprint_offload(config, stream))
-
-
 def compute_offload(draft: Draft, backlog: OffloadBacklog, options: OffloadOptions) -> OffloadPlan:
     """The plan, from what was seen."""
     workspace, stream, config = draft.workspace, draft.stream, draft.workspace.config
@@ -456,8 +444,9 @@ def compute_offload(draft: Draft, backlog: OffloadBacklog, options: OffloadOptio
         *warn_about_shares(snapshot.readers),
         *_list_warnings(workspace, stream, backlog, place),
     )
+    configuration = fingerprint_with_consumers(config, stream, FINGERPRINT)
     return OffloadPlan(
-        **draft.fill(snapshot, options, fingerprint_offload(config, stream), warnings),
+        **draft.fill(snapshot, options, configuration, warnings),
         partitions=tuple(_freeze(part) for part in backlog.partitions),
         unread=backlog.unread,
         bytes=backlog.bytes,

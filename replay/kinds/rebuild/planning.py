@@ -89,7 +89,7 @@ def _refuse_source(workspace: Workspace, stream: Stream) -> UsageError:
     if archived:
         hint = f"`{suggest_redrive(workspace.ledger, archived[0].gap)}` puts back what is archived"
     return UsageError(
-        "there is no source table to rebuild from", subject=f"stream {stream.name}", hint=hint
+        "has no source table to rebuild from", subject=f"stream {stream.name}", hint=hint
     )
 
 
