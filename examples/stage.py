@@ -149,8 +149,9 @@ class Stage:
         self._console.print(Rule(heading, align="left", style="cyan"))
 
     def tell(self, text: str) -> None:
-        """A sentence or two."""
-        self._console.print(Padding(Text.from_markup(text), (0, 0, 0, 2), expand=False))
+        """A sentence or two, broken where the terminal ends."""
+        shown = Text.from_markup(text.replace("\n", " "))
+        self._console.print(Padding(shown, (0, 0, 0, 2), expand=False))
 
     def show(self, part: RenderableType) -> None:
         """A table, or what else there is to see."""
@@ -206,7 +207,10 @@ def write_report(stage: Stage, recovery_id: str, report: Path | None) -> None:
 def print_opening(console: Console, title: str, text: str) -> None:
     """What the story is about; `text` is markup."""
     opening = Panel(
-        Text.from_markup(text), title=f"backlogctl {title}", title_align="left", border_style="cyan"
+        Text.from_markup(text.replace("\n", " ")),
+        title=f"backlogctl {title}",
+        title_align="left",
+        border_style="cyan",
     )
     console.print()
     console.print(opening)

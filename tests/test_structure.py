@@ -23,8 +23,8 @@ ROOMS = (
 HELD_TWICE = {"hash_murmur2", "place_crc32", "place_murmur2", "translate"}
 FRAMEWORKS = {"command", "task", "verb"}
 
-MOST_FILES_OF_A_KIND = 10
-LONGEST_FILE, SHORTEST_FILE = 700, 20
+MOST_FILES_OF_A_KIND = 8
+LONGEST_FILE, SHORTEST_FILE = 600, 20
 MAY_BE_SHORT = {"__init__.py", "__main__.py", "env.py"}
 
 

@@ -255,3 +255,47 @@ def fence_relays(
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for future in [pool.submit(fence, partition) for partition in sorted(set(partitions))]:
             future.result()
+
+
+# What somebody else did to the group's commits while nobody guarded them.
+#
+# The relay's own position says what was relayed; a commit elsewhere is somebody else's. Only a
+# reader's own commit carries a leader epoch: one without is a reset from outside (KIP-320).
+
+SKIPPED = "the group was set past what was relayed"
+READ_BESIDE = "somebody else read on past what was relayed"
+REPEATED = "the group was set back behind what was relayed"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Offsets `[start, end)` of a partition between the relay's position and somebody's commit."""
+
+    partition: int
+    start: int
+    end: int
+    what: str
+
+
+def find_moved_commits(
+    commits: Mapping[int, CommitWithMetadata],
+    positions: Mapping[int, CommitWithMetadata],
+    begun: Mapping[int, int],
+    recovery_id: str,
+) -> tuple[Moved, ...]:
+    """Where the original group does not stand where the relay left it.
+
+    Args:
+        begun: where its consumers were stopped; of partitions of which nothing was relayed.
+    """
+    found = []
+    for number, commit in sorted(commits.items()):
+        own = positions[number].offset if number in positions else begun.get(number)
+        if own is None or commit.offset == own or commit.is_of(recovery_id):
+            continue
+        if commit.offset < own:
+            found.append(Moved(number, commit.offset, own, REPEATED))
+        else:
+            what = SKIPPED if commit.epoch is None else READ_BESIDE
+            found.append(Moved(number, own, commit.offset, what))
+    return tuple(found)

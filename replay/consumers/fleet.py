@@ -6,27 +6,42 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-from backlogctl.clock import Deadline
+from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Consumers, Stream
-from backlogctl.errors import BacklogError, LeaseHeld, Refused, UsageError, VerificationFailed
+from backlogctl.errors import (
+    BacklogError,
+    KafkaFailure,
+    LeaseHeld,
+    Refused,
+    UsageError,
+    VerificationFailed,
+)
 from backlogctl.fanout.launchers import LeftLauncher, make_launcher
 from backlogctl.fanout.launchers.interface import Fleet, Launcher, Role
 from backlogctl.fanout.quiet import await_empty, await_quiet
 from backlogctl.fanout.relay.commits import CommitWithMetadata, read_all
+from backlogctl.fanout.relay.interface import Patience
+from backlogctl.fanout.relay.pool import PATIENCE_SECONDS
 from backlogctl.fanout.unread import find_unread
-from backlogctl.formats import Say
+from backlogctl.formats import Say, format_duration, format_moment
 from backlogctl.kafka.admin import committed_offsets, read_group_state
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.groups import LogTruncated
+from backlogctl.monitoring.offsets.history import Timeline
+from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause, check_requests
 from backlogctl.replay.engine.cancelling import find_ways
+from backlogctl.replay.engine.guards import check_configuration, check_denied, fingerprint_stream
 from backlogctl.replay.engine.kind import PlanT, RunContext, Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, mask_values
+from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.stream import is_source, refuse_other_source
 from backlogctl.replay.present.layout import Text
+from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange
 
 # A stream's consumers as its launcher sees them: the original ones, and a recovery's.
 
@@ -113,7 +128,7 @@ def fingerprint_with_consumers(
 ) -> dict[str, Any]:
     """These settings of a stream, and how its consumers are started and stopped, if at all."""
     consumers = None if stream.consumers is None else freeze_consumers(config, stream)
-    return {**stream.model_dump(mode="json", include=set(names)), "consumers": consumers}
+    return {**fingerprint_stream(stream, names), "consumers": consumers}
 
 
 def keep_waits(planned: Mapping[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +182,55 @@ class CleanupErrors:
         first, *_ = self._failed.values()
         told = "; ".join(f"{what}: {error.message}" for what, error in self._failed.items())
         raise BacklogError(told, subject=first.subject, hint=hint) from first
+
+
+# Brokers that are away are waited for, and it is said since when.
+
+Answer = TypeVar("Answer")
+
+_PAUSE_SECONDS = 0.5
+
+
+class BrokerRetry:
+    """Asks again until they answer; `away` is for how many seconds they have not, in all.
+
+    Nothing is decided meanwhile: an answer that is not there is not zero.
+    """
+
+    def __init__(self, tick: Callable[[], None], say: Say) -> None:
+        """Args: `tick` is called while they are waited for; it may raise, and ends the waiting."""
+        self._tick = tick
+        self._say = say
+        self.away = 0.0
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What the brokers answer.
+
+        Raises:
+            KafkaFailure: an answer that another try does not change, or none for too long.
+        """
+        at, began, is_said = utc_now(), time.monotonic(), False
+        patience = Patience(PATIENCE_SECONDS)
+        while True:
+            try:
+                answer = question()
+            except KafkaFailure as error:
+                if not error.retryable or patience.is_over():
+                    raise
+                if not is_said:
+                    is_said = True
+                    self._say(
+                        f"the brokers have not answered since {format_moment(at)}: "
+                        f"{error.message}; waiting for them, nothing is decided meanwhile"
+                    )
+            else:
+                if is_said:
+                    seconds = time.monotonic() - began
+                    self.away += seconds
+                    self._say(f"the brokers answer again, after {format_duration(seconds)}")
+                return answer
+            self._tick()
+            time.sleep(_PAUSE_SECONDS)
 
 
 # What a run works with that stops the group's own consumers: their group, and who starts them.
@@ -277,6 +341,27 @@ class StoppingContext(RunContext[PlanT]):
         """The topic is the one of the plan; raises PlanStale where it is not."""
         refuse_other_source(self.admin, self.plan, self.again)
 
+    def require_planned(self, fingerprint: Collection[str]) -> None:
+        """Plan, configuration, topic and rights are still those that were approved.
+
+        Args:
+            fingerprint: what of the stream's section the plan was computed from.
+
+        Raises:
+            PlanStale: something is no longer what the plan was made on.
+            Refused: a guard says no, or a right is missing.
+        """
+        workspace, stream, plan = self.workspace, self.stream, self.plan
+        check_runnable(workspace, self.recovery)
+        check_denied(workspace, stream)
+        now = fingerprint_with_consumers(workspace.config, stream, fingerprint)
+        hint = f"put it back, or `backlogctl cancel {self.recovery.id}` and plan again"
+        check_configuration(plan, keep_waits(plan.configuration, now), hint)
+        self.check_topic()
+        kind = workspace.kind_of(self.recovery)
+        rights = kind.list_rights(workspace.config, stream, self.recovery.id, plan)
+        require_rights(workspace, stream, rights)
+
     def has_source(self) -> bool:
         """Whether it is still the topic that was planned, perhaps with more partitions."""
         return is_source(self.admin, self.plan)
@@ -369,6 +454,55 @@ class StoppingContext(RunContext[PlanT]):
         )
         found = {number: starts[number] if at is None else at for number, at in commits.items()}
         self.record(STOPPED_AT, committed={str(n): at for n, at in found.items()})
+
+    def record_gap(
+        self,
+        item: OffsetRange,
+        cause: Cause,
+        reason: str,
+        *,
+        certainty: Certainty = Certainty.EXACT,
+        times: tuple[datetime | None, datetime | None] | None = None,
+        archive: str | None = None,
+    ) -> Gap:
+        """Puts on record what the group will not read.
+
+        Args:
+            times: of the first and the last message; None takes those of the stream's samples.
+            archive: the one that has the messages.
+        """
+        ledger, recovery = self.workspace.ledger, self.recovery
+        first, last = times or self.date_range(item)
+        gap = Gap(
+            id="",
+            stream=self.stream.name,
+            cluster=recovery.cluster,
+            topic=recovery.topic,
+            group=recovery.group,
+            topic_id=self.plan.topic_id,
+            partition=item.partition,
+            start=item.start,
+            end=item.end,
+            cause=cause,
+            certainty=certainty,
+            state=GapState.OPEN,
+            first_time=first,
+            last_time=last,
+            detected_at=utc_now(),
+            reason=reason,
+            archive=archive,
+        )
+        return ledger.gaps.record(gap)
+
+    def date_range(self, item: OffsetRange) -> tuple[datetime | None, datetime | None]:
+        """Between which times it was written, by the stream's samples."""
+        samples = [
+            sample
+            for sample in self.workspace.ledger.samples.history(self.stream.name)
+            if (sample.topic, sample.group) == (self.recovery.topic, self.recovery.group)
+        ]
+        bounds = Timeline(samples, self.plan.topic_id).bound(item.partition, item.start, item.end)
+        return bounds.lower, bounds.upper
 
 
 def find_begin(noted: int, commit: CommitWithMetadata) -> int:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from backlogctl.clock import Deadline, format_time
 from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, KafkaFailure, Refused
 from backlogctl.fanout.launchers import Fleet, Launcher, ProcessLauncher, Role
 from backlogctl.fanout.relay.guard import find_others, is_guard
-from backlogctl.formats import Say, format_moment
+from backlogctl.formats import Say, format_moment, format_plural
 from backlogctl.kafka.admin import GroupState, Member, describe_group_state
 from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
+from backlogctl.ledger.steps import RESTORE_STEP
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import UNFINISHED
+from backlogctl.replay.engine.values import Readers, Reads
 from backlogctl.replay.observe.stream import read_history
 from backlogctl.replay.present.status import list_open_standings
-from backlogctl.values import Sample
+from backlogctl.values import Recovery, Sample
 from backlogctl_delivery.visible import quote_word
 
 _SECONDS = 15.0
@@ -274,3 +276,49 @@ def _fleet(workspace: Workspace, stream: Stream) -> Fleet:
 
 def _go_on() -> None:
     """Ctrl-C raises by itself."""
+
+
+# Who reads while a recovery keeps the group's own consumers stopped.
+
+# A person waits for the answer, and a broker may be away.
+STANDING_SECONDS = 6.0
+Answer = TypeVar("Answer")
+
+
+def ask_brokers(
+    recovery: Recovery, question: Callable[[Deadline], Answer], unknown: Answer, *, ask: bool
+) -> tuple[Answer, str]:
+    """What the brokers answer within some seconds, else `unknown` and why.
+
+    Args:
+        ask: False where nobody waits for them.
+    """
+    if not ask:
+        return unknown, f"the brokers are not asked here; `backlogctl show {recovery.id}` does"
+    try:
+        return question(Deadline(STANDING_SECONDS)), ""
+    except BacklogError as error:
+        return unknown, str(error)
+
+
+def find_readers(
+    properties: Mapping[str, str], group: str, limit: Deadline, recovery_group: str = ""
+) -> Readers:
+    """Members of the group, and of a recovery's; one that assigns its partitions itself is a member
+    of none."""
+    originals = len(find_others(properties, group, limit))
+    ours = len(find_others(properties, recovery_group, limit)) if recovery_group else 0
+    reads = {
+        (False, False): Reads.NOBODY,
+        (True, False): Reads.ORIGINALS,
+        (False, True): Reads.RECOVERY,
+        (True, True): Reads.BOTH,
+    }[bool(originals), bool(ours)]
+    return Readers(reads, originals, ours)
+
+
+def name_stopped(group: str, replicas: int, steps: Collection[str], readers: Readers) -> str:
+    """Whose consumers are stopped; "" where they are back already."""
+    if RESTORE_STEP in steps and readers.originals:
+        return ""
+    return f"the {format_plural(replicas, 'consumer')} of group {group}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,7 +13,7 @@ from backlogctl.kafka.group_types import SHARE, explain_unsupported_group, read_
 from backlogctl.monitoring.offsets.history import is_missing
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import UNFINISHED, Plan, find_changes, find_identity
-from backlogctl.values import Recovery, RecoveryState, Sample
+from backlogctl.values import Gap, Recovery, RecoveryState, Sample
 
 
 def check_denied(workspace: Workspace, stream: Stream) -> None:
@@ -88,10 +88,9 @@ def warn_about_approval(workspace: Workspace, stream: Stream, kind: str) -> list
     return warnings
 
 
-def refuse_missing_group(workspace: Workspace, stream: Stream, sample: Sample) -> None:
+def refuse_missing_group(stream: Stream, sample: Sample, gaps: Iterable[Gap]) -> None:
     """Refuses a group that is not there and never was: that is unknown, not nothing lost."""
-    known = any(gap.group == stream.group for gap in workspace.ledger.gaps.list(stream.name))
-    if is_missing(sample) and not known:
+    if is_missing(sample) and not any(gap.group == stream.group for gap in gaps):
         raise Refused(
             "does not exist on this cluster and is not known from before: what it read, or lost, "
             "is unknown",
@@ -109,6 +108,11 @@ def refuse_beyond_end(sample: Sample) -> None:
                 subject=f"group {sample.group} on topic {sample.topic}[{part.partition}]",
                 hint="find out who set it, and set it to where the group really is",
             )
+
+
+def fingerprint_stream(stream: Stream, names: Collection[str]) -> dict[str, Any]:
+    """These settings of a stream: a plan keeps those that it was computed from."""
+    return stream.model_dump(mode="json", include=set(names))
 
 
 def check_configuration(plan: Plan, now: Mapping[str, Any], hint: str) -> None:

@@ -166,6 +166,13 @@ class PlannedWindow(PlanPart):
         return f"{self.begin}–{self.to} {self.timezone}"
 
 
+_SAID_OF_ALL = (
+    *("version", "kind", "stream", "cluster", "topic", "group", "warnings", "other_groups"),
+    *("planned_by", "approval", "configuration", "options", "origin", "off_peak", "topic_id"),
+    *("partition_count", "other_topics"),
+)
+
+
 class Plan(PlanPart):
     """What every kind's plan has. A kind's model gives `version`, `kind` and `options`.
 
@@ -198,6 +205,15 @@ class Plan(PlanPart):
     def dump(self) -> dict[str, Any]:
         """Plain JSON: what is stored and hashed."""
         return self.model_dump(mode="json")
+
+    def describe(
+        self, verdict: str, counts: Mapping[str, Any], leave_out: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """What documents say of it besides what they say of every recovery."""
+        dump = self.dump()
+        partitions = {"partitions": dump["partitions"]}
+        left = {k: v for k, v in dump.items() if k not in {*_SAID_OF_ALL, *leave_out, *partitions}}
+        return {"verdict": verdict, "counts": counts, **partitions, **left}
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Self:

@@ -134,7 +134,7 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
 
         if plan is None:
             return list_possible(config, stream, recovery_id)
-        return list_sending(config, stream, recovery_id, plan, plan.target)
+        return list_sending(config, stream, recovery_id, plan, plan.sends_to)
 
     @property
     def context(self) -> type[RunContext[Any]]:

@@ -95,6 +95,11 @@ class InjectionPlan(Plan):
         return self.partition_count if self.target is None else self.target.partitions
 
     @property
+    def sends_to(self) -> tuple[To, str]:
+        """The topic that gets the messages, and which one that is."""
+        return (To.TOPIC if self.target is None else self.target.to), self.target_topic
+
+    @property
     def delivers(self) -> bool:
         """Whether the stream's group gets the messages."""
         return self.target is None
@@ -129,7 +134,7 @@ def list_sending(
     stream: Stream,
     recovery_id: str,
     plan: InjectionPlan | None,
-    target: PlannedTarget | None = None,
+    sends_to: tuple[To, str],
     letters: str | None = None,
 ) -> tuple[Right, ...]:
     """See, read dead letters, and write to the target and to the Kafka ledger, both in transactions
@@ -137,18 +142,17 @@ def list_sending(
 
     Args:
         plan: one that was made on a Kafka ledger needs no right to create that.
-        target: where it sends to instead of the stream's topic.
+        sends_to: the topic that gets the messages, and which one that is.
         letters: the topic of dead letters that it sends.
     """
     from backlogctl.replay.observe.rights import select_rights
 
     ledger = config.kafka_ledger
     known = plan.ledger_topic if plan else None
-    parts = ["see", "send"]
-    if target is not None and target.to is To.REHEARSAL:
-        parts += ["rehearse"]  # the topic is not there yet: its rights come with its prefix
-    else:
-        parts += ["put"] if target is None else ["put", "other"]
+    to, target = sends_to
+    # A rehearsal's topic is not there yet: its rights come with its prefix.
+    puts = {To.TOPIC: ["put"], To.OTHER: ["put", "other"], To.REHEARSAL: ["rehearse"]}
+    parts = ["see", "send", *puts[to]]
     if letters is not None:
         parts += ["letters"]
     if known is None:
@@ -157,7 +161,7 @@ def list_sending(
         *(" ".join(parts), stream, recovery_id),
         prefix=(plan and plan.transactional_prefix) or ledger.transactional_prefix,
         ledger=known.topic if known else ledger.topic,
-        target=stream.topic if target is None else target.topic,
+        target=target,
         source=letters or "",
     )
 

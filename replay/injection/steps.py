@@ -11,7 +11,12 @@ from backlogctl.kafka.admin import describe_topic, list_topic_readers
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.brakes import check_brakes, check_requests
-from backlogctl.replay.engine.guards import check_configuration, check_denied, check_denied_topic
+from backlogctl.replay.engine.guards import (
+    check_configuration,
+    check_denied,
+    check_denied_topic,
+    fingerprint_stream,
+)
 from backlogctl.replay.injection.context import InjectionContext
 from backlogctl.replay.injection.ledger import make_job, open_ledger_topic
 from backlogctl.replay.injection.plan import To
@@ -45,8 +50,7 @@ class CheckTarget(Step[InjectionContext]):
         hint = _AGAIN.format(id=context.recovery.id)
         check_runnable(workspace, context.recovery)
         check_denied(workspace, stream)
-        now = stream.model_dump(mode="json", include=set(plan.configuration))
-        check_configuration(plan, now, hint)
+        check_configuration(plan, fingerprint_stream(stream, plan.configuration), hint)
         kind = workspace.kind_of(context.recovery)
         rights = kind.list_rights(workspace.config, stream, context.recovery.id, plan)
         require_rights(workspace, stream, rights)

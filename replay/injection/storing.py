@@ -1,24 +1,128 @@
-"""A plan whose messages are staged: on record with them, or not at all."""
+"""A plan whose messages are staged: begun, and on record with them, or not at all."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
+from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, InvalidTransition, UsageError
 from backlogctl.manifests import read_manifest
-from backlogctl.replay.engine.guards import store_plan
-from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.engine.archives import open_spark
+from backlogctl.replay.engine.guards import fingerprint_stream, store_plan
+from backlogctl.replay.engine.kind import Say, Workspace
+from backlogctl.replay.engine.plan import Options, PlannedWindow, RunOrigin, find_identity
 from backlogctl.replay.injection.context import warn_about_room
-from backlogctl.replay.injection.plan import InjectionPlan
+from backlogctl.replay.injection.kind import warn_about_readers
+from backlogctl.replay.injection.plan import InjectionPlan, list_sending
+from backlogctl.replay.injection.target import (
+    Target,
+    clear_rehearsals,
+    find_target,
+    name_superseded,
+    name_target,
+)
+from backlogctl.replay.observe.snapshot import (
+    Draft,
+    StreamSnapshot,
+    begin_plan,
+    finish_plan,
+    take_snapshot,
+)
+from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.values import Gap, Recovery, RecoveryState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def begin_injection(
+    workspace: Workspace,
+    stream: Stream,
+    said: str | None,
+    *,
+    origin: RunOrigin | None,
+    say: Say,
+    letters: str | None = None,
+    needs_offsets: bool = True,
+) -> tuple[Draft, StreamSnapshot, Target]:
+    """Guards and rights, the stream as it is now, and the topic that gets the messages.
+
+    Args:
+        said: what `--to` says.
+        letters: the topic of dead letters that is read.
+
+    Raises:
+        UsageError: there is no topic of that name.
+        Refused: a guard says no, or another recovery is in the way.
+    """
+
+    def list_rights(recovery_id: str) -> Sequence[Any]:
+        to = name_target(stream, said, recovery_id)
+        return list_sending(workspace.config, stream, recovery_id, None, to, letters)
+
+    clear_rehearsals(workspace, stream.name)
+    draft = begin_plan(
+        workspace, stream, list_rights, origin=origin, say=say, needs_offsets=needs_offsets
+    )
+    snapshot = take_snapshot(draft)
+    return draft, snapshot, find_target(draft, snapshot, said)
+
+
+def start_spark(draft: Draft, locations: Iterable[str]) -> SparkSession:
+    """Spark for planning, with what the archives of these locations need.
+
+    Raises:
+        UsageError: the client properties hold what Spark could not use.
+    """
+    from backlogctl.spark_backfill.spark.cluster import needs_s3
+    from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+
+    make_java_options(draft.properties)
+    draft.say("starting Spark")
+    location = next(filter(needs_s3, locations), "")
+    return open_spark(draft.workspace, location, f"backlogctl plan {draft.recovery_id}")
+
+
+def fill_injection(
+    draft: Draft,
+    snapshot: StreamSnapshot,
+    target: Target,
+    options: Options,
+    fingerprint: Sequence[str],
+    ledger_topic: LedgerSnapshot | None,
+    warnings: Iterable[str],
+) -> dict[str, Any]:
+    """The fields that every plan has that sends messages (`InjectionPlan`).
+
+    Args:
+        fingerprint: what of the stream's section decides which messages go where.
+    """
+    stream, config = draft.stream, draft.workspace.config
+    if target.planned is None:
+        told = warn_about_readers(target.others, target.others_unknown, stream.deliver)
+    else:
+        told = name_superseded(draft.workspace, stream.name)
+    configuration = fingerprint_stream(stream, fingerprint)
+    return {
+        **draft.fill(snapshot, options, configuration, (*warnings, *told)),
+        "target": target.planned,
+        "topic_end_offsets": target.ends,
+        "other_groups": target.others,
+        "others_unknown": target.others_unknown,
+        "ledger_topic": ledger_topic,
+        "transactional_prefix": config.kafka_ledger.transactional_prefix,
+        "deliver": stream.deliver,
+        "off_peak": PlannedWindow.freeze(stream.off_peak),
+        "limits": stream.limits,
+    }
 
 
 def stage_and_store(
-    workspace: Workspace,
-    recovery_id: str,
+    draft: Draft,
+    target: Target,
     make: Callable[[], InjectionPlan],
     gaps: Sequence[Gap] = (),
 ) -> Recovery:
@@ -27,23 +131,24 @@ def stage_and_store(
     Where that does not come to its end nothing of it stays.
 
     Args:
-        gaps: as they were read for the plan, which closes them (`InjectionPlan.closes`).
+        gaps: as they were read for the plan, which closes them (`InjectionPlan.closes`); what is
+            sent elsewhere repairs nothing.
 
     Raises:
         InvalidTransition: one is another recovery's, or grew meanwhile: plan again.
     """
+    workspace, recovery_id = draft.workspace, draft.recovery_id
     with _undoing(workspace, recovery_id):
         plan = make()
         directory = workspace.staging_of(recovery_id)
         manifest = read_manifest(directory, plan.manifest_sha256)
-        cluster = workspace.config.clusters.get(plan.cluster)
-        told = [] if cluster is None else warn_about_room(cluster, plan.topic, manifest)
+        told = warn_about_room(workspace.config.cluster_of(draft.stream), plan.topic, manifest)
         plan = plan.model_copy(update={"warnings": (*plan.warnings, *told)})
-        closed = [gap for gap in gaps if plan.closes(gap.id)]
+        closed = [gap for gap in gaps if target.planned is None and plan.closes(gap.id)]
         recovery = store_plan(workspace, recovery_id, plan, [gap.id for gap in closed])
         _refuse_grown(workspace, closed)
         workspace.ledger.chunks.add_all(recovery_id, manifest.chunks)
-    return recovery
+    return finish_plan(workspace, recovery)
 
 
 def _refuse_grown(workspace: Workspace, planned: Sequence[Gap]) -> None:

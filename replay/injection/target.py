@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 from backlogctl.clock import Deadline
@@ -14,7 +16,12 @@ from backlogctl.fanout.temporary_topic import (
     name_temporary_topic,
 )
 from backlogctl.formats import format_duration
-from backlogctl.kafka.admin import TopicInfo, describe_topic
+from backlogctl.kafka.admin import (
+    TopicInfo,
+    describe_topic,
+    list_offsets,
+    list_topic_readers,
+)
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import TemporaryTopic
 from backlogctl.replay.engine.archives import find_ended_at
@@ -23,54 +30,106 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.injection.ledger import fence_recovery
 from backlogctl.replay.injection.plan import InjectionPlan, PlannedTarget, To
+from backlogctl.replay.observe.snapshot import Draft, StreamSnapshot
 from backlogctl.values import FINAL, Recovery, RecoveryState
 
 GONE = "the rehearsal's topic is deleted"
-_SECONDS = 30.0
+_SECONDS = 60.0
 
 
-def choose_target(
-    workspace: Workspace, stream: Stream, said: str | None, recovery_id: str, source: TopicInfo
-) -> PlannedTarget | None:
-    """What `--to` means: None for the stream's own topic.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The topic that gets the messages, as it is when they are planned.
+
+    Attributes:
+        planned: None for the stream's own topic.
+        topic: of a rehearsal, which is not made yet, the stream's.
+        ends: high watermarks.
+        others: groups that get the messages besides; `others_unknown` says why there may be more.
+    """
+
+    planned: PlannedTarget | None
+    topic: TopicInfo
+    lows: Mapping[int, int]
+    ends: Mapping[int, int]
+    others: tuple[str, ...] = ()
+    others_unknown: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.topic.name if self.planned is None else self.planned.topic
+
+    @property
+    def topic_id(self) -> str:
+        """Empty where the topic is not made yet."""
+        return self.topic.topic_id if self.planned is None else self.planned.topic_id or ""
+
+
+def name_target(stream: Stream, said: str | None, recovery_id: str) -> tuple[To, str]:
+    """What `--to` means, and the topic's name.
 
     Args:
         said: `topic`, `rehearsal`, or the name of a topic that is there; None is `topic`.
-        source: the stream's topic; a rehearsal has as many partitions.
+    """
+    if said in (None, str(To.TOPIC), stream.topic):
+        return To.TOPIC, stream.topic
+    if said == To.REHEARSAL:
+        return To.REHEARSAL, name_temporary_topic(stream.topic, recovery_id, To.REHEARSAL)
+    return To.OTHER, said
+
+
+def find_target(draft: Draft, snapshot: StreamSnapshot, said: str | None) -> Target:
+    """The topic that `--to` names; a rehearsal has as many partitions as the stream's.
 
     Raises:
         UsageError: there is no topic of that name.
         Refused: a guard says no.
     """
-    if said in (None, str(To.TOPIC), stream.topic):
-        return None
-    if said == To.REHEARSAL:
-        return PlannedTarget(
-            to=To.REHEARSAL,
-            topic=name_temporary_topic(stream.topic, recovery_id, To.REHEARSAL),
-            topic_id=None,
-            partitions=source.partitions,
-            keep_ms=round(stream.redrive.rehearsal_keep / timedelta(milliseconds=1)),
+    stream, topic = draft.stream, snapshot.topic
+    to, name = name_target(stream, said, draft.recovery_id)
+    if to is To.TOPIC:
+        mine, readers = stream.group, snapshot.readers
+        others, unknown = readers.list_others(mine), readers.say_unknown(mine)
+        return Target(None, topic, snapshot.lows, snapshot.ends, others, unknown)
+    if to is To.REHEARSAL:
+        keep = round(stream.redrive.rehearsal_keep / timedelta(milliseconds=1))
+        planned = PlannedTarget(
+            to=to, topic=name, topic_id=None, partitions=topic.partitions, keep_ms=keep
         )
-    check_denied_topic(workspace, said)
+        empty = dict.fromkeys(range(topic.partitions), 0)
+        return Target(planned, topic, empty, empty)
+    return _find_other(draft, name)
+
+
+def _find_other(draft: Draft, name: str) -> Target:
+    check_denied_topic(draft.workspace, name)
+    properties, limit = draft.properties, Deadline(_SECONDS)
     try:
-        found = describe_topic(workspace.properties(stream), said, Deadline(_SECONDS))
+        topic = describe_topic(properties, name, limit)
     except TopicMissing as missing:
         raise UsageError(
             "there is no such topic on the stream's cluster",
-            subject=f"topic {said}",
+            subject=f"topic {name}",
             hint="`--to topic`, `--to rehearsal`, or a topic that is there; none is made but a "
             "rehearsal's",
         ) from missing
-    if "compact" in found.config.get("cleanup.policy", ""):
+    if "compact" in topic.config.get("cleanup.policy", ""):
         raise Refused(
             "it is compacted: of messages with one key only the last would stay",
-            subject=f"topic {said}",
+            subject=f"topic {name}",
             hint="name another topic, or `--to rehearsal`",
         )
-    return PlannedTarget(
-        to=To.OTHER, topic=said, topic_id=found.topic_id, partitions=found.partitions
+    numbers = range(topic.partitions)
+    lows, ends = (
+        list_offsets(properties, name, numbers, where, deadline=limit)
+        for where in ("earliest", "latest")
     )
+    readers = list_topic_readers(properties, name, limit)
+    planned = PlannedTarget(
+        to=To.OTHER, topic=name, topic_id=topic.topic_id, partitions=topic.partitions
+    )
+    # Of another topic all readers count.
+    return Target(planned, topic, lows, ends, readers.list_others(""), readers.say_unknown(""))
 
 
 def make_rehearsal(

@@ -218,3 +218,11 @@ def list_group_topics(
     if not found and read_group_type(properties, group, limit) == SHARE:
         found = {one.topic for one in read_share_offsets(properties, group, limit)}
     return sorted(found)
+
+
+def list_other_topics(
+    properties: Mapping[str, str], stream: Stream, deadline: Deadline
+) -> tuple[str, ...]:
+    """The topics that a stream's group reads besides the stream's."""
+    found = list_group_topics(properties, stream.group, deadline)
+    return tuple(name for name in found if name != stream.topic)

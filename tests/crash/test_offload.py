@@ -13,7 +13,7 @@ import pytest
 
 from backlogctl.errors import LeaseHeld
 from backlogctl.replay.engine.brakes import CancelRequested
-from backlogctl.replay.kinds.offload.context import FORWARD
+from backlogctl.replay.kinds.offload.plan import FORWARD
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Recovery
 from tests.crash.offload.oracle import judge_cancelled, judge_end, judge_offloaded

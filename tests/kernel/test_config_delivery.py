@@ -13,8 +13,9 @@ from backlogctl.config.base import LATER
 from backlogctl.config.root import read_outline
 from backlogctl.config.streams import expand_outbox
 from backlogctl.errors import ConfigurationError
+from backlogctl.replay.engine.guards import fingerprint_stream
 from backlogctl.replay.engine.plan import find_changes
-from backlogctl.replay.kinds.rebuild.planning import fingerprint_stream
+from backlogctl.replay.kinds.rebuild.planning import FINGERPRINT
 from backlogctl_delivery import stamps
 from tests.kernel.config_texts import BASE, load, refuse, with_section
 
@@ -160,9 +161,14 @@ def test_written_out_it_is_the_same_source() -> None:
     del written["outbox"]
     data: dict[str, Any] = {**stream.model_dump(), "source": written}
     other = Stream.model_validate(data)
-    assert fingerprint_stream(other) == fingerprint_stream(stream)
-    assert find_changes(fingerprint_stream(stream), fingerprint_stream(other)) == []
-    assert "outbox" not in fingerprint_stream(stream)["source"]
+    assert fingerprint_stream(other, FINGERPRINT) == fingerprint_stream(stream, FINGERPRINT)
+    assert (
+        find_changes(
+            fingerprint_stream(stream, FINGERPRINT), fingerprint_stream(other, FINGERPRINT)
+        )
+        == []
+    )
+    assert "outbox" not in fingerprint_stream(stream, FINGERPRINT)["source"]
     assert source_of(Stream.model_validate(stream.model_dump())).table == "backlog_outbox"
 
 
@@ -173,8 +179,8 @@ def test_plans_of_other_sources_stay_as_they_are() -> None:
         "{database: shop, table: t, primary_key: id, time_column: at, message: {key: id, "
         "value: {json: id}}, identity: {row: id, message: key}}",
     )
-    now = fingerprint_stream(load_stream(text))
-    planned = fingerprint_stream(load_stream(text))
+    now = fingerprint_stream(load_stream(text), FINGERPRINT)
+    planned = fingerprint_stream(load_stream(text), FINGERPRINT)
     for key in ("where", "time_unit", "sent_time"):
         del planned["source"][key]
     for key in ("tombstones", "header_list", "partition"):

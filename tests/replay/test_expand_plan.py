@@ -19,11 +19,11 @@ from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlogctl.replay.engine.approval import approve_plan, check_hash
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.options import read_options
-from backlogctl.replay.kinds.expand import backlog as expand_ground
-from backlogctl.replay.kinds.expand.backlog import observe
+from backlogctl.replay.kinds.expand import planning
 from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
-from backlogctl.replay.kinds.expand.planning import compute_plan, plan_expand
+from backlogctl.replay.kinds.expand.planning import compute_expansion, inspect_backlog, plan_expand
+from backlogctl.replay.observe.snapshot import Draft, take_snapshot
 from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.values import Recovery, RecoveryState
 from tests.conftest import MakeTopic
@@ -130,10 +130,9 @@ def test_a_backlog_is_planned_from_measured_speed_and_nothing_is_changed(behind:
 
 def test_the_same_backlog_makes_the_same_plan(behind: Shop) -> None:
     workspace, stream = open_both(behind)
-    ground = observe(workspace, stream, "earliest", lambda _: None)
-    once, again = (
-        compute_plan(workspace, stream, GIVEN, ground, "r-20261121-0001") for _ in range(2)
-    )
+    draft = Draft(workspace, stream, "r-20261121-0001")
+    backlog = inspect_backlog(draft, take_snapshot(draft), "earliest")
+    once, again = (compute_expansion(draft, backlog, GIVEN) for _ in range(2))
     assert once.planned_at <= again.planned_at
     assert once == again.model_copy(update={"planned_at": once.planned_at})
 
@@ -211,7 +210,7 @@ def test_retention_is_raised_where_it_may_be_faster(
 
     # By size, where the broker tells the bytes: what is unread takes more than may stay.
     dirs = LogDirs((BrokerLogDirs(1, 10**12, 10**12, {0: 2 * 10**9}),))
-    monkeypatch.setattr(expand_ground, "read_log_dirs", lambda *_: dirs)
+    monkeypatch.setattr(planning, "read_log_dirs", lambda *_: dirs)
     sized = plan(behind).plan
     assert (sized["seconds_to_loss"], sized["loss_by"]) == (0.0, "size")
 
@@ -244,7 +243,7 @@ def test_one_key_that_keeps_one_consumer_at_work(behind: Shop) -> None:
 
 def test_disks(behind: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     full = LogDirs((BrokerLogDirs(1, 10, 10**9, dict.fromkeys(BEHIND, 10**6)),))
-    monkeypatch.setattr(expand_ground, "read_log_dirs", lambda *_: full)
+    monkeypatch.setattr(planning, "read_log_dirs", lambda *_: full)
     with pytest.raises(Refused, match="does not fit") as caught:
         plan(behind)
     assert "--allow disk" in caught.value.hint
@@ -261,7 +260,7 @@ def test_disks(behind: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InvalidTransition, match=f"is {state}"):
             plan(behind)
     workspace.ledger.recoveries.advance(allowed.id, RecoveryState.CANCELLED, "ada")
-    monkeypatch.setattr(expand_ground, "read_log_dirs", lambda *_: LogDirs(None, "not granted"))
+    monkeypatch.setattr(planning, "read_log_dirs", lambda *_: LogDirs(None, "not granted"))
     unknown = plan(behind)
     assert unknown.plan["disk"]["enough"] is None
     assert "not granted" in find_warning(unknown, "room is not known")

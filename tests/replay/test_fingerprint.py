@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 
 from backlogctl.config import Config, Stream
+from backlogctl.replay.consumers.fleet import fingerprint_with_consumers, keep_waits
+from backlogctl.replay.engine.guards import fingerprint_stream
 from backlogctl.replay.engine.plan import find_changes
-from backlogctl.replay.kinds.expand.planning import fingerprint_expansion, fingerprint_for
-from backlogctl.replay.kinds.rebuild.planning import fingerprint_stream
+from backlogctl.replay.kinds.expand import planning as expand
+from backlogctl.replay.kinds.rebuild.planning import FINGERPRINT
 
 Fingerprint = Callable[[Config, Stream], Mapping[str, Any]]
+
+
+def fingerprint_expansion(config: Config, stream: Stream) -> dict[str, Any]:
+    return fingerprint_with_consumers(config, stream, expand.FINGERPRINT)
+
+
 KINDS: Mapping[str, Fingerprint] = {
-    "rebuild": lambda _, stream: fingerprint_stream(stream),
+    "rebuild": lambda _, stream: fingerprint_stream(stream, FINGERPRINT),
     "expand": fingerprint_expansion,
 }
 TEXT = """
@@ -102,10 +110,10 @@ def test_how_long_is_waited_for_consumers_makes_no_expansion_stale(config: Confi
     data = stream.model_dump()
     data["consumers"] |= {"stop_within": "5m", "command_within": "1m"}
     later = Stream.model_validate(data)
-    assert find_changes(planned, fingerprint_for(planned, config, later)) == []
+    assert find_changes(planned, keep_waits(planned, fingerprint_expansion(config, later))) == []
     data["consumers"]["replicas"] = 7
     later = Stream.model_validate(data)
-    told = find_changes(planned, fingerprint_for(planned, config, later))
+    told = find_changes(planned, keep_waits(planned, fingerprint_expansion(config, later)))
     assert told == ["consumers.replicas"]
 
 

@@ -25,7 +25,7 @@ from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.monitoring.offsets.sampler import take_sample
 from backlogctl.replay.consumers.members import describe_members
 from backlogctl.replay.engine.guards import refuse_group_type
-from backlogctl.replay.kinds.offload.backlog import find_cut_groups, warn_about_shares
+from backlogctl.replay.kinds.offload.planning import find_cut_groups, warn_about_shares
 from backlogctl.replay.observe.stream import describe_share_group
 from backlogctl.replay.opening import open_workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka

@@ -26,6 +26,7 @@ from backlogctl.replay.injection.ledger import (
     subtract_ranges,
 )
 from backlogctl.replay.injection.plan import PlannedTarget, To
+from backlogctl.replay.injection.target import Target
 from backlogctl.replay.kinds.rebuild import planning as plans
 from backlogctl.replay.kinds.rebuild.losses import (
     choose_gaps,
@@ -35,7 +36,7 @@ from backlogctl.replay.kinds.rebuild.losses import (
     tighten_times,
 )
 from backlogctl.replay.kinds.rebuild.plan import RebuildOptions, RebuildPlan
-from backlogctl.replay.kinds.rebuild.planning import Losses, Target
+from backlogctl.replay.observe.snapshot import Draft, StreamSnapshot
 from backlogctl.replay.opening import open_workspace
 from backlogctl.spark_backfill.request import Growth, PriorChunk
 from backlogctl.values import Certainty, Chunk, Gap, GapState, OffsetRange, RecoveryState
@@ -139,12 +140,14 @@ def test_a_later_piece_does_not_inherit_the_older_time() -> None:
 def test_gaps_of_another_group_are_left_out(workspace: Workspace, stream: Stream) -> None:
     ours = workspace.ledger.gaps.record(make_gap(10, 20))
     other = workspace.ledger.gaps.record(replace(make_gap(10, 20), group="the-old-name"))
-    chosen, warnings = choose_gaps(workspace, stream, TOPIC, ())
+    ledger = workspace.ledger
+    gaps = ledger.gaps.list(stream.name)
+    chosen, warnings = choose_gaps(ledger, stream, TOPIC.topic_id, gaps, ())
     assert chosen == (ours,)
     assert other.id in warnings[0]
     assert "it is of group the-old-name" in warnings[0]
     with pytest.raises(UsageError, match="the-old-name"):
-        choose_gaps(workspace, stream, TOPIC, [other.id])
+        choose_gaps(ledger, stream, TOPIC.topic_id, gaps, [other.id])
 
 
 @dataclass(frozen=True)
@@ -154,24 +157,31 @@ class Staged:
     chunks: tuple[Chunk, ...] = (CHUNK,)
 
 
+READERS = TopicReaders({"audit": {0: 5}})
+SNAPSHOT = StreamSnapshot(TOPIC, make_sample(), {"warnings": []}, READERS, (), ())
+OWN = Target(None, TOPIC, {}, {}, ("audit",))
+
+
 def test_a_plan_that_is_interrupted_on_record_is_rejected(
     workspace: Workspace, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gap = workspace.ledger.gaps.record(make_gap(10, 20))
 
-    def compute(*arguments: Any) -> RebuildPlan:
-        workspace.staging_of(arguments[4]).mkdir(parents=True)
+    def compute(draft: Draft, *_: Any) -> RebuildPlan:
+        workspace.staging_of(draft.recovery_id).mkdir(parents=True)
         return make_rebuild_plan()
 
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    losses = Losses(TOPIC, (gap,), {}, {}, TopicReaders({}), ())
-    monkeypatch.setattr(plans, "refuse_group_type", lambda *arguments: None)
-    monkeypatch.setattr(plans, "require_rights", lambda *arguments: [])
-    monkeypatch.setattr(plans, "observe_losses", lambda *arguments: losses)
-    monkeypatch.setattr(plans, "_compute_plan", compute)
+    draft = Draft(workspace, stream, "r-20261120-0001")
+    losses = plans.Losses(SNAPSHOT, OWN, (gap,))
+    monkeypatch.setattr(plans, "begin_injection", lambda *_, **__: (draft, SNAPSHOT, OWN))
+    monkeypatch.setattr(plans, "choose_losses", lambda *_: losses)
+    monkeypatch.setattr(plans, "compute_rebuild", compute)
     monkeypatch.setattr(storing, "read_manifest", lambda *arguments: Staged())
+    monkeypatch.setattr(storing, "warn_about_room", lambda *arguments: [])
+    monkeypatch.setattr(type(workspace.config), "cluster_of", lambda *arguments: None)
     monkeypatch.setattr(workspace.ledger.chunks, "add_all", interrupt)
     with pytest.raises(KeyboardInterrupt):
         plans.plan_rebuild(workspace, stream, RebuildOptions())
@@ -181,15 +191,10 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
     assert not workspace.staging_of(recovery.id).exists()
 
 
-def test_fault_23_what_expires_while_planning_is_told_with_both_bounds(
-    workspace: Workspace, stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_23_what_expires_while_planning_is_told_with_both_bounds() -> None:
     """The gap of partition 1 ends far below the log start: the group read on behind it."""
     gaps = (make_gap(10, 20), make_gap(10, 20, partition=1))
-    losses = Losses(TOPIC, gaps, {0: 20, 1: 70}, {}, TopicReaders({}), ())
-    monkeypatch.setattr(type(workspace), "properties", lambda *_: {})
-    monkeypatch.setattr(plans, "list_offsets", lambda *_, **__: {0: 35, 1: 70, 2: 90})
-    told = plans._compare_log_starts(workspace, stream, losses)
+    told = plans.compare_log_starts(gaps, {0: 20, 1: 70}, {0: 35, 1: 70, 2: 90})
     assert [text.split(";")[0] for text in told] == [
         "partition 0: retention moved on while planning, from 20 to 35"
     ]
@@ -197,24 +202,14 @@ def test_fault_23_what_expires_while_planning_is_told_with_both_bounds(
 
 @pytest.mark.parametrize("to", list(To))
 def test_readers_of_the_topic_matter_only_where_they_get_the_messages(
-    workspace: Workspace, stream: Stream, monkeypatch: pytest.MonkeyPatch, to: To
+    workspace: Workspace, stream: Stream, to: To
 ) -> None:
-    losses = Losses(TOPIC, (), {}, {}, TopicReaders({"audit": {0: 5}}), ())
     planned = PlannedTarget(to=to, topic="side", topic_id=None, partitions=1)
-    target = None if to is To.TOPIC else Target(planned, {}, {})
-    monkeypatch.setattr(plans, "refuse_group_type", lambda *_: None)
-    monkeypatch.setattr(plans, "require_rights", lambda *_: [])
-    monkeypatch.setattr(plans, "list_sending", lambda *_, **__: [])
-    monkeypatch.setattr(plans, "observe_losses", lambda *_: losses)
-    monkeypatch.setattr(plans, "find_target", lambda *_: target)
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(plans, "stage_and_store", stop)
-    with pytest.raises(KeyboardInterrupt):
-        plans.plan_rebuild(workspace, stream, RebuildOptions())
-    assert any("audit" in text for text in losses.warnings) is (to is To.TOPIC)
+    target = OWN if to is To.TOPIC else Target(planned, TOPIC, {}, {})
+    draft = Draft(workspace, stream, "r-20261120-0001")
+    made = storing.fill_injection(draft, SNAPSHOT, target, RebuildOptions(), (), None, ())
+    assert any("audit" in text for text in made["warnings"]) is (to is To.TOPIC)
+    assert made["other_groups"] == (("audit",) if to is To.TOPIC else ())
 
 
 # What a group lost of what was put back, as the ledger knows it.

@@ -1,124 +1,45 @@
-"""Step 5: one consumer drains a small share; its speed is held against the plan."""
+"""One consumer before all others: a dry run while planning, and a share of the backlog (step 5)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.config import Stream
+from backlogctl.errors import BacklogError, KafkaFailure, Refused
+from backlogctl.fanout.launchers import Role
 from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher
 from backlogctl.fanout.relay.guard import find_others
 from backlogctl.fanout.relay.interface import ConsumerCameBack, SourceRange
-from backlogctl.kafka.admin import describe_group_state, read_group_state
-from backlogctl.kafka.clients import Admin
+from backlogctl.fanout.speed import Speed, Trial
+from backlogctl.fanout.temporary_topic import (
+    create_empty_topic,
+    delete_empty_topic,
+    name_temporary_topic,
+)
+from backlogctl.kafka.admin import (
+    TopicInfo,
+    delete_group,
+    describe_group_state,
+    list_offsets,
+    read_group_state,
+    set_group_offsets,
+)
+from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.kafka.groups import Member
+from backlogctl.replay.consumers.fleet import (
+    fleet_of,
+    launcher_of,
+)
 from backlogctl.replay.engine.brakes import CANARY, PausedBecause
+from backlogctl.replay.engine.kind import Say, Workspace
 from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
 from backlogctl.values import Step
 from backlogctl_delivery.crashpoints import reach
-
-# What the commits of one consumer say of its speed.
-#
-# A consumer that commits every five seconds (`auto.commit.interval.ms`, Kafka's default) shows
-# its work in steps: what it handled by its first commit began at some unknown time, and before
-# its last one, when nothing more was there, it may have been idle.
-
-ENOUGH_SECONDS = 5.0
-ENOUGH_COMMITS = 5
-ENOUGH_OF_THE_PLAN = 1.0  # seconds of work at the planned rate, seen in that many commits
-LATEST_SECONDS = 15.0
-# An interval of 5 s, a group that waits 3 s for more members (`group.initial.rebalance.delay.ms`),
-# and two to fetch and to be seen: as long may one commit of a fast consumer take.
-COMMIT_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Messages, seconds, and whether it is known, or at least this."""
-
-    handled: int
-    seconds: float
-    known: bool = True
-
-    @property
-    def rate(self) -> float:
-        """Messages a second."""
-        return self.handled / self.seconds if self.seconds > 0 else 0.0
-
-    def to_json(self) -> dict[str, float | bool]:
-        return {
-            "handled": self.handled,
-            "seconds": round(self.seconds, 2),
-            "messages_per_second": round(self.rate, 1),
-            "at_least": not self.known,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A consumer that drains a share; times are of the monotonic clock, in seconds.
-
-    Attributes:
-        share: offsets that were there for it.
-        joined: when its group had a member; until that is seen, when it was started.
-        commits: when the lag was seen to fall, and what was left then.
-    """
-
-    share: int
-    joined: float
-    commits: tuple[tuple[float, int], ...] = ()
-
-    @property
-    def left(self) -> int:
-        """Of the share."""
-        return self.commits[-1][1] if self.commits else self.share
-
-    @property
-    def last_at(self) -> float:
-        """When the last commit was seen, or when it joined."""
-        return self.commits[-1][0] if self.commits else self.joined
-
-    def note(self, now: float, left: int) -> Trial:
-        """The trial after a look."""
-        return self if left >= self.left else replace(self, commits=(*self.commits, (now, left)))
-
-    def is_enough(self, now: float, planned: float) -> bool:
-        """Whether its speed is known, or will not be; `planned` is messages a second."""
-        if not self.commits:
-            return False
-        (first_at, first_left), (last_at, last_left) = self.commits[0], self.commits[-1]
-        if len(self.commits) > 1 and last_at - first_at >= ENOUGH_SECONDS:
-            return True
-        many = len(self.commits) >= ENOUGH_COMMITS
-        if many and first_left - last_left >= ENOUGH_OF_THE_PLAN * planned:
-            return True
-        return now - first_at >= LATEST_SECONDS
-
-    def measure(self, now: float, *, drained: bool) -> Speed:
-        """Its speed between two commits between which it had work all the time.
-
-        Where there are no two such, from when it joined: it may have been faster, unless it took
-        so long that no interval of commits explains it.
-
-        Args:
-            drained: nothing is left for it to read.
-        """
-        total = self.share - self.left
-        if not drained and now - self.last_at > COMMIT_SECONDS:
-            return Speed(total, now - self.joined)  # it stands still
-        busy = self.commits[:-1] if drained else self.commits
-        if len(busy) > 1:
-            (first_at, first_left), (last_at, last_left) = busy[0], busy[-1]
-            return Speed(first_left - last_left, last_at - first_at)
-        times = [self.joined, *(at for at, _ in self.commits)]
-        longest = max((b - a for a, b in pairwise(times)), default=0.0)
-        return Speed(total, self.last_at - self.joined, known=longest > COMMIT_SECONDS)
-
 
 # Whether the first consumer does what it was told: it runs, in its group, on its topic.
 
@@ -421,3 +342,136 @@ def _say_nothing(context: ExpandContext) -> CanaryFailed:
         hint=f"it must read the topic and group of BACKLOG_TOPIC and BACKLOG_GROUP; its log is in "
         f"{context.fleet.directory}. Mend it and run again; nothing is lost",
     )
+
+
+# A dry run of one consumer, on an empty topic: whom it joins, and what it reads.
+#
+# Nobody is stopped, and no message is relayed. Topic and group have the same name each time, so
+# what a try that was killed has left is taken over by the next one.
+
+TRIAL_NAME = "try"
+SEEN_SECONDS = 60.0  # a service may need that long until it joins
+PEOPLE_SECONDS = 600.0
+_STAYS_SECONDS = 2.0
+_LEAVE_SECONDS = 15.0
+
+
+def try_consumer(
+    workspace: Workspace, stream: Stream, source: TopicInfo, group: str, say: Say
+) -> tuple[str, str]:
+    """Starts one consumer as the recovery would, looks at it, and takes everything away again.
+
+    Args:
+        source: the stream's topic. group: the one that the consumer is told to join.
+
+    Returns:
+        What was seen, and a warning: "" where it does as it should.
+
+    Raises:
+        CanaryFailed: it does not stay, or joins or reads something else.
+        Refused: another try of this stream is under way, or the topic is not ours.
+    """
+    admin = make_admin(workspace.properties(stream))
+    topic = name_temporary_topic(source.name, TRIAL_NAME)
+    launcher = launcher_of(workspace, stream, say)
+    fleet = fleet_of(workspace, stream, Role.RECOVERY, TRIAL_NAME, topic=topic, group=group)
+    by_people = launcher.name == "manual"
+    limit = Deadline(PEOPLE_SECONDS if by_people else SEEN_SECONDS)
+    one = FirstConsumer(
+        workspace.properties(stream),
+        admin,
+        launcher,
+        fleet,
+        stream.group,
+        f"`backlogctl plan expand {stream.name} --try` again. Nobody was stopped",
+        lambda: _refuse_late(limit, fleet.group) if by_people else None,
+    )
+    say(f"trying one consumer on the empty topic {topic}")
+    # 1. What an earlier try left is ended.
+    if not by_people:
+        launcher.stop(fleet, one.look)
+    _await_nobody(one)
+    with ExitStack() as given_back:
+        # 2. An empty topic; and the source, for this group, from its end: a consumer that reads
+        #    the wrong topic handles next to nothing of it.
+        topic_id = create_empty_topic(admin, source, topic, 1)
+        given_back.callback(delete_empty_topic, admin, topic, topic_id, 1)
+        given_back.callback(delete_group, admin, group)
+        ends = list_offsets(admin, source.name, range(source.partitions), "latest")
+        set_group_offsets(admin, group, source.name, ends)
+        # 3. One consumer, while the group's own go on.
+        given_back.callback(_await_nobody, one)
+        given_back.callback(launcher.stop, fleet, lambda: None)
+        known = frozenset(member.member_id for member in one.find_others())
+        began = time.monotonic()
+        launcher.scale(fleet, 1, one.look)
+        # 4. What it does; then all is taken away, the last first.
+        return _watch(one, known, limit, began)
+
+
+def _watch(
+    one: FirstConsumer, known: frozenset[str], limit: Deadline, began: float
+) -> tuple[str, str]:
+    """Until it reads its topic, and has done so for a while."""
+    look = CanaryLook(one)
+    stays: Deadline | None = None
+    while not limit.expired:
+        one.look()
+        look.look()
+        known = _judge(look, one, known)
+        reads = one.find_topics() == {one.fleet.topic}
+        stays = (stays or Deadline(_STAYS_SECONDS)) if reads else None
+        if stays is not None and stays.expired:
+            took = time.monotonic() - began - _STAYS_SECONDS
+            return (
+                f"one consumer joined group {one.fleet.group} and read {one.fleet.topic}, and "
+                f"nothing else, within {took:.1f} s",
+                "",
+            )
+        time.sleep(_POLL_SECONDS)
+    told = f"one consumer ran for {limit.seconds:.0f} s, and was seen in no group"
+    return told, (
+        f"{told}: what it reads is not known. It may assign its partitions itself, or start slowly"
+    )
+
+
+def _judge(look: CanaryLook, one: FirstConsumer, known: frozenset[str]) -> frozenset[str]:
+    """Who is in the original group for other reasons than this consumer.
+
+    Raises:
+        CanaryFailed: it is this consumer who joined it.
+    """
+    now = frozenset(member.member_id for member in one.find_others())
+    if now <= known or one.launcher.name == "manual" or one.has_joined():
+        return known
+    failed = look.judge_members(known)
+    if failed is not None:
+        raise failed
+    one.launcher.scale(one.fleet, 1, one.look)  # it was stopped to see who leaves
+    return known | now
+
+
+def _await_nobody(one: FirstConsumer) -> None:
+    """Nobody is in the try's group; it is nobody else's.
+
+    Raises:
+        Refused: somebody stays in it.
+    """
+    limit = Deadline(_LEAVE_SECONDS)
+    while read_group_state(one.admin, one.fleet.group).is_active:
+        if limit.expired:
+            raise Refused(
+                "somebody is in it: another try is under way, or a consumer of one was not ended",
+                subject=f"group {one.fleet.group}",
+                hint="end it, then try again; nobody was stopped",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _refuse_late(limit: Deadline, group: str) -> None:
+    if limit.expired:
+        raise CanaryFailed(
+            f"nobody started a consumer within {limit.seconds / 60:.0f} min",
+            subject=f"group {group}",
+            hint="plan without `--try`, or start it when asked; nobody was stopped",
+        )

@@ -3,42 +3,72 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused
 from backlogctl.fanout.launchers.interface import Fleet, Role
-from backlogctl.fanout.quiet import await_decided, await_empty
-from backlogctl.fanout.relay.commits import fence_relays
-from backlogctl.fanout.relay.guard import GroupGuard, find_others, refuse_others
+from backlogctl.fanout.quiet import await_decided, find_undecided
+from backlogctl.fanout.relay.commits import (
+    READ_BESIDE,
+    REPEATED,
+    SKIPPED,
+    CommitWithMetadata,
+    Moved,
+    find_moved_commits,
+    read_positions,
+)
+from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import ConsumerCameBack, RelayTask, SourceRange
 from backlogctl.fanout.relay.session import Hooks, RelaySession
 from backlogctl.fanout.temporary_topic import start_recovery_group
-from backlogctl.fanout.unread import Lags, read_lags
-from backlogctl.formats import format_plural
-from backlogctl.kafka.admin import committed_offsets, delete_group, list_offsets
-from backlogctl.kafka.clients import make_admin
-from backlogctl.ledger import BurndownSample
-from backlogctl.replay.consumers.fleet import CONSUMERS_STAY, fleet_of
-from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.expand.describe import BurndownView
-from backlogctl.replay.kinds.expand.plan import NAME
-from backlogctl.replay.kinds.expand.topics import (
+from backlogctl.fanout.unread import Lags, find_unread, read_lags
+from backlogctl.formats import Say, format_plural
+from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
+from backlogctl.kafka.clients import Admin
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.groups import read_standing
+from backlogctl.ledger import BurndownSample, TemporaryTopic
+from backlogctl.replay.consumers.fleet import (
     Answer,
     BrokerRetry,
-    ExpandTopics,
-    record_expand_gap,
-    record_outsiders,
+    StoppingContext,
+    fleet_of,
 )
+from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.observe.stream import note_stream
-from backlogctl.values import Certainty
-from backlogctl_delivery.crashpoints import reach
+from backlogctl.replay.present.burndown import BurndownView
+from backlogctl.values import Cause, OffsetRange
 
+# Whether the temporary topic is still that of an expansion.
+
+
+def refuse_other_copy(admin: Admin, plan: ExpandPlan, recovery_id: str, topic_id: str) -> None:
+    """The temporary topic is the one that was made.
+
+    Raises:
+        PlanStale: it is gone, or was replaced.
+    """
+    name, found = plan.temporary.topic, None
+    with suppress(TopicMissing):
+        found, _ = read_topic_id(admin, name, Deadline(30.0))
+    if found != topic_id:
+        what = "is gone" if found is None else f"was replaced: its id is {found}, not {topic_id}"
+        raise PlanStale(
+            f"this recovery's temporary topic {what}",
+            subject=f"topic {name}",
+            hint=f"`backlogctl cancel {recovery_id} --rewind` lets the group read all that was "
+            f"relayed once more; `backlogctl cancel {recovery_id}` records it as a gap instead",
+        )
+
+
+ASK_SECONDS = 10.0  # then it is said that the brokers are away
+_ABSENT_SECONDS = 5.0
+_TOPICS_PAUSE_SECONDS = 0.3
 _SAMPLE_EACH = 1.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
 LAGS_SECONDS = 5.0
@@ -48,13 +78,146 @@ SOURCE_GONE = "the source topic is gone, and the counters with it"
 
 
 @dataclass
-class ExpandContext(ExpandTopics):
+class ExpandContext(StoppingContext[ExpandPlan]):
     """One run of one expansion."""
 
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _sample_at: float = 0.0
     _topics_at: float = 0.0
+
+    @property
+    def again(self) -> str:
+        """What to do where the source is another topic now."""
+        return (
+            f"`backlogctl cancel {self.recovery.id}` drains what is copied and restores the "
+            "layout; then plan again"
+        )
+
+    @property
+    def starts(self) -> Mapping[int, int]:
+        """Where the relay of a partition begins that has no commit."""
+        return {row.partition: row.start for row in self.plan.partitions}
+
+    @property
+    def temporary_topic(self) -> str:
+        """The temporary topic's name."""
+        return self.plan.temporary.topic
+
+    @property
+    def temporary_partitions(self) -> int:
+        return self.plan.temporary.partitions
+
+    @property
+    def recovery_group(self) -> str:
+        """The group that reads the temporary topic."""
+        return self.plan.recovery_group
+
+    @property
+    def temporary(self) -> TemporaryTopic | None:
+        """The temporary topic as the ledger has it; None before it was announced."""
+        return self.workspace.ledger.temporary_topics.get(self.recovery.id)
+
+    @property
+    def has_temporary(self) -> bool:
+        """Whether the temporary topic was created, and is not deleted yet."""
+        known = self.temporary
+        return known is not None and known.topic_id is not None and known.deleted_at is None
+
+    def is_complete(self, step: str) -> bool:
+        """From the ledger: a crash does not make a step start anew."""
+        if step == "drain" and not self.is_complete("cut_over"):
+            # Between them the backlog may have grown again: nobody has read since.
+            return False
+        return super().is_complete(step)
+
+    def read_source_lag(self) -> int:
+        """Offsets left in the source; the temporary topic may be gone."""
+        return self._count_left(self.recovery.group, self.recovery.topic, self.partitions)
+
+    def read_temporary_lag(self) -> int:
+        """Offsets left in the temporary topic; the source may be gone."""
+        return self._count_left(
+            self.recovery_group, self.temporary_topic, self.temporary_partitions
+        )
+
+    def _count_left(self, group: str, topic: str, partitions: int) -> int:
+        numbers = range(partitions)
+        found = self.ask(
+            lambda: read_standing(self.admin, group, topic, numbers, Deadline(ASK_SECONDS))
+        )
+        return sum(found.lag.values())
+
+    def read_handled(self) -> int:
+        """Offsets of the temporary topic that its group has committed past."""
+        numbers = range(self.temporary_partitions)
+        group, topic = self.recovery_group, self.temporary_topic
+        done = self.ask(
+            lambda: committed_offsets(self.admin, group, topic, numbers, Deadline(ASK_SECONDS))
+        )
+        return sum(at or 0 for at in done.values())
+
+    def find_unread(self) -> dict[int, int]:
+        """Temporary partitions with unread data records, by reading them."""
+        return self.ask(
+            lambda: find_unread(
+                self.admin,
+                self.properties,
+                self.temporary_topic,
+                self.recovery_group,
+                self.temporary_partitions,
+            )
+        )
+
+    def find_undecided(self) -> dict[int, int]:
+        """Temporary partitions where an open transaction hides what is behind it."""
+        return self.ask(
+            lambda: find_undecided(self.admin, self.temporary_topic, self.temporary_partitions)
+        )
+
+    def is_drained(self) -> bool:
+        """Whether nothing of the temporary topic is unread, or hidden by an open transaction."""
+        return not (self.find_undecided() or self.find_unread())
+
+    def find_commit(self, partition: int) -> int:
+        """Where the original group is."""
+        commits = committed_offsets(
+            self.admin, self.recovery.group, self.recovery.topic, [partition], require_stable=True
+        )
+        return commits[partition] or 0
+
+    def read_positions(self, *, stable: bool = True) -> dict[int, CommitWithMetadata]:
+        """The relays' own positions and counters, of partitions of which something was relayed."""
+        return read_positions(
+            self.admin,
+            self.recovery_group,
+            self.recovery.topic,
+            list(range(self.partitions)),
+            self.recovery.id,
+            Deadline(60.0),
+            stable=stable,
+        )
+
+    def check_copy(self) -> None:
+        """The temporary topic, once it was made, is that one; raises PlanStale where it is not."""
+        known = self.temporary
+        if known is not None and known.topic_id is not None and known.deleted_at is None:
+            refuse_other_copy(self.admin, self.plan, self.recovery.id, known.topic_id)
+
+    def has_copy(self) -> bool:
+        """Whether the temporary topic is there, and the one that was made.
+
+        A broker that is behind may not know it for a moment: it must be gone for a while.
+        """
+        limit = Deadline(_ABSENT_SECONDS)
+        while True:
+            try:
+                self.check_copy()
+                return self.has_temporary
+            except PlanStale:
+                if limit.expired:
+                    return False
+            time.sleep(_TOPICS_PAUSE_SECONDS)
 
     @property
     def fleet(self) -> Fleet:
@@ -312,257 +475,64 @@ class ExpandContext(ExpandTopics):
                 self.launcher.stop(self.fleet, lambda: None)
 
 
-# Recovery groups that are of no more use: deleted at the end, or by the stream's next run.
+# What somebody else did to the group's commits while nobody guarded them.
 
-LEFT, GONE = "the recovery's group is still there", "the recovery's group is deleted"
-_SECONDS = 15.0
-
-
-def delete_recovery_group(context: ExpandContext) -> None:
-    """Deletes this recovery's group; one that stays is told, and does no harm."""
-    try:
-        delete_group(context.admin, context.recovery_group, Deadline(_SECONDS))
-    except BacklogError as error:
-        context.say(
-            f"group {context.recovery_group} is still there: {error.message}. It is of no more "
-            f"use; the next expansion of {context.stream.name} deletes it"
-        )
-        context.record(LEFT, group=context.recovery_group)
+_SENTENCES: Mapping[str, str] = {
+    SKIPPED: "somebody set the offsets of the group forward: {many} of partition {p} "
+    "({start:,} to {end:,}) were never relayed nor handled. They are a gap on record: "
+    "`backlogctl gaps {stream}`, then `backlogctl plan rebuild {stream}`",
+    READ_BESIDE: "a reader of the group committed on partition {p} from {start:,} to {end:,} while "
+    "nobody guarded it: {many} are its own, and are not relayed",
+    REPEATED: "somebody set the offsets of the group back: {many} of partition {p} ({start:,} to "
+    "{end:,}) were read before, and are handled once more",
+}
 
 
-def delete_left_groups(context: ExpandContext) -> None:
-    """Deletes those of the stream's earlier expansions; one that still stays is told again."""
-    ledger = context.workspace.ledger
-    for earlier in ledger.recoveries.list(context.stream.name):
-        if earlier.kind != NAME or earlier.cluster != context.recovery.cluster:
-            continue
-        left = [e for e in ledger.events.list(earlier.id) if e.action in (LEFT, GONE)]
-        if not left or left[-1].action == GONE:
-            continue
-        group = left[-1].detail["group"]
-        try:
-            delete_group(context.admin, group, Deadline(_SECONDS))
-        except BacklogError as error:
-            context.say(f"group {group} of {earlier.id} is still there: {error.message}")
-            continue
-        ledger.events.append(earlier.id, str(find_identity()), GONE, {"group": group})
+def record_outsiders(context: ExpandContext, say: Say) -> None:
+    """Puts on record what was done to the group, before anything goes on behind it.
 
-
-# Watches the recovery's consumers: starts them again, and reports where they stand still.
-
-LOOK_SECONDS = 5.0
-STALL_SECONDS = 60.0
-
-
-class StallWatch:
-    """Watches what is left in the temporary topic; made when its consumers run."""
-
-    def __init__(self, context: ExpandContext) -> None:
-        self._context = context
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        self._left = -1
-        self._moved_at = self._told_at = time.monotonic()
-        self._explained_at = -STALL_SECONDS
-
-    def look(self) -> None:
-        """Starts consumers that are all gone; says each minute where nothing is handled."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return
-        self._look_at = now + LOOK_SECONDS
-        context = self._context
-        self._look_at_consumers(now)
-        try:
-            left = context.read_temporary_lag()
-        except KafkaFailure:
-            return  # a broker is away: the next look shows it
-        if left != self._left:
-            self._left, self._moved_at, self._told_at = left, now, now
-        elif left and now - self._told_at >= STALL_SECONDS:
-            self._told_at = now
-            self._describe_stall(now - self._moved_at)
-
-    def _look_at_consumers(self, now: float) -> None:
-        context = self._context
-        if context.launcher.count_running(context.fleet) == 0:
-            context.say("none of the recovery's consumers runs: they are started again")
-            context.launch(count_wanted(context))
-            return
-        if now - self._explained_at < STALL_SECONDS:
-            return
-        ended = context.launcher.explain(context.fleet)
-        if ended is not None:
-            self._explained_at = now
-            context.say(f"a consumer of the recovery does not stay, and is started again: {ended}")
-
-    def _describe_stall(self, seconds: float) -> None:
-        context = self._context
-        unread = context.find_unread()
-        if not unread:
-            return
-        places = ", ".join(f"{number} from {offset}" for number, offset in sorted(unread.items()))
-        context.say(
-            f"nothing was handled for {seconds:.0f} s. Unread in {context.temporary_topic}: "
-            f"{format_plural(len(unread), 'partition')} ({places}). Look at the consumers' logs in "
-            f"{context.fleet.directory}; a message that they cannot handle must be committed past"
-        )
-
-
-def count_wanted(context: ExpandContext) -> int:
-    """How many consumers are to run on the temporary topic, with the cap."""
-    wanted = context.plan.consumers
-    cap = context.consumers.max_consumers
-    return wanted if cap is None else min(wanted, cap)
-
-
-# Ends the relays and reads the temporary topic to its end (protocol P4.8 and 9).
-
-DRAINED = "the temporary topic is read to its end"
-_POLL_SECONDS = 0.1
-_STILL_SECONDS = 2.0
-_OTHERS_EACH = 2.0
-
-
-def close_relays(context: ExpandContext) -> dict[str, Any]:
-    """What was relayed is handled, and nobody relays any more. Safe to call again.
-
-    Returns:
-        What was relayed: `{"relayed": {source partition: messages}, "placed": {temporary
-        partition: messages} or None}`; empty where nothing can have been relayed.
-
-    Raises:
-        ConsumerCameBack: somebody else is in the original group while messages are unread.
+    What was skipped becomes an exact gap. Safe to call again.
     """
-    if not context.has_temporary or not context.was_started("stop_consumers"):
-        return {}
-    relayed = _end_relays(context) if context.was_started("canary") else {}
-    if CONSUMERS_STAY not in context.leftovers:  # said once; what is unread decides, not they
-        with context.leftovers.noting(CONSUMERS_STAY):
-            end_consumers(context)  # 5.
-    reach("p4.8.consumers.stopped")
-    with suppress(KafkaFailure):  # a topic may be gone; a missing sample is no failure
-        context.sample()
-    return relayed
-
-
-def end_consumers(context: ExpandContext) -> None:
-    """The recovery's consumers are gone, and its group says so too."""
-    context.launcher.stop(context.fleet, context.look)
-    await_empty(
-        make_admin(context.properties),
-        context.recovery_group,
-        context.look,
-        within=context.consumers.stop_within.total_seconds(),
-    )
-
-
-def _end_relays(context: ExpandContext) -> dict[str, Any]:
-    """Nobody relays any more, and nothing is unread; what was relayed."""
-    context.session.stop_relays()  # 1. between two transactions
-    reach("p4.8.relays.stopped")
-    fence_relays(  # 2. one that was forgotten can commit no more, and its offsets are decided
-        context.properties,
-        context.plan.transactional_prefix,
-        context.recovery.topic,
-        range(context.partitions),
-    )
-    reach("p4.9.fenced")
-    # 3. Waits while an offset commit is undecided.
-    relayed = {} if context.is_complete("cut_over") else _read_relayed(context)
-    was_drained = context.is_complete("cut_over")
-    if not (was_drained or context.cancelling) or context.has_copy():
-        context.await_decided()
-        _drain_rest(context)  # 4. by reading: lag is no test
-        if context.has_source():
-            context.record(DRAINED, positions=_list_positions(context))
-    elif not was_drained:
-        _note_lost_copy(context)  # somebody deleted it: cancel restores the rest
-    reach("p4.9.drained")
-    return relayed
-
-
-def _list_positions(context: ExpandContext) -> dict[str, int]:
-    return {str(number): at.offset for number, at in context.read_positions().items()}
-
-
-def _note_lost_copy(context: ExpandContext) -> None:
-    """What was relayed since the temporary topic was last read to its end is a gap."""
-    if not context.has_source():
-        context.say(COPY_GONE)
+    # What a relay left undecided is waited for only where somebody else has committed.
+    if not _look(context, stable=False):
         return
-    events = context.workspace.ledger.events.list(context.recovery.id)
-    drained = [event.detail["positions"] for event in events if event.action == DRAINED]
-    starts = dict(context.begun)
-    if drained:
-        starts |= {int(number): at for number, at in drained[-1].items()}
-    lost = 0
-    for number, position in context.read_positions().items():
-        start, end = starts.get(number, position.offset), position.offset
-        if start < end:
-            lost += end - start
-            record_expand_gap(context, number, start, end, Certainty.BOUNDED, COPY_GONE)
-    if lost:
-        context.say(
-            f"{COPY_GONE}: at most {format_plural(lost, 'message')}, a gap on record; `backlogctl "
-            f"plan rebuild {context.stream.name}` puts back what was not handled"
-        )
-
-
-def _read_relayed(context: ExpandContext) -> dict[str, Any]:
-    """The counters of the group's stable commits; empty where they went with the source topic."""
-    if not context.has_source():
-        context.record(SOURCE_GONE)
-        return {}
-    commits = context.read_positions()
-    counters = {number: commit.counters(context.recovery.id) for number, commit in commits.items()}
-    placed: dict[int, int] | None = {}
-    for each in counters.values():
-        if each.counts is None or placed is None:
-            placed = None
+    moved = _look(context, stable=True)
+    known = {(item.partition, item.start, item.end) for item in list_moved(context)}
+    _record_gaps(context, [item for item in moved if item.what == SKIPPED])
+    for item in moved:
+        if (item.partition, item.start, item.end) in known:
             continue
-        for place, count in each.counts.items():
-            placed[place] = placed.get(place, 0) + count
-    return {
-        "committed": {str(number): commit.offset for number, commit in commits.items()},
-        "relayed": {str(number): each.relayed for number, each in counters.items()},
-        "placed": None if placed is None else {str(n): c for n, c in sorted(placed.items()) if c},
-    }
-
-
-def _drain_rest(context: ExpandContext) -> None:
-    """Waits until nothing is unread; starts the recovery's consumers where they do not run."""
-    if not context.find_unread():
-        return
-    if context.leaves_consumers:
-        many = format_plural(context.read_temporary_lag(), "message")
-        raise Refused(
-            f"at most {many} in it are not handled, and nobody is started to handle them",
-            subject=f"topic {context.temporary_topic}",
-            hint=f"`backlogctl cancel {context.recovery.id} --rewind --leave-consumers` lets the "
-            "group read them again; or start consumers on it yourself, and cancel again when they "
-            "are through",
+        context.record(item.what, partition=item.partition, start=item.start, end=item.end)
+        say(
+            _SENTENCES[item.what].format(
+                many=format_plural(item.end - item.start, "message"),
+                p=item.partition,
+                start=item.start,
+                end=item.end,
+                stream=context.stream.name,
+            )
         )
-    if (context.launcher.count_running(context.fleet) or 0) == 0:
-        context.launch(count_wanted(context))
-    others_at, moved_at, before = 0.0, time.monotonic(), -1
-    stall = StallWatch(context)
-    while True:
-        context.tick()
-        stall.look()
-        # With a guard in the group it is the guard who notices.
-        if not context.session.has_guard and time.monotonic() >= others_at:
-            others_at = time.monotonic() + _OTHERS_EACH
-            others = find_others(context.properties, context.recovery.group, Deadline(30.0))
-            if others:
-                raise refuse_others(context.recovery.group, others)
-        # Only a read shows whether messages are unread; it is made when the lag is small, or no
-        # longer moves: aborted records at the end stay in the lag for ever.
-        left = context.read_temporary_lag()
-        if left != before:
-            before, moved_at = left, time.monotonic()
-        still = time.monotonic() - moved_at >= _STILL_SECONDS
-        if left <= context.temporary_partitions * 20 or still:
-            if not context.find_unread():
-                return
-            moved_at = time.monotonic()
-        time.sleep(_POLL_SECONDS)
+
+
+def _look(context: ExpandContext, *, stable: bool) -> tuple[Moved, ...]:
+    return find_moved_commits(
+        context.read_commits(stable=stable),
+        context.read_positions(stable=stable),
+        context.begun,
+        context.recovery.id,
+    )
+
+
+def list_moved(context: ExpandContext) -> tuple[Moved, ...]:
+    """What is on record of it."""
+    return tuple(
+        Moved(event.detail["partition"], event.detail["start"], event.detail["end"], event.action)
+        for event in context.workspace.ledger.events.list(context.recovery.id)
+        if event.action in _SENTENCES
+    )
+
+
+def _record_gaps(context: ExpandContext, skipped: Iterable[Moved]) -> None:
+    why = f"while {context.recovery.id} was at work, somebody set the group's offsets past them"
+    for item in skipped:
+        context.record_gap(OffsetRange(item.partition, item.start, item.end), Cause.SKIPPED, why)

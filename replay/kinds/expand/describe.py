@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
-from rich.console import Console, RenderableType
-from rich.live import Live
-
-from backlogctl.clock import utc_now
+from backlogctl.clock import Deadline
 from backlogctl.config import Stream
+from backlogctl.errors import KafkaFailure
 from backlogctl.fanout.disk import DiskCheck
 from backlogctl.fanout.keys import Skew, count_misplaced
 from backlogctl.fanout.layout import Layout, Load, measure_drain
 from backlogctl.fanout.quiet import STATIC_SECONDS
+from backlogctl.fanout.relay.commits import READ_BESIDE, REPEATED, SKIPPED
+from backlogctl.fanout.unread import find_unread
 from backlogctl.formats import (
-    Ticker,
-    format_bytes,
     format_count,
     format_duration,
     format_moment,
     format_plural,
     format_rate,
 )
-from backlogctl.ledger import BurndownSample, Ledger
+from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import TemporaryTopic
+from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
 from backlogctl.replay.engine.guards import warn_about_approval
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import (
     Account,
     Checked,
     Fact,
+    LagReading,
+    OnlyThere,
     PlanFigure,
+    Readers,
+    Reads,
     RecoveryRecord,
+    RecoveryStatus,
     Row,
     Table,
     Telling,
@@ -44,12 +49,13 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
-from backlogctl.replay.kinds.expand.backlog import StreamBacklog
-from backlogctl.replay.kinds.expand.plan import NAME, ExpandPlan, PlannedPartition, SettingChange
-from backlogctl.replay.kinds.expand.topics import READ_BESIDE, REPEATED, SKIPPED
-from backlogctl.replay.present.layout import Folded, Text, print_wrapped
-from backlogctl.replay.present.progress import describe_progress, name_step
-from backlogctl.replay.present.terminal import render_progress
+from backlogctl.replay.kinds.expand.plan import (
+    NAME,
+    ExpandPlan,
+    PlannedPartition,
+    StreamBacklog,
+)
+from backlogctl.replay.present.status import make_standing
 from backlogctl.values import GapState, Recovery, RecoveryState
 
 # Two commits of a consumer may lie seconds apart: less than this says little.
@@ -187,97 +193,6 @@ def warn_about_disk(disk: DiskCheck) -> list[str]:
     return [] if disk.enough else [f"the copy does not fit: {disk.reason}"]
 
 
-# What an expansion will do to Kafka and to consumers, in sentences that an approver reads.
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the sentences are made of.
-
-    `launching` says how the consumers are started and stopped, of the original ones and of those
-    on the temporary topic. `changes` is by setting.
-    """
-
-    stream: Stream
-    layout: Layout
-    temporary_topic: str
-    recovery_group: str
-    replication: int
-    members: Sequence[str]
-    launching: tuple[str, str]
-    changes: Mapping[str, SettingChange]
-
-
-def describe_stopped(facts: Facts) -> list[str]:
-    """Who stops reading, and how."""
-    stream = facts.stream
-    told = [f"the consumers of group {stream.group}: {facts.launching[0]}"]
-    if facts.members:
-        told.append(
-            f"{format_plural(len(facts.members), 'member')} of it now: {_count(facts.members)}"
-        )
-    else:
-        told.append("the group has no members now")
-    return told
-
-
-def describe_created(facts: Facts) -> list[str]:
-    """What is made beside the topic."""
-    assert facts.stream.consumers is not None
-    layout, ramp = facts.layout, facts.stream.consumers.ramp
-    copies = "1 copy" if facts.replication == 1 else f"{facts.replication} copies"
-    more = ""
-    if layout.consumers > ramp.step:
-        more = f", {ramp.step} at a time, {format_duration(ramp.every.total_seconds())} apart"
-    return [
-        f"topic {facts.temporary_topic}: {format_plural(layout.partitions, 'partition')}, "
-        f"{copies} of each, deletes nothing",
-        f"{format_plural(layout.consumers, 'consumer')} on it in group {facts.recovery_group}"
-        f"{more}: {facts.launching[1]}",
-        f"before all others one of them alone handles "
-        f"{format_plural(layout.canary.messages, 'message')}, as a trial",
-    ]
-
-
-def describe_raised(facts: Facts) -> list[str]:
-    """Which settings of the topic keep more for the time being."""
-    return [
-        f"{name} of {facts.stream.topic} from {format_setting(name, change.before)} to "
-        f"{format_setting(name, change.to)}"
-        for name, change in facts.changes.items()
-    ]
-
-
-def describe_given_back(facts: Facts) -> list[str]:
-    """What the end looks like, in the order in which it is done."""
-    stream = facts.stream
-    assert stream.consumers is not None
-    told = [
-        f"{format_plural(stream.consumers.replicas, 'consumer')} of group {stream.group} on topic "
-        f"{stream.topic}, when topic {facts.temporary_topic} is read to its end"
-    ]
-    told += [
-        f"{name} of {stream.topic}: {format_setting(name, change.before)} again, unless somebody "
-        "else holds it"
-        for name, change in facts.changes.items()
-    ]
-    told.append(f"topic {facts.temporary_topic} is deleted")
-    return told
-
-
-def _count(names: Sequence[str]) -> str:
-    """`3 × rdkafka at 127.0.0.1`."""
-    found = Counter(names)
-    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in found.items())
-
-
-def format_setting(name: str, value: str) -> str:
-    """`7 d`, `1.0 GB`, `unlimited`."""
-    if int(value) < 0:
-        return "unlimited"
-    return format_duration(int(value) / 1000) if name.endswith(".ms") else format_bytes(int(value))
-
-
 # An expansion's plan for people: what is behind, how long it takes, what is done to whom.
 
 ORDER_WORDS = {
@@ -290,13 +205,7 @@ _VERDICT_WORDS = {
     "no_deadline": "plan: no loss in sight",
 }
 _WORTH_SAYING = 1.5
-# Of the plan, and not said elsewhere in the document.
-_NOT_IN_DOCUMENT = (
-    *("version", "kind", "stream", "cluster", "topic", "group", "partitions", "warnings"),
-    *("other_groups", "planned_by", "approval", "configuration", "options", "origin", "off_peak"),
-    *("partition_count", "topic_id", "transactional_prefix", "partitioner", "isolation"),
-    "other_topics",
-)
+_LEFT_OUT = ("transactional_prefix", "partitioner", "isolation")
 
 
 def describe_expand_plan(plan: ExpandPlan, recovery: Recovery) -> Telling:
@@ -333,19 +242,14 @@ def name_verdict(plan: ExpandPlan) -> str:
 
 
 def _make_document(plan: ExpandPlan, verdict: str) -> dict[str, Any]:
-    dump = plan.dump()
-    return {
-        "verdict": verdict,
-        "counts": {
-            "lag": plan.lag,
-            "lost": plan.lost,
-            "canary": plan.canary.messages,
-            "consumers": plan.consumers,
-            "temporary_partitions": plan.temporary.partitions,
-        },
-        "partitions": dump["partitions"],
-        **{name: value for name, value in dump.items() if name not in _NOT_IN_DOCUMENT},
+    counts = {
+        "lag": plan.lag,
+        "lost": plan.lost,
+        "canary": plan.canary.messages,
+        "consumers": plan.consumers,
+        "temporary_partitions": plan.temporary.partitions,
     }
+    return plan.describe(verdict, counts, _LEFT_OUT)
 
 
 def _list_counts(plan: ExpandPlan) -> tuple[PlanFigure, ...]:
@@ -581,100 +485,85 @@ def _compare(checks: Sequence[Checked], counts: Mapping[str, Any]) -> str:
     return f"Not the same: {', '.join(f'{value:,} {name}' for name, value in known.items())}."
 
 
-# The live view of an expansion while it runs; a pipe gets a line each ten seconds.
+# How an expansion stands: what the ledger has, and what the brokers say where they answer.
 
-_REDRAWS_PER_SECOND = 2
-_KEPT = 2_000
-_WIDTH = 98
+# An offset that is left may be a control record: so few are read.
+_FEW = 20
 
 
-class BurndownView:
-    """What is left in both topics, how fast it goes, and the steps."""
-
-    def __init__(
-        self,
-        console: Console,
-        ledger: Ledger,
-        recovery: Recovery,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._console = console
-        self._ledger = ledger
-        self._id = recovery.id
-        self._lock = threading.Lock()
-        self._samples: deque[BurndownSample] = deque(maxlen=_KEPT)
-        self._steps = ledger.steps.list(recovery.id)
-        self._live: Live | None = None
-        self._clock = clock
-        self._step, self._since = "", clock()
-        self._is_new = False
-        self._ticker = Ticker(self.print_line)
-
-    def start(self) -> None:
-        """Shows it; what earlier runs left is part of it."""
-        self._samples.extend(self._ledger.burndown.list(self._id)[-_KEPT:])
-        if self._console.is_terminal:
-            self._live = Live(
-                get_renderable=self._draw,
-                console=self._console,
-                refresh_per_second=_REDRAWS_PER_SECOND,
-                transient=False,
+def describe_expansion(
+    workspace: Workspace, recovery: Recovery, plan: ExpandPlan, *, ask: bool
+) -> RecoveryStatus:
+    """Who reads, who is stopped, and what exists only in the temporary topic."""
+    steps = {step.step: step for step in workspace.ledger.steps.list(recovery.id)}
+    temporary = _find_temporary(workspace, recovery)
+    properties = workspace.config.clusters[recovery.cluster].client_properties()
+    readers, stopped, problem = Readers(Reads.ORIGINALS), "", ""
+    if has_stopped_consumers(steps.values()):
+        readers, problem = ask_brokers(
+            recovery,
+            lambda limit: find_readers(properties, recovery.group, limit, plan.recovery_group),
+            Readers(Reads.UNKNOWN),
+            ask=ask,
+        )
+        stopped = name_stopped(plan.group, plan.replicas, steps, readers)
+    only_there: OnlyThere | None = None
+    if temporary is not None:
+        messages: int | None = None if "canary" in steps else 0
+        if not problem and messages is None:
+            messages, problem = ask_brokers(
+                recovery,
+                lambda limit: _count_left(workspace, recovery, plan, temporary, limit),
+                None,
+                ask=ask,
             )
-            self._live.start()
-        else:
-            self._ticker.start()
+        last = workspace.ledger.burndown.latest(recovery.id)
+        known = None if last is None else LagReading(last.temporary_lag, last.at)
+        only_there = OnlyThere(temporary.name, messages, known)
+    return make_standing(
+        workspace, recovery, readers, stopped=stopped, only_there=only_there, problem=problem
+    )
 
-    def stop(self) -> None:
-        """Leaves the last view where it is."""
-        self._ticker.stop()
-        if self._live is not None:
-            self._steps = self._ledger.steps.list(self._id)
-            self._live.refresh()
-            self._live.stop()
-            self._live = None
 
-    def say(self, text: str) -> None:
-        """A sentence above the view."""
-        print_wrapped(self._console, Text(text))
+def _find_temporary(workspace: Workspace, recovery: Recovery) -> TemporaryTopic | None:
+    known = workspace.ledger.temporary_topics.get(recovery.id)
+    return known if known is not None and known.deleted_at is None else None
 
-    def note_step(self, step: str) -> None:
-        """A step begins."""
-        with self._lock:
-            self._steps = self._ledger.steps.list(self._id)
-            self._step, self._since, self._is_new = name_step(step), self._clock(), False
-        if self._live is None:
-            self._console.print(Text(name_step(step)), soft_wrap=True)
 
-    def note_sample(self, sample: BurndownSample) -> None:
-        """A new sample of both lags."""
-        with self._lock:
-            self._samples.append(sample)
-            self._is_new = True
+def _count_left(
+    workspace: Workspace,
+    recovery: Recovery,
+    plan: ExpandPlan,
+    temporary: TemporaryTopic,
+    limit: Deadline,
+) -> int:
+    """Messages that were relayed and not handled, at most.
 
-    def print_line(self) -> None:
-        """How far it is, as a line of its own: what is left where that was just looked at."""
-        with self._lock:
-            is_new, self._is_new = self._is_new, False
-            told = f"{self._step or 'starting'}, {format_duration(self._clock() - self._since)}"
-        self._console.print(Text(self._format_line() if is_new else told), soft_wrap=True)
-
-    def _draw(self) -> RenderableType:
-        width = min(_WIDTH, self._console.width)
-        return Folded(render_progress(self._describe(), width))
-
-    def _format_line(self) -> str:
-        down = self._describe()["burndown"]
-        handled, left = down["handled"], down["left"]
-        told = f"{format_count(handled)} of {format_count(handled + left)} handled, "
-        told += f"{format_count(down['source_lag'])} to relay"
-        if rate := down["handled_per_second"]:
-            told += f", {format_rate(rate)}"
-        if left and (eta := down["eta_seconds"]) is not None:
-            told += f", {format_duration(max(1.0, eta))} left"
-        return told
-
-    def _describe(self) -> dict[str, Any]:
-        with self._lock:
-            samples, steps = list(self._samples), self._steps
-        return describe_progress(steps, samples, utc_now())
+    Raises:
+        KafkaFailure: that is not known, or the topic is gone.
+    """
+    properties = workspace.config.clusters[recovery.cluster].client_properties()
+    admin, topic, numbers = make_admin(properties), temporary.name, range(temporary.partitions)
+    try:
+        found, _ = read_topic_id(admin, topic, limit)
+    except TopicMissing:
+        found = None
+    if found != temporary.topic_id:
+        raise KafkaFailure(
+            "it is gone; what was not handled in it is lost there", subject=f"topic {topic}"
+        )
+    handled = committed_offsets(admin, plan.recovery_group, topic, numbers, limit)
+    ends = list_offsets(admin, topic, numbers, "latest", "read_committed", limit)
+    last = workspace.ledger.burndown.latest(recovery.id)
+    if last is not None and sum(ends.values()) < last.relayed:
+        raise KafkaFailure(
+            f"it ends before the {last.relayed:,} messages that were relayed into it: the reading "
+            "is not to be trusted",
+            subject=f"topic {topic}",
+        )
+    left = sum(max(0, end - (handled[number] or 0)) for number, end in ends.items())
+    if left <= _FEW * temporary.partitions and not find_unread(
+        admin, properties, topic, plan.recovery_group, temporary.partitions, limit
+    ):
+        return 0
+    return left

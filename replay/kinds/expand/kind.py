@@ -109,8 +109,8 @@ class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
     ) -> None:
         """Cuts over now, and restores the layout: nothing is left only in the temporary topic."""
         from backlogctl.replay.engine.cancelling import open_closing
-        from backlogctl.replay.kinds.expand.closing import close_expansion
         from backlogctl.replay.kinds.expand.context import ExpandContext
+        from backlogctl.replay.kinds.expand.steps import close_expansion
 
         with open_closing(
             ExpandContext, workspace, recovery, lease, context=context, console=console
@@ -152,7 +152,7 @@ class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
     ) -> RecoveryStatus:
         """Who reads, who is stopped, and what exists only in the temporary topic."""
-        from backlogctl.replay.kinds.expand.topics import describe_expansion
+        from backlogctl.replay.kinds.expand.describe import describe_expansion
 
         return describe_expansion(workspace, recovery, self.read_plan(recovery), ask=ask)
 

@@ -1,16 +1,16 @@
-"""Makes the plan of an emergency expansion; Kafka is only read."""
+"""Makes the plan of an emergency expansion: what is behind, how fast it is; Kafka is only read."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any, Literal, cast
 
-from backlogctl.clock import Deadline, utc_now
-from backlogctl.config import Config, Stream
-from backlogctl.errors import Refused
+from backlogctl.clock import Deadline
+from backlogctl.config import Stream
+from backlogctl.errors import Refused, UsageError
 from backlogctl.fanout.disk import (
     DiskCheck,
     PartitionBacklog,
@@ -19,60 +19,47 @@ from backlogctl.fanout.disk import (
     estimate_hold,
     measure_growth,
 )
+from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
 from backlogctl.fanout.launchers import Role, make_launcher
 from backlogctl.fanout.layout import Layout, Load, plan_layout
 from backlogctl.fanout.retention import (
     FOREVER,
     HOLD_MARGIN_SECONDS,
     HOLD_TIMES,
+    TimeToLoss,
+    UnreadRange,
     compute_expansion_hold,
+    find_time_to_loss,
     needs_hold,
 )
 from backlogctl.fanout.temporary_topic import (
-    create_empty_topic,
-    delete_empty_topic,
     name_temporary_topic,
 )
-from backlogctl.kafka.admin import (
-    TopicInfo,
-    delete_group,
-    list_offsets,
-    read_group_state,
-    set_group_offsets,
-)
+from backlogctl.formats import format_plural
+from backlogctl.kafka.admin import TopicInfo, describe_group_state, read_group_state
 from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
+from backlogctl.kafka.peek import Peeked, peek_at
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.history import estimate_time
+from backlogctl.monitoring.offsets.lag import (
+    RATE_WINDOW,
+    find_partition_end,
+    read_retention,
+    read_size_limit,
+)
+from backlogctl.monitoring.verdict.judge import Pace, measure_pace
 from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
     fleet_of,
     freeze_consumers,
-    keep_waits,
-    launcher_of,
     require_consumers,
 )
-from backlogctl.replay.engine.approval import approve_automatically
-from backlogctl.replay.engine.archives import clear_staging
-from backlogctl.replay.engine.guards import (
-    check_denied,
-    refuse_active,
-    refuse_group_type,
-    store_plan,
-)
+from backlogctl.replay.engine.guards import refuse_beyond_end, store_plan
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
-from backlogctl.replay.engine.plan import RunOrigin, find_identity
-from backlogctl.replay.kinds.expand.backlog import (
-    Behind,
-    StreamBacklog,
-    find_rate,
-    observe,
-    watch_pace,
-)
-from backlogctl.replay.kinds.expand.canary import CanaryFailed, CanaryLook, FirstConsumer
+from backlogctl.replay.engine.plan import RunOrigin
+from backlogctl.replay.kinds.expand.canary import TRIAL_NAME, try_consumer
 from backlogctl.replay.kinds.expand.describe import (
-    Facts,
-    describe_created,
-    describe_given_back,
-    describe_raised,
-    describe_stopped,
     warn_about_backlog,
     warn_about_disk,
     warn_about_keys,
@@ -83,150 +70,229 @@ from backlogctl.replay.kinds.expand.describe import (
 from backlogctl.replay.kinds.expand.plan import (
     ALLOW_DISK,
     NAME,
+    Behind,
     ExpandOptions,
     ExpandPlan,
+    Facts,
     PlannedCanary,
     PlannedDisk,
     PlannedHold,
     PlannedPartition,
     SettingChange,
+    StreamBacklog,
     TemporaryLayout,
+    describe_created,
+    describe_given_back,
+    describe_raised,
+    describe_stopped,
 )
-from backlogctl.replay.observe.rights import require_rights
-from backlogctl.values import Recovery
+from backlogctl.replay.observe.snapshot import (
+    Draft,
+    StreamSnapshot,
+    begin_plan,
+    finish_plan,
+    take_snapshot,
+)
+from backlogctl.replay.observe.stream import list_other_topics, note_stream, read_history
+from backlogctl.values import PartitionSample, Recovery, Sample
 
-# A dry run of one consumer, on an empty topic: whom it joins, and what it reads.
-#
-# Nobody is stopped, and no message is relayed. Topic and group have the same name each time, so
-# what a try that was killed has left is taken over by the next one.
-
-TRIAL_NAME = "try"
-SEEN_SECONDS = 60.0  # a service may need that long until it joins
-PEOPLE_SECONDS = 600.0
-_STAYS_SECONDS = 2.0
-_POLL_SECONDS = 0.2
-_LEAVE_SECONDS = 15.0
+_PEEKED = 20  # messages a partition: enough to see where keys lie
+_SAMPLED = 40  # in each of several places of a partition
 
 
-def try_consumer(
-    workspace: Workspace, stream: Stream, source: TopicInfo, group: str, say: Say
-) -> tuple[str, str]:
-    """Starts one consumer as the recovery would, looks at it, and takes everything away again.
-
-    Args:
-        source: the stream's topic. group: the one that the consumer is told to join.
-
-    Returns:
-        What was seen, and a warning: "" where it does as it should.
+def inspect_backlog(draft: Draft, snapshot: StreamSnapshot, start_at: str) -> StreamBacklog:
+    """What is behind; a look at keys, disks and the oldest unread messages.
 
     Raises:
-        CanaryFailed: it does not stay, or joins or reads something else.
-        Refused: another try of this stream is under way, or the topic is not ours.
+        Refused: nothing is behind, or a commit lies beyond the end.
     """
-    admin = make_admin(workspace.properties(stream))
-    topic = name_temporary_topic(source.name, TRIAL_NAME)
-    launcher = launcher_of(workspace, stream, say)
-    fleet = fleet_of(workspace, stream, Role.RECOVERY, TRIAL_NAME, topic=topic, group=group)
-    by_people = launcher.name == "manual"
-    limit = Deadline(PEOPLE_SECONDS if by_people else SEEN_SECONDS)
-    one = FirstConsumer(
-        workspace.properties(stream),
-        admin,
-        launcher,
-        fleet,
-        stream.group,
-        f"`backlogctl plan expand {stream.name} --try` again. Nobody was stopped",
-        lambda: _refuse_late(limit, fleet.group) if by_people else None,
-    )
-    say(f"trying one consumer on the empty topic {topic}")
-    # 1. What an earlier try left is ended.
-    if not by_people:
-        launcher.stop(fleet, one.look)
-    _await_nobody(one)
-    with ExitStack() as given_back:
-        # 2. An empty topic; and the source, for this group, from its end: a consumer that reads
-        #    the wrong topic handles next to nothing of it.
-        topic_id = create_empty_topic(admin, source, topic, 1)
-        given_back.callback(delete_empty_topic, admin, topic, topic_id, 1)
-        given_back.callback(delete_group, admin, group)
-        ends = list_offsets(admin, source.name, range(source.partitions), "latest")
-        set_group_offsets(admin, group, source.name, ends)
-        # 3. One consumer, while the group's own go on.
-        given_back.callback(_await_nobody, one)
-        given_back.callback(launcher.stop, fleet, lambda: None)
-        known = frozenset(member.member_id for member in one.find_others())
-        began = time.monotonic()
-        launcher.scale(fleet, 1, one.look)
-        # 4. What it does; then all is taken away, the last first.
-        return _watch(one, known, limit, began)
-
-
-def _watch(
-    one: FirstConsumer, known: frozenset[str], limit: Deadline, began: float
-) -> tuple[str, str]:
-    """Until it reads its topic, and has done so for a while."""
-    look = CanaryLook(one)
-    stays: Deadline | None = None
-    while not limit.expired:
-        one.look()
-        look.look()
-        known = _judge(look, one, known)
-        reads = one.find_topics() == {one.fleet.topic}
-        stays = (stays or Deadline(_STAYS_SECONDS)) if reads else None
-        if stays is not None and stays.expired:
-            took = time.monotonic() - began - _STAYS_SECONDS
-            return (
-                f"one consumer joined group {one.fleet.group} and read {one.fleet.topic}, and "
-                f"nothing else, within {took:.1f} s",
-                "",
-            )
-        time.sleep(_POLL_SECONDS)
-    told = f"one consumer ran for {limit.seconds:.0f} s, and was seen in no group"
-    return told, (
-        f"{told}: what it reads is not known. It may assign its partitions itself, or start slowly"
-    )
-
-
-def _judge(look: CanaryLook, one: FirstConsumer, known: frozenset[str]) -> frozenset[str]:
-    """Who is in the original group for other reasons than this consumer.
-
-    Raises:
-        CanaryFailed: it is this consumer who joined it.
-    """
-    now = frozenset(member.member_id for member in one.find_others())
-    if now <= known or one.launcher.name == "manual" or one.has_joined():
-        return known
-    failed = look.judge_members(known)
-    if failed is not None:
-        raise failed
-    one.launcher.scale(one.fleet, 1, one.look)  # it was stopped to see who leaves
-    return known | now
-
-
-def _await_nobody(one: FirstConsumer) -> None:
-    """Nobody is in the try's group; it is nobody else's.
-
-    Raises:
-        Refused: somebody stays in it.
-    """
-    limit = Deadline(_LEAVE_SECONDS)
-    while read_group_state(one.admin, one.fleet.group).is_active:
-        if limit.expired:
-            raise Refused(
-                "somebody is in it: another try is under way, or a consumer of one was not ended",
-                subject=f"group {one.fleet.group}",
-                hint="end it, then try again; nobody was stopped",
-            )
-        time.sleep(_POLL_SECONDS)
-
-
-def _refuse_late(limit: Deadline, group: str) -> None:
-    if limit.expired:
-        raise CanaryFailed(
-            f"nobody started a consumer within {limit.seconds / 60:.0f} min",
-            subject=f"group {group}",
-            hint="plan without `--try`, or start it when asked; nobody was stopped",
+    stream, properties, sample = draft.stream, draft.properties, snapshot.sample
+    refuse_beyond_end(sample)
+    limit = Deadline(60.0)
+    group = describe_group_state(properties, stream.group, limit)
+    others = list_other_topics(properties, stream, limit)
+    history = leave_out_relayed(draft.workspace.ledger, stream, snapshot.history)
+    pace = measure_pace(history, group.is_active)
+    rows = {row["partition"]: row for row in snapshot.status["partitions"]}
+    behind = [
+        _place(part, rows[part.partition], stream.isolation, start_at, pace)
+        for part in sample.partitions
+    ]
+    if not any(part.lag for part in behind):
+        raise Refused(
+            "nothing is behind, so there is nothing to drain",
+            subject=f"stream {stream.name}",
+            hint=f"see `backlogctl status {stream.name}`",
         )
+    draft.say("reading the oldest unread messages")
+    starts = {part.unread.partition: part.unread.start for part in behind if part.lag}
+    peeked = peek_at(properties, stream.topic, starts, _PEEKED, Deadline(20.0))
+    dated = tuple(_date(part, peeked, snapshot.history, sample.topic_id) for part in behind)
+    log_dirs = read_log_dirs(properties, stream.topic, Deadline(10.0))
+    return StreamBacklog(
+        snapshot=snapshot,
+        group=group,
+        other_topics=others,
+        partitions=dated,
+        pace=pace,
+        loss=_find_loss(dated, snapshot.topic, log_dirs, sample.taken_at),
+        peeked=peeked,
+        skew=_measure_skew(properties, stream.topic, behind),
+        log_dirs=log_dirs,
+        recent=tuple(s for s in history if sample.taken_at - s.taken_at <= RATE_WINDOW),
+    )
+
+
+def _measure_skew(properties: Mapping[str, str], topic: str, parts: list[Behind]) -> Skew:
+    admin = make_admin(properties)  # kept, so that it connects once
+    unread = {
+        part.unread.partition: (part.unread.start, part.unread.end) for part in parts if part.lag
+    }
+
+    def peek(starts: Mapping[int, int], limit: Deadline) -> Mapping[int, tuple[Peeked, ...]]:
+        return peek_at(admin, topic, starts, _SAMPLED, limit)
+
+    lag = {part.unread.partition: part.lag for part in parts}
+    return measure_key_skew(sample_keys(peek, unread), lag)
+
+
+def leave_out_relayed(
+    ledger: Ledger, stream: Stream, history: Iterable[Sample]
+) -> tuple[Sample, ...]:
+    """The samples since the last expansion: the commits of its relays are no consumption."""
+    ends = [
+        step.last_started_at
+        for recovery in ledger.recoveries.list(stream.name)
+        if recovery.kind == NAME
+        for step in ledger.steps.list(recovery.id)
+    ]
+    return tuple(s for s in history if not ends or s.taken_at > max(ends))
+
+
+def find_rate(backlog: StreamBacklog, stream: Stream, given: float | None) -> tuple[float, str]:
+    """Messages a second of one consumer, and where that comes from.
+
+    Raises:
+        UsageError: it was not given, and the samples do not show it.
+    """
+    if given is not None:
+        return given, "given"
+    assert stream.consumers is not None
+    pace = backlog.pace
+    if not pace.consumed:
+        raise UsageError(
+            f"how fast one consumer is, is not known: {_describe_silence(backlog)}",
+            subject=f"stream {stream.name}",
+            hint="first repair the consumer, and know its speed; then plan with `--rate N`, the "
+            "messages one consumer handles in a second",
+        )
+    running = len(backlog.group.members) or stream.consumers.replicas
+    each = pace.consumed / min(running, backlog.topic.partitions)
+    return each, f"measured over {_format_window(pace.seconds)} from samples"
+
+
+def _describe_silence(backlog: StreamBacklog) -> str:
+    members = len(backlog.group.members)
+    if not members:
+        return "the group has no members, and the samples of the last minutes show no consumption"
+    seen = f" in {_format_window(backlog.pace.seconds)}" if backlog.pace.seconds else ""
+    return f"it has {format_plural(members, 'member')}, which committed nothing{seen}"
+
+
+def _find_loss(
+    partitions: Iterable[Behind],
+    topic: TopicInfo,
+    log_dirs: LogDirs,
+    now: datetime,
+) -> TimeToLoss:
+    """The earliest loss: by the messages' own times, by when the samples saw them, or by size."""
+    unread = [
+        replace(part.unread, bytes=log_dirs.partition_bytes(part.unread.partition))
+        for part in partitions
+        if part.lag
+    ]
+    limit = read_size_limit(topic.config)
+    return find_time_to_loss(unread, read_retention(topic.config), limit, now)
+
+
+def _format_window(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _place(
+    part: PartitionSample, row: Mapping[str, Any], isolation: str, start_at: str, pace: Pace
+) -> Behind:
+    end = find_partition_end(part, isolation)
+    if part.committed is not None:
+        start, lag = max(part.committed, part.low), row["lag"]
+    else:
+        start = max(end, part.low) if start_at == "latest" else part.low
+        lag = max(0, end - start)
+    unread = UnreadRange(
+        partition=part.partition,
+        log_start=part.low,
+        start=start,
+        end=end,
+        high=part.high,
+        produced_per_second=pace.produced.get(part.partition),
+    )
+    return Behind(unread, part.committed, row["lost"], lag)
+
+
+def _date(
+    part: Behind,
+    peeked: Mapping[int, tuple[Peeked, ...]],
+    history: tuple[Sample, ...],
+    topic_id: str,
+) -> Behind:
+    if not part.lag:
+        return part
+    number = part.unread.partition
+    first = next(iter(peeked.get(number, ())), None)
+    # Retention goes by the message's own time; without one, by when the samples saw it.
+    at = first.at if first is not None else None
+    if at is None:
+        at = estimate_time(history, number, part.unread.start, topic_id)
+    return replace(part, unread=replace(part.unread, oldest_at=at))
+
+
+# How fast consumers are that nobody has watched yet: a plan looks for itself, for a while.
+
+# Consumers commit every 5 s by themselves: three of those tell a speed.
+ENOUGH_SECONDS = 15.0
+LONGEST_SECONDS = 25.0
+_LOOK_EACH = 2.5
+
+
+def watch_pace(draft: Draft) -> None:
+    """Samples a stream until its samples tell how fast its consumers are, 25 s at most.
+
+    Where the group has no members there is nothing to wait for, and where `watch` has looked long
+    enough nothing is done.
+    """
+    workspace, stream, admin = draft.workspace, draft.stream, make_admin(draft.properties)
+    limit, is_said = Deadline(LONGEST_SECONDS), False
+    while True:
+        note_stream(workspace, stream)
+        if not read_group_state(admin, stream.group, Deadline(30.0)).is_active:
+            return
+        history = read_history(workspace, stream)
+        own = leave_out_relayed(workspace.ledger, stream, history)
+        if _is_enough(measure_pace(own, running=True)):
+            return
+        if limit.expired:
+            return
+        if not is_said:
+            draft.say(
+                "nobody has watched this stream of late: looking for "
+                f"{ENOUGH_SECONDS:.0f} to {LONGEST_SECONDS:.0f} s how fast its consumers are"
+            )
+            is_said = True
+        time.sleep(limit.remaining(_LOOK_EACH))
+
+
+def _is_enough(pace: Pace) -> bool:
+    return bool(pace.consumed) and pace.seconds >= ENOUGH_SECONDS
 
 
 # What of a stream's configuration an expansion goes by.
@@ -253,17 +319,16 @@ def plan_expand(
         Refused: nothing is behind, a guard says no, or another recovery is in the way.
     """
     require_consumers(stream)
-    check_denied(workspace, stream)
-    refuse_active(workspace, stream)
-    refuse_group_type(workspace, stream)
-    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    rights = workspace.kinds.get(NAME).list_rights(workspace.config, stream, recovery_id)
-    told = require_rights(workspace, stream, rights)
+    kind, config = workspace.kinds.get(NAME), workspace.config
+    draft = begin_plan(
+        *(workspace, stream, lambda recovery_id: kind.list_rights(config, stream, recovery_id)),
+        origin=origin,
+        say=say,
+    )
     if options.rate is None:
-        watch_pace(workspace, stream, say)
-    backlog = observe(workspace, stream, options.start, say)
-    backlog.warnings += told
-    plan = compute_plan(workspace, stream, options, backlog, recovery_id, origin)
+        watch_pace(draft)
+    backlog = inspect_backlog(draft, take_snapshot(draft), options.start)
+    plan = compute_expansion(draft, backlog, options)
     if plan.disk.enough is False and ALLOW_DISK not in plan.allowed:
         raise Refused(
             f"the copy does not fit: {plan.disk.told}",
@@ -275,9 +340,7 @@ def plan_expand(
         tried, warning = try_consumer(workspace, stream, backlog.topic, group, say)
         more = (*plan.warnings, warning) if warning else plan.warnings
         plan = plan.model_copy(update={"tried": tried, "warnings": more})
-    recovery = store_plan(workspace, recovery_id, plan)
-    clear_staging(workspace)
-    return approve_automatically(workspace, recovery)
+    return finish_plan(workspace, store_plan(workspace, draft.recovery_id, plan))
 
 
 def name_recovery_group(group: str, recovery_id: str) -> str:
@@ -285,27 +348,11 @@ def name_recovery_group(group: str, recovery_id: str) -> str:
     return f"{group}.recovery.{recovery_id}"
 
 
-def fingerprint_expansion(config: Config, stream: Stream) -> dict[str, Any]:
-    """What of a stream's configuration an expansion goes by; names of variables, no values."""
-    return fingerprint_with_consumers(config, stream, FINGERPRINT)
-
-
-def fingerprint_for(planned: Mapping[str, Any], config: Config, stream: Stream) -> dict[str, Any]:
-    """The same now, to hold against a plan's: how long is waited may change while it is open."""
-    return keep_waits(planned, fingerprint_expansion(config, stream))
-
-
-def compute_plan(
-    workspace: Workspace,
-    stream: Stream,
-    options: ExpandOptions,
-    backlog: StreamBacklog,
-    recovery_id: str,
-    origin: RunOrigin | None = None,
-) -> ExpandPlan:
+def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptions) -> ExpandPlan:
     """The plan, from what was seen: the same backlog makes the same numbers."""
+    workspace, stream, config = draft.workspace, draft.stream, draft.workspace.config
+    recovery_id = draft.recovery_id
     assert stream.consumers is not None
-    config = workspace.config
     factor = options.factor or stream.expand.factor
     order = cast("Literal['key', 'round_robin']", options.order or stream.expand.order)
     rate, rate_source = find_rate(backlog, stream, options.rate)
@@ -334,7 +381,7 @@ def compute_plan(
         changes=hold.changes,
     )
     warnings = [
-        *backlog.warnings,
+        *backlog.snapshot.warnings,
         *warn_about_stream(workspace, stream),
         *warn_about_backlog(stream, backlog, options.start),
         *warn_about_speed(stream, backlog, layout, given=options.rate is not None),
@@ -342,13 +389,9 @@ def compute_plan(
         *warn_about_skew(backlog.skew, load, layout, order),
         *warn_about_disk(disk),
     ]
+    configuration = fingerprint_with_consumers(config, stream, FINGERPRINT)
     return ExpandPlan(
-        stream=stream.name,
-        cluster=stream.cluster,
-        topic=stream.topic,
-        topic_id=backlog.topic.topic_id,
-        partition_count=backlog.topic.partitions,
-        group=stream.group,
+        **draft.fill(backlog.snapshot, options, configuration, warnings),
         partitions=tuple(_freeze_partition(part) for part in backlog.partitions),
         lag=backlog.lag,
         lost=backlog.lost,
@@ -388,18 +431,9 @@ def compute_plan(
         raised=tuple(describe_raised(facts)),
         given_back=tuple(describe_given_back(facts)),
         max_lag_at_cutover=stream.expand.max_lag_at_cutover,
-        other_groups=backlog.readers.list_others(stream.group),
-        others_unknown=backlog.readers.say_unknown(stream.group),
         other_topics=backlog.other_topics,
         launch=freeze_consumers(config, stream),
         transactional_prefix=config.kafka_ledger.transactional_prefix,
-        approval=stream.approval,
-        configuration=fingerprint_expansion(config, stream),
-        options=options,
-        warnings=tuple(dict.fromkeys(warnings)),
-        origin=origin,
-        planned_by=find_identity(),
-        planned_at=utc_now(),
     )
 
 

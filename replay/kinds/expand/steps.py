@@ -1,59 +1,54 @@
-"""Whether an approved expansion still fits, looked at again before anything is stopped (P4.1)."""
+"""The steps of an expansion, in their order, and what `cancel` does (protocol P4)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
 
-from backlogctl.clock import Deadline, format_time, utc_now
-from backlogctl.errors import PlanStale, Refused, VerificationFailed
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure, PlanStale, Refused, VerificationFailed
 from backlogctl.fanout.launchers.process import ramp_up
-from backlogctl.fanout.retention import raise_retention, restore_retention
+from backlogctl.fanout.quiet import await_empty
+from backlogctl.fanout.relay.commits import fence_relays
+from backlogctl.fanout.retention import raise_retention
 from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
-    delete_temporary_topic,
     start_recovery_group,
 )
-from backlogctl.fanout.unread import count_records
 from backlogctl.formats import format_duration, format_plural, format_rate
 from backlogctl.kafka.admin import (
-    TopicInfo,
     committed_offsets,
     describe_topic,
+    list_offsets,
     read_topic_id,
     set_group_offsets,
 )
+from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
-from backlogctl.kafka.groups import read_standing
-from backlogctl.ledger import OPERATOR, Hold
 from backlogctl.replay.consumers.fleet import (
-    CONSUMERS_MISSING,
-    CONSUMERS_STAY,
-    await_movement,
     find_begin,
 )
-from backlogctl.replay.engine.approval import check_runnable
-from backlogctl.replay.engine.guards import check_configuration, check_denied
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.expand.backlog import observe
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
-from backlogctl.replay.kinds.expand.context import (
-    LAGS_SECONDS,
-    SOURCE_GONE,
-    ExpandContext,
+from backlogctl.replay.kinds.expand.closing import (
+    CutOver,
+    RemoveTopic,
+    Restore,
     StallWatch,
-    close_relays,
+    Verify,
     count_wanted,
     delete_left_groups,
-    delete_recovery_group,
+    end_consumers,
+    remove_temporary_topic,
+    restoring_retention,
 )
-from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan
-from backlogctl.replay.kinds.expand.planning import compute_plan, fingerprint_for
-from backlogctl.replay.kinds.expand.topics import ASK_SECONDS, SKIPPED, list_moved, record_outsiders
-from backlogctl.replay.observe.rights import require_rights
+from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, REWIND, ExpandPlan
+from backlogctl.replay.kinds.expand.planning import (
+    FINGERPRINT,
+    compute_expansion,
+    inspect_backlog,
+)
+from backlogctl.replay.observe.snapshot import Draft, take_snapshot
 from backlogctl.values import Step
 from backlogctl_delivery.crashpoints import reach
 
@@ -69,8 +64,9 @@ def require_fitting(context: ExpandContext) -> None:
     again = f"`backlogctl cancel {recovery.id}`, then `backlogctl plan expand {recovery.stream}`"
     planned = {"rate": plan.rate_per_consumer, "factor": plan.factor, "order": plan.order}
     options = plan.options.model_copy(update=planned)
-    backlog = observe(context.workspace, context.stream, options.start, lambda _: None)
-    now = compute_plan(context.workspace, context.stream, options, backlog, recovery.id)
+    draft = Draft(context.workspace, context.stream, recovery.id)
+    backlog = inspect_backlog(draft, take_snapshot(draft), options.start)
+    now = compute_expansion(draft, backlog, options)
     if now.disk.enough is False and ALLOW_DISK not in plan.allowed:
         raise Refused(
             f"the copy does not fit any more: {now.disk.told}",
@@ -116,19 +112,7 @@ class CheckSource(Step[ExpandContext]):
             PlanStale: something is no longer what the plan was made on.
             Refused: a guard says no.
         """
-        check_runnable(context.workspace, context.recovery)
-        check_denied(context.workspace, context.stream)
-        check_configuration(
-            context.plan,
-            fingerprint_for(context.plan.configuration, context.workspace.config, context.stream),
-            f"put it back, or `backlogctl cancel {context.recovery.id}` and plan again",
-        )
-        context.check_topic()
-        workspace, recovery = context.workspace, context.recovery
-        rights = workspace.kind_of(recovery).list_rights(
-            *(workspace.config, context.stream, recovery.id, context.plan)
-        )
-        require_rights(workspace, context.stream, rights)
+        context.require_planned(FINGERPRINT)
         if context.temporary is None:
             _refuse_existing(context)
         if not context.was_started("stop_consumers"):
@@ -155,10 +139,6 @@ def _refuse_existing(context: ExpandContext) -> None:
 
 # Step 2: the retention is raised, so that it does not win the race (protocol P4.2).
 
-# Beyond twice the time that the original consumers need for what is left.
-_SLACK = timedelta(hours=1)
-_UNKNOWN = timedelta(hours=24)
-
 
 class HoldRetention(Step[ExpandContext]):
     """Raises the topic's retention where the plan says so; the old values are in the ledger."""
@@ -183,51 +163,6 @@ class HoldRetention(Step[ExpandContext]):
             actor=str(find_identity()),
         )
         reach("p4.2.raised")
-
-
-def give_retention_back(context: ExpandContext) -> None:
-    """Gives back what this recovery holds, also after a crash; nothing where it holds nothing.
-
-    Where much is unread in the source still (a cancel cuts over at once), giving it back would
-    delete just that: then it stays raised for as long as the original consumers need.
-    """
-    ledger = context.workspace.ledger
-    for hold in ledger.holds.list(open_only=True, stream=context.stream.name):
-        if hold.holder == context.recovery.id:
-            _keep_while_behind(context, hold)
-            for warning in restore_retention(ledger, context.admin, hold):
-                context.say(warning)
-
-
-def _keep_while_behind(context: ExpandContext, hold: Hold) -> None:
-    left = context.read_source_lag() if context.has_source() else 0
-    if left <= context.plan.max_lag_at_cutover:
-        return
-    until = utc_now() + _estimate(context, left)
-    raise_retention(
-        context.workspace.ledger,
-        context.admin,
-        stream=hold.stream,
-        cluster=hold.cluster,
-        topic=hold.topic,
-        topic_id=hold.topic_id,
-        holder=OPERATOR,
-        settings=hold.raised,
-        until=until,
-        actor=str(find_identity()),
-    )
-    context.say(
-        f"{format_plural(left, 'message')} of {hold.topic} are unread still, so its retention "
-        f"stays raised until {format_time(until)}; `backlogctl hold {hold.stream} --release` gives "
-        "it back before"
-    )
-
-
-def _estimate(context: ExpandContext, left: int) -> timedelta:
-    plan = context.plan
-    readers = min(plan.replicas, context.partitions)
-    net = readers * plan.rate_per_consumer - (plan.produced_per_second or 0.0)
-    return timedelta(seconds=2 * left / net) + _SLACK if net > 0 else _UNKNOWN
 
 
 # Step 3: the temporary topic, and its group at the beginning (protocol P4.4).
@@ -388,237 +323,6 @@ class _Rest:
         return sum(lags.temporary[number] for number in unread) <= self._temporary
 
 
-# Step 7: the relay ends, and the temporary topic is read to its end (protocol P4.8).
-
-
-class CutOver(Step[ExpandContext]):
-    """What was relayed exists only in the temporary topic, until it is handled."""
-
-    name = "cut_over"
-
-    def start(self, context: ExpandContext) -> None:
-        """Stops the relays, waits until nothing is unread, stops the recovery's consumers."""
-        context.details[self.name] = close_relays(context)
-
-
-# Step 8: the layout is as it was, in an order that holds after any crash (protocol P4.9).
-
-STARTING = "the group's own consumers are started"
-
-
-class Restore(Step[ExpandContext]):
-    """The original consumers come back only when nothing is left in the temporary topic."""
-
-    name = "restore"
-
-    def start(self, context: ExpandContext) -> None:
-        """P4.9. The order of these lines is what keeps keys from overtaking."""
-        context.closing = True
-        close_relays(context)  # 1. to 3. fenced, offsets stable, nothing unread; its consumers end
-        context.note_sample()
-        context.session.leave()  # 4. the guard leaves cleanly
-        reach("p4.9.guard.left")
-        if context.was_started("stop_consumers"):
-            _note_outsiders_once(context)
-        with restoring_retention(context):  # 6. also where 5. fails
-            if context.was_started("stop_consumers"):
-                context.start_originals()  # 5. only then
-            reach("p4.9.originals.started")
-        reach("p4.9.retention.given_back")
-
-
-def _note_outsiders_once(context: ExpandContext) -> None:
-    """Nobody is in the group now, and what was done to it since the last relay is told; not where
-    an earlier run may have started the group's consumers, whose commits are in order."""
-    events = context.workspace.ledger.events.list(context.recovery.id)
-    if context.has_source() and not any(event.action == STARTING for event in events):
-        record_outsiders(context, context.say)
-    context.record(STARTING)
-
-
-@contextmanager
-def restoring_retention(context: ExpandContext) -> Iterator[None]:
-    """Gives the retention back, also where consumers do not start; then says what is left to do.
-
-    Raises:
-        BacklogError: consumers could not be started or ended.
-    """
-    with context.leftovers.noting(CONSUMERS_MISSING):
-        yield
-    give_retention_back(context)
-    mine = {CONSUMERS_STAY: context.fleet, CONSUMERS_MISSING: context.originals}
-    by_hand = "; ".join(
-        f"group {fleet.group}: {context.launcher.describe(fleet)}"
-        for what, fleet in mine.items()
-        if what in context.leftovers
-    )
-    context.leftovers.refuse(
-        f"the rest of the layout is as it was. Do it by hand ({by_hand}), then `backlogctl cancel "
-        f"{context.recovery.id} --leave-consumers` closes the recovery"
-    )
-
-
-# Step 9: what was relayed is what was written and handled; the group moves (protocol P4.10).
-
-
-class Verify(Step[ExpandContext]):
-    """Counts the temporary topic by reading it, and watches the original group."""
-
-    name = "verify"
-
-    def start(self, context: ExpandContext) -> None:
-        """Reads, compares, watches.
-
-        Raises:
-            VerificationFailed: says what differs; the temporary topic is kept.
-            PlanStale: somebody deleted it.
-        """
-        found: dict[str, Any] = {"relayed": 0, "written": 0}
-        if not context.cancelling:
-            context.check_copy()
-        if context.has_copy():
-            found = _compare(context)
-        has_consumers = context.was_started("stop_consumers") and not context.leaves_consumers
-        if has_consumers and context.has_source():
-            await_movement(context)
-        context.details[self.name] = found
-        context.found["verified"] = found
-        context.found["counts"] = {
-            "relayed": found["relayed"],
-            "handled": found["written"],
-            "drained_per_second": _measure_drain(context),
-        }
-        _refuse_skipped(context)
-
-
-def _refuse_skipped(context: ExpandContext) -> None:
-    """What was never relayed nor handled is no success, though the layout is as it was."""
-    skipped = [item for item in list_moved(context) if item.what == SKIPPED]
-    if not skipped or context.cancelling:
-        return
-    many = format_plural(sum(item.end - item.start for item in skipped), "message")
-    raise VerificationFailed(
-        f"at most {many} were never handled: somebody set the group's offsets past them while the "
-        "recovery was at work; they are a gap on record",
-        subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
-        hint=f"all else is handled, and the layout is as it was: `backlogctl cancel "
-        f"{context.recovery.id}` closes this recovery, then `backlogctl plan rebuild "
-        f"{context.stream.name}`",
-    )
-
-
-def _compare(context: ExpandContext) -> dict[str, Any]:
-    topic = context.temporary_topic
-    step = context.workspace.ledger.steps.get(context.recovery.id, "cut_over")
-    detail: Mapping[str, Any] = {} if step is None else step.detail
-    relayed = {int(n): int(count) for n, count in detail.get("relayed", {}).items()}
-    placed = detail.get("placed")
-    numbers, group = range(context.temporary_partitions), context.recovery_group
-    found = context.ask(
-        lambda: read_standing(context.admin, group, topic, numbers, Deadline(ASK_SECONDS))
-    )
-    written = count_records(context.properties, topic, found.ends, context.look)
-    total = sum(relayed.values())
-    events = context.workspace.ledger.events.list(context.recovery.id)
-    if any(event.action == SOURCE_GONE for event in events):
-        # The counters went with the source: only the temporary topic can be counted.
-        total, placed = sum(written.values()), None
-    if total != sum(written.values()):
-        raise _fail(topic, f"{total} messages were relayed, and {sum(written.values())} are there")
-    if placed is not None:
-        wanted = {int(n): int(count) for n, count in placed.items()}
-        wrong = {n: (wanted.get(n, 0), at) for n, at in written.items() if wanted.get(n, 0) != at}
-        if wrong:
-            told = ", ".join(f"{n}: {a} relayed, {b} there" for n, (a, b) in sorted(wrong.items()))
-            raise _fail(topic, f"partitions differ ({told})")
-    unread = context.find_unread()
-    if unread or not context.is_drained():
-        raise _fail(topic, f"messages are unread in partitions {sorted(unread)}")
-    return {
-        "relayed": total,
-        "written": sum(written.values()),
-        "partitions": {str(number): count for number, count in sorted(relayed.items())},
-        "temporary_partitions": {str(n): count for n, count in sorted(written.items())},
-    }
-
-
-def _measure_drain(context: ExpandContext) -> float | None:
-    """Messages a second over the drain, from the samples."""
-    samples = [
-        sample
-        for sample in context.workspace.ledger.burndown.list(context.recovery.id)
-        if sample.step in ("drain", "cut_over")
-    ]
-    step = context.workspace.ledger.steps.get(context.recovery.id, "drain")
-    if len(samples) < 2 or step is None or step.attempts > 1:
-        return None  # with pauses in between it would say nothing
-    done = next((s for s in samples if not s.source_lag + s.temporary_lag), samples[-1])
-    seconds = (done.at - samples[0].at).total_seconds()
-    return round((done.handled - samples[0].handled) / seconds, 1) if seconds > 0 else None
-
-
-def _fail(topic: str, why: str) -> VerificationFailed:
-    return VerificationFailed(
-        why,
-        subject=f"topic {topic}",
-        hint="the temporary topic is kept; compare it with the source before it is deleted",
-    )
-
-
-# Step 10: the temporary topic is deleted, when nothing in it is unread (protocol P4.9).
-
-
-class RemoveTopic(Step[ExpandContext]):
-    """Deletes it by name and id."""
-
-    name = "remove_topic"
-
-    def start(self, context: ExpandContext) -> None:
-        """Deletes the topic; one that is gone is fine."""
-        reach("p4.10.verified")
-        remove_temporary_topic(context)
-        reach("p4.9.deleted")
-
-    def complete(self, context: ExpandContext) -> None:
-        """The ledger says that it is gone.
-
-        Raises:
-            Refused: it is not.
-        """
-        known = context.temporary
-        if known is not None and known.deleted_at is None:
-            raise Refused("it is still there", subject=f"topic {known.name}")
-
-
-def remove_temporary_topic(context: ExpandContext, *, is_needed: bool = True) -> None:
-    """Deletes this recovery's temporary topic, if there is one and nothing in it is unread.
-
-    Args:
-        is_needed: False where the original group reads all of it again: then it may be unread.
-    """
-    if context.temporary is None:
-        return
-    delete_temporary_topic(
-        context.workspace.ledger,
-        context.admin,
-        recovery_id=context.recovery.id,
-        cluster=context.recovery.cluster,
-        source=_describe_source(context),
-        deny_topics=context.workspace.config.guards.deny_topics,
-        is_drained=context.is_drained if is_needed else lambda: True,
-    )
-    delete_recovery_group(context)
-
-
-def _describe_source(context: ExpandContext) -> TopicInfo:
-    """The source may be gone; then the plan has its id."""
-    topic = context.recovery.topic
-    try:
-        return describe_topic(context.admin, topic, Deadline(30.0))
-    except TopicMissing:
-        return TopicInfo(topic, context.plan.topic_id, context.partitions, {})
-
-
 # The steps of an expansion, in their order (protocol P4).
 
 STEPS: tuple[Step[ExpandContext], ...] = (
@@ -635,3 +339,176 @@ STEPS: tuple[Step[ExpandContext], ...] = (
 )
 # What `cancel` does from wherever a run is: cut over now, and restore.
 CLOSING: tuple[Step[ExpandContext], ...] = (CutOver(), Restore(), Verify(), RemoveTopic())
+
+
+# Ends an expansion before its time: cuts over now and restores the layout, or sets the group back,
+# where no consumer works. While the source still has the messages, nothing that is only in the
+# temporary topic is needed.
+
+
+REWOUND = "the group was set back to where its consumers were stopped"
+
+
+def can_rewind(context: ExpandContext) -> bool:
+    """Whether something was relayed, and the group can read all of it again."""
+    if not context.was_started("canary") or context.is_complete("restore"):
+        return False
+    return context.has_source() and context.has_copy() and not _find_expired(context)
+
+
+def rewind(context: ExpandContext, *, unless_handled: bool = False) -> bool:
+    """P4. The order of these lines is what loses nothing, also when it is killed and called again.
+
+    Args:
+        unless_handled: nothing is changed where the recovery's consumers have handled something.
+
+    Returns:
+        Whether the group was set back.
+
+    Raises:
+        Refused: nothing was relayed, the layout is restored, or the source has not all of it.
+        GroupActive: somebody is in the original group.
+    """
+    if not is_rewound(context):
+        _require_possible(context)
+        context.session.close()  # the guard leaves cleanly
+        fence_relays(  # 1. no relay can commit any more
+            context.properties,
+            context.plan.transactional_prefix,
+            context.recovery.topic,
+            range(context.partitions),
+        )
+        reach("p4.rewind.fenced")
+        end_consumers(context)  # 2. what they handle from now on would be handled twice
+        again = context.read_handled() if context.has_copy() else None
+        if again and unless_handled:
+            return False
+        told = _describe(context, again)
+        _set_back(context)  # 3. read back: from here on the temporary topic is not needed
+        reach("p4.rewind.set")
+        context.record(REWOUND, handled_again=again)
+        context.say(told)
+    context.begin("restore")
+    with restoring_retention(context):  # 5. while much is unread it stays raised
+        context.start_originals()  # 4.
+        reach("p4.rewind.started")
+    context.end("restore")
+    remove_temporary_topic(context, is_needed=False)  # 6. last
+    return True
+
+
+def is_rewound(context: ExpandContext) -> bool:
+    """By an earlier run: from then on the group is its own consumers'."""
+    events = context.workspace.ledger.events.list(context.recovery.id)
+    return any(event.action == REWOUND for event in events)
+
+
+def _require_possible(context: ExpandContext) -> None:
+    subject = f"recovery {context.recovery.id}"
+    if not context.was_started("canary"):
+        raise Refused(
+            "nothing was relayed yet, so there is nothing to set back",
+            subject=subject,
+            hint=f"`backlogctl cancel {context.recovery.id}` restores the layout",
+        )
+    if context.is_complete("restore"):
+        raise Refused(
+            "the layout is restored already, and the group's own consumers read on",
+            subject=subject,
+            hint=f"`backlogctl cancel {context.recovery.id}` closes it",
+        )
+    context.check_topic()
+    if expired := _find_expired(context):
+        places = ", ".join(f"{n}: {count:,}" for n, count in sorted(expired.items()))
+        kept = "the temporary topic, which had them, is gone"
+        if context.has_copy():
+            left = format_plural(context.read_temporary_lag(), "message")
+            kept = f"at most {left} are only in {context.temporary_topic}, which is kept"
+        raise Refused(
+            f"retention has removed messages that were relayed from the source (partition: "
+            f"offsets {places}): {kept}",
+            subject=f"topic {context.recovery.topic}",
+            hint=f"mend the consumers and `backlogctl run {context.recovery.id}`, or "
+            f"`backlogctl cancel {context.recovery.id}` reads the temporary topic to its end",
+        )
+
+
+def _find_expired(context: ExpandContext) -> dict[int, int]:
+    """By partition, offsets behind the recorded commits that the source has no more."""
+    begun = context.begun
+    lows = list_offsets(context.admin, context.recovery.topic, begun, "earliest")
+    return {number: lows[number] - at for number, at in begun.items() if lows[number] > at}
+
+
+def _set_back(context: ExpandContext) -> None:
+    group, topic, begun = context.recovery.group, context.recovery.topic, context.begun
+    within = context.consumers.stop_within.total_seconds()
+    await_empty(make_admin(context.properties), group, context.look, within=within)
+    set_group_offsets(context.admin, group, topic, begun, Deadline(30.0))
+    found = committed_offsets(
+        context.admin, group, topic, begun, Deadline(30.0), require_stable=True
+    )
+    if found != begun:
+        raise KafkaFailure(
+            f"the group's offsets are {found} after they were set to {begun}",
+            subject=f"group {group} on topic {topic}",
+            hint=f"somebody else commits; `backlogctl cancel {context.recovery.id} --rewind` again",
+            retryable=True,
+        )
+
+
+def _describe(context: ExpandContext, again: int | None) -> str:
+    relayed = sum(
+        position.counters(context.recovery.id).relayed
+        for position in context.read_positions().values()
+    )
+    told = (
+        f"group {context.recovery.group} is where its consumers were stopped, and reads "
+        f"{format_plural(relayed, 'message')} that were relayed itself"
+    )
+    if again is None:
+        return f"{told}; how many of them the recovery's consumers had handled is not known"
+    if not again:
+        return f"{told}; none of them was handled"
+    return f"{told}; at most {again:,} of them were handled, and are handled once more"
+
+
+# Cancels an expansion: cuts over now, and restores the layout (protocol P4.8 to 10); or sets the
+# group back, where that is asked for, or nothing was handled yet.
+
+
+def close_expansion(context: ExpandContext) -> None:
+    """By the way that was asked for last; by itself the one that leaves nobody waiting.
+
+    Requests are no longer looked at; Ctrl-C is: cancelling again goes on.
+    """
+    context.closing = context.cancelling = True
+    context.__dict__.pop("launcher", None)  # it is another one where consumers are left alone
+    if REWIND in context.cancel_ways or is_rewound(context):
+        rewind(context)
+    elif not (can_rewind(context) and not context.read_handled()) or not rewind(
+        context, unless_handled=True
+    ):
+        close_layout(context)
+
+
+def close_layout(context: ExpandContext) -> None:
+    """The closing steps; what is done already is not done again.
+
+    Never a deletion of unread messages.
+    """
+    context.closing = context.cancelling = True
+    for step in CLOSING:
+        if context.is_complete(step.name):
+            continue
+        context.begin(step.name)
+        try:
+            step.start(context)
+        except VerificationFailed as failed:
+            # The layout is restored: a cancel ends here, and keeps the topic that differs.
+            context.say(f"{failed.message}; {failed.hint}")
+            context.record("cancelled without verification", **failed.to_json())
+            return
+        context.lease.confirm()
+        step.complete(context)
+        context.end(step.name)

@@ -8,12 +8,11 @@ from backlogctl.replay.engine.archives import name_owner
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.offload.context import OffloadContext
 from backlogctl.replay.kinds.offload.gaps import drop_reread
+from backlogctl.replay.kinds.offload.plan import GIVEN_UP, THROWN_AWAY
 from backlogctl.replay.kinds.offload.steps import BACK, FORWARD_STEPS
 
-GIVEN_UP = "it could not be finished"
 READ_AGAIN = "the group is committed before them, and they were not deleted: it reads them"
 NOT_OURS = "what lies in the archive's place is somebody else's, and stays"
-THROWN_AWAY = "the archive is thrown away"
 
 
 def close_offload(context: OffloadContext) -> None:

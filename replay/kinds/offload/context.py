@@ -18,8 +18,8 @@ from backlogctl.kafka.log_dirs import LogDirs
 from backlogctl.ledger.archives import ArchiveRecord
 from backlogctl.replay.consumers.fleet import StoppingContext
 from backlogctl.replay.engine.archives import open_spark
-from backlogctl.replay.kinds.offload.backlog import read_disks
-from backlogctl.replay.kinds.offload.plan import OffloadPlan
+from backlogctl.replay.kinds.offload.plan import EXPIRED, FORWARD, OffloadPlan
+from backlogctl.replay.kinds.offload.planning import read_disks
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.layout import Bar
 from backlogctl.values import OffsetRange
@@ -61,8 +61,6 @@ def check_files(context: OffloadContext, record: ArchiveRecord) -> None:
 
 
 FENCED = "the fence is set"
-FORWARD = "from here on it goes forward"
-EXPIRED = "retention removed messages before they were archived"
 BYTES_BEFORE = "bytes before the deletion"
 ASK_SECONDS = 60.0
 

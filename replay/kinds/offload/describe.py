@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, Refused
-from backlogctl.fanout.relay.guard import find_others
+from backlogctl.config import Stream
 from backlogctl.formats import format_bytes, format_count, format_plural
-from backlogctl.ledger.steps import RESTORE_STEP, has_stopped_consumers
+from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
 from backlogctl.replay.engine.cancelling import CANCEL_ASKED
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
@@ -31,21 +30,21 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
-from backlogctl.replay.kinds.offload.backlog import describe_place_problem
-from backlogctl.replay.kinds.offload.closing import GIVEN_UP, THROWN_AWAY
-from backlogctl.replay.kinds.offload.context import EXPIRED, FORWARD
-from backlogctl.replay.kinds.offload.gaps import COVERED
-from backlogctl.replay.kinds.offload.plan import OffloadPlan
+from backlogctl.replay.kinds.offload.plan import (
+    COVERED,
+    EXPIRED,
+    FORWARD,
+    GIVEN_UP,
+    THROWN_AWAY,
+    CutGroup,
+    OffloadPlan,
+    PlannedFreeing,
+    PlannedPlace,
+)
 from backlogctl.replay.present.status import make_standing
 from backlogctl.values import GapState, Recovery, RecoveryState
 
 ARCHIVES, DISCARDS = "archives", "discards"
-# Of the plan, and not said elsewhere in the document.
-_NOT_IN_DOCUMENT = (
-    *("version", "kind", "stream", "cluster", "topic", "group", "partitions", "warnings"),
-    *("other_groups", "planned_by", "approval", "configuration", "options", "origin", "off_peak"),
-    *("partition_count", "topic_id", "other_topics"),
-)
 
 
 def describe_offload_plan(plan: OffloadPlan, recovery: Recovery) -> Telling:
@@ -80,18 +79,13 @@ def describe_offload_plan(plan: OffloadPlan, recovery: Recovery) -> Telling:
 
 
 def _make_document(plan: OffloadPlan, verdict: str) -> dict[str, Any]:
-    dump = plan.dump()
-    return {
-        "verdict": verdict,
-        "counts": {
-            "unread": plan.unread,
-            "bytes": plan.bytes,
-            "frees": plan.freeing.most,
-            "cut_groups": len(plan.cut_groups),
-        },
-        "partitions": dump["partitions"],
-        **{name: value for name, value in dump.items() if name not in _NOT_IN_DOCUMENT},
+    counts = {
+        "unread": plan.unread,
+        "bytes": plan.bytes,
+        "frees": plan.freeing.most,
+        "cut_groups": len(plan.cut_groups),
     }
+    return plan.describe(verdict, counts)
 
 
 def _list_counts(plan: OffloadPlan) -> tuple[PlanFigure, ...]:
@@ -145,7 +139,7 @@ def _list_facts(plan: OffloadPlan) -> tuple[Fact, ...]:
     if plan.place is None:
         facts.append(Fact("archive", "none: it is deleted for good", "bad", decides=True))
     else:
-        tone: Tone = "bad" if describe_place_problem(plan.place) else ""
+        tone: Tone = "bad" if plan.place.problem else ""
         told = f"{plan.place.location}; {plan.place.told}"
         facts.append(Fact("archive", told, tone, decides=True))
     return tuple(facts)
@@ -315,32 +309,22 @@ def _describe_rest(plan: OffloadPlan, record: RecoveryRecord) -> Unexplained:
 
 # How an offload stands: who reads, who is stopped, and what is only in the archive.
 
-_SECONDS = 6.0
-
 
 def describe_offload(
     workspace: Workspace, recovery: Recovery, plan: OffloadPlan, *, ask: bool
 ) -> RecoveryStatus:
     """Of the ledger, and what the brokers say where they answer."""
-    ledger = workspace.ledger
-    steps = {step.step: step for step in ledger.steps.list(recovery.id)}
-    is_stopped = has_stopped_consumers(steps.values())
-    readers, problem = Readers(Reads.ORIGINALS), ""
-    if is_stopped:
-        readers = Readers(Reads.UNKNOWN)
-        try:
-            if not ask:
-                raise Refused(
-                    f"the brokers are not asked here; `backlogctl show {recovery.id}` does"
-                )
-            properties = workspace.config.clusters[recovery.cluster].client_properties()
-            found = len(find_others(properties, recovery.group, Deadline(_SECONDS)))
-            readers = Readers(Reads.ORIGINALS if found else Reads.NOBODY, found)
-        except BacklogError as error:
-            problem = str(error)
-    stopped = ""
-    if is_stopped and not (RESTORE_STEP in steps and readers.originals):
-        stopped = f"the {format_plural(plan.replicas, 'consumer')} of group {plan.group}"
+    steps = {step.step: step for step in workspace.ledger.steps.list(recovery.id)}
+    properties = workspace.config.clusters[recovery.cluster].client_properties()
+    readers, stopped, problem = Readers(Reads.ORIGINALS), "", ""
+    if has_stopped_consumers(steps.values()):
+        readers, problem = ask_brokers(
+            recovery,
+            lambda limit: find_readers(properties, recovery.group, limit),
+            Readers(Reads.UNKNOWN),
+            ask=ask,
+        )
+        stopped = name_stopped(plan.group, plan.replicas, steps, readers)
     return make_standing(
         workspace,
         recovery,
@@ -356,3 +340,68 @@ def _find_archive(workspace: Workspace, recovery: Recovery, *, is_cut: bool) -> 
     if record is None or record.purged_at is not None:
         return None
     return InArchive(record.location, record.messages, is_only_there=is_cut)
+
+
+# What an offload will do to Kafka and to consumers, in sentences that an approver reads.
+
+
+def describe_stopped(stream: Stream, launching: str, members: Sequence[str]) -> list[str]:
+    """Who stops reading, and how."""
+    told = [f"the consumers of group {stream.group}: {launching}"]
+    if members:
+        told.append(f"{format_plural(len(members), 'member')} of it now")
+    else:
+        told.append("the group has no members now")
+    return told
+
+
+def describe_moved(
+    stream: Stream, unread: int, size: int | None, place: PlannedPlace | None
+) -> list[str]:
+    """Where the messages go, and how the group's offsets are set."""
+    many = f"at most {format_plural(unread, 'message')}"
+    if size is not None:
+        many += f", about {format_bytes(size)}"
+    where = f"into the archive {place.location}" if place else "nowhere: they are not archived"
+    return [
+        f"{many}, and what is written until the consumers are stopped: {where}",
+        f"the committed offsets of group {stream.group}, to the last stable offsets of that time",
+    ]
+
+
+def describe_freed(
+    stream: Stream, freeing: PlannedFreeing, cut: Sequence[CutGroup], *, archived: bool
+) -> list[str]:
+    """What is deleted from the brokers, and who loses by it."""
+    after = "once it is archived and read back" if archived else "for good"
+    told = [
+        f"all of topic {stream.topic} up to these offsets is deleted, {after}",
+        freeing.told,
+    ]
+    told += [
+        f"group {item.group} loses at most {format_plural(item.messages, 'message')}"
+        for item in cut
+    ]
+    return told
+
+
+def describe_given_back(
+    stream: Stream, place: PlannedPlace | None, *, has_source: bool
+) -> list[str]:
+    """What comes back, and how."""
+    assert stream.consumers is not None
+    replicas = format_plural(stream.consumers.replicas, "consumer")
+    told = [f"{replicas} of group {stream.group}, which go on with what is written from then on"]
+    if place is not None:
+        told.append(
+            "what was archived waits as a gap: the nightly backfill, or `backlogctl plan redrive "
+            f"{stream.name} --from archive:...`, puts it back as it was"
+        )
+    elif has_source:
+        told.append(
+            "what was discarded is a gap: the nightly backfill, or `backlogctl plan rebuild "
+            f"{stream.name}`, rebuilds it from the tables"
+        )
+    else:
+        told.append("what was discarded never comes back: the stream has no source")
+    return told

@@ -6,17 +6,16 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from backlogctl.archive_manifest import ArchivedRange
-from backlogctl.clock import Deadline, utc_now
+from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, LeaseHeld, VerificationFailed
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import list_offsets, read_group_state
 from backlogctl.ledger.gaps import ITSELF
-from backlogctl.monitoring.offsets.history import Timeline
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.offload.context import ASK_SECONDS, EXPIRED, OffloadContext
-from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange
+from backlogctl.replay.kinds.offload.context import ASK_SECONDS, OffloadContext
+from backlogctl.replay.kinds.offload.plan import COVERED, EXPIRED
+from backlogctl.values import Cause, Gap, GapState, OffsetRange
 
-COVERED = "an older gap has messages of the archive"
 _EMPTY = "it holds no messages: control records, aborted or compacted ones"
 
 
@@ -28,7 +27,7 @@ def record_discarded(context: OffloadContext) -> None:
     archive = context.archive
     if archive is None:
         for item in context.ranges:
-            first, last = date_range(context, item)
+            first, last = context.date_range(item)
             _record(context, item, first, last, None)
         return
     for part in archive.ranges:
@@ -112,29 +111,14 @@ def _list_within(context: OffloadContext, item: OffsetRange) -> list[str]:
 
 def record_expired(context: OffloadContext, item: OffsetRange) -> None:
     """What retention removed before it was archived: an exact gap, since the group stands still."""
-    first, last = date_range(context, item)
     reason = f"retention removed them while offload {context.recovery.id} was at work"
-    record_offload_gap(context, item, Cause.EXPIRED, reason, (first, last))
+    context.record_gap(item, Cause.EXPIRED, reason)
     context.record(EXPIRED, partition=item.partition, start=item.start, end=item.end)
     context.say(
         f"retention was faster than the archive: at most {format_plural(item.count, 'message')} of "
         f"partition {item.partition} ({item.start:,} to {item.end:,}) are lost, a gap on record; "
         f"`backlogctl plan rebuild {context.stream.name}` puts back what can be rebuilt"
     )
-
-
-def date_range(
-    context: OffloadContext, item: OffsetRange
-) -> tuple[datetime | None, datetime | None]:
-    """Between which times it was written, by the stream's samples."""
-    recovery = context.recovery
-    samples = [
-        sample
-        for sample in context.workspace.ledger.samples.history(context.stream.name)
-        if (sample.topic, sample.group) == (recovery.topic, recovery.group)
-    ]
-    bounds = Timeline(samples, context.plan.topic_id).bound(item.partition, item.start, item.end)
-    return bounds.lower, bounds.upper
 
 
 def _record(
@@ -146,44 +130,8 @@ def _record(
 ) -> Gap:
     where = "archived them" if archive else "discarded them, without an archive"
     reason = f"{_make_mark(context)}{where}"
-    return record_offload_gap(context, item, Cause.DISCARDED, reason, (first, last), archive)
-
-
-def record_offload_gap(
-    context: OffloadContext,
-    item: OffsetRange,
-    cause: Cause,
-    reason: str,
-    times: tuple[datetime | None, datetime | None],
-    archive: str | None = None,
-) -> Gap:
-    """Puts on record what the group will not read; its offsets are exact: it stands still.
-
-    Args:
-        times: of the first and the last message; None is unknown.
-        archive: the one that has the messages.
-    """
-    recovery = context.recovery
-    gap = Gap(
-        id="",
-        stream=context.stream.name,
-        cluster=recovery.cluster,
-        topic=recovery.topic,
-        group=recovery.group,
-        topic_id=context.plan.topic_id,
-        partition=item.partition,
-        start=item.start,
-        end=item.end,
-        cause=cause,
-        certainty=Certainty.EXACT,
-        state=GapState.OPEN,
-        first_time=times[0],
-        last_time=times[1],
-        detected_at=utc_now(),
-        reason=reason,
-        archive=archive,
-    )
-    return context.workspace.ledger.gaps.record(gap)
+    times = (first, last)
+    return context.record_gap(item, Cause.DISCARDED, reason, times=times, archive=archive)
 
 
 def find_uncovered(ranges: Iterable[ArchivedRange], own: Iterable[Gap]) -> list[OffsetRange]:
@@ -308,4 +256,4 @@ def _has_looked(context: OffloadContext) -> bool:
 
 def _skipping_record(context: OffloadContext, item: OffsetRange) -> None:
     reason = f"somebody set the group past them while offload {context.recovery.id} was at work"
-    record_offload_gap(context, item, Cause.SKIPPED, reason, date_range(context, item))
+    context.record_gap(item, Cause.SKIPPED, reason)

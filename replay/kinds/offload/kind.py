@@ -13,7 +13,7 @@ from backlogctl.formats import format_bytes, format_plural
 from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, RunOrigin
 from backlogctl.replay.engine.values import Account, RecoveryRecord, RecoveryStatus, Telling
-from backlogctl.replay.kinds.offload.plan import NAME, OffloadOptions, OffloadPlan
+from backlogctl.replay.kinds.offload.plan import EXPIRED, NAME, OffloadOptions, OffloadPlan
 from backlogctl.values import Cause, Gap, Recovery, Step
 
 if TYPE_CHECKING:
@@ -145,8 +145,6 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
         self, plan: OffloadPlan, ledger: Any, recovery: Recovery, ended_at: datetime | None
     ) -> tuple[Gap, ...]:
         """What it took off the brokers, and what was lost meanwhile, whoever saw it first."""
-        from backlogctl.replay.kinds.offload.context import EXPIRED
-
         gone = [e.detail for e in ledger.events.list(recovery.id) if e.action == EXPIRED]
 
         def is_gone(gap: Gap) -> bool:

@@ -40,6 +40,12 @@ class OffloadOptions(Options):
 
 
 NAME: Final = "offload"
+# What a run puts on record, for whoever goes on or reports.
+GIVEN_UP = "it could not be finished"
+THROWN_AWAY = "the archive is thrown away"
+EXPIRED = "retention removed messages before they were archived"
+FORWARD = "from here on it goes forward"
+COVERED = "an older gap has messages of the archive"
 
 
 class PlannedPartition(PlanPart):
@@ -94,6 +100,13 @@ class PlannedPlace(PlanPart):
     enough: bool | None
     on_broker: bool | None
     told: str
+
+    @property
+    def problem(self) -> str:
+        """Why an archive should not go there; "" where nothing speaks against it."""
+        if self.on_broker or self.enough is None:
+            return self.told
+        return "" if self.enough else f"there is not enough room: {self.told}"
 
 
 class CutGroup(PlanPart):

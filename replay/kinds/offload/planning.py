@@ -1,48 +1,49 @@
-"""Makes the plan of an offload; Kafka is only read."""
+"""Makes the plan of an offload: what is unread, where it goes, who loses; Kafka is only read."""
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
 
-from backlogctl.clock import utc_now
+from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
-from backlogctl.fanout.disk import PartitionBacklog, measure_share
+from backlogctl.fanout.disk import SAFETY, PartitionBacklog, measure_share
 from backlogctl.fanout.launchers import Role, make_launcher
 from backlogctl.formats import format_bytes, format_duration, format_plural
-from backlogctl.monitoring.watch.disks import Forecast
+from backlogctl.kafka.admin import TopicInfo, describe_group_state
+from backlogctl.kafka.groups import GroupState
+from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs, read_log_dirs
+from backlogctl.kafka.readers import TopicReaders
+from backlogctl.monitoring.watch.disks import WINDOW, Forecast, forecast_full, make_readings
 from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
     fleet_of,
     freeze_consumers,
-    keep_waits,
     require_consumers,
 )
-from backlogctl.replay.engine.approval import approve_automatically
-from backlogctl.replay.engine.archives import clear_staging
 from backlogctl.replay.engine.guards import (
-    check_denied,
-    refuse_active,
-    refuse_group_type,
+    refuse_beyond_end,
+    refuse_missing_group,
     store_plan,
     warn_about_approval,
 )
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
-from backlogctl.replay.engine.plan import RunOrigin, find_identity
-from backlogctl.replay.kinds.offload.backlog import (
-    OffloadRange,
-    Seen,
-    describe_place_problem,
-    find_cut_groups,
-    inspect_stream,
-    look_at_place,
-    name_place,
-    refuse_cutting,
+from backlogctl.replay.engine.plan import RunOrigin
+from backlogctl.replay.kinds.offload.describe import (
+    describe_freed,
+    describe_given_back,
+    describe_moved,
+    describe_stopped,
 )
 from backlogctl.replay.kinds.offload.plan import (
     ALLOW_DISK,
     ALLOW_LOSE,
+    ALLOW_OTHERS,
     ALLOW_UNKNOWN,
     NAME,
     CutGroup,
@@ -54,73 +55,303 @@ from backlogctl.replay.kinds.offload.plan import (
     PlannedPartition,
     PlannedPlace,
 )
-from backlogctl.replay.observe.rights import require_rights, select_rights
-from backlogctl.values import Recovery
+from backlogctl.replay.observe.rights import select_rights
+from backlogctl.replay.observe.snapshot import (
+    Draft,
+    StreamSnapshot,
+    begin_plan,
+    finish_plan,
+    take_snapshot,
+)
+from backlogctl.replay.observe.stream import list_other_topics
+from backlogctl.values import PartitionSample, Recovery, Sample
 from backlogctl_delivery.visible import quote_word
 
-# What an offload will do to Kafka and to consumers, in sentences that an approver reads.
+_ARCHIVES = "archives"
+# Each of a broker's log directories has this file.
+_BROKERS_FILE = "meta.properties"
+_SAME_DISK = 1 << 20
 
 
-def describe_stopped(stream: Stream, launching: str, members: Sequence[str]) -> list[str]:
-    """Who stops reading, and how."""
-    told = [f"the consumers of group {stream.group}: {launching}"]
-    if members:
-        told.append(f"{format_plural(len(members), 'member')} of it now")
-    else:
-        told.append("the group has no members now")
-    return told
+def name_place(config: Config, recovery_id: str) -> str:
+    """The archive's folder or URL, each recovery's own."""
+    base = config.staging.archive or str(config.staging.dir / _ARCHIVES)
+    return f"{base.rstrip('/')}/{recovery_id}"
 
 
-def describe_moved(
-    stream: Stream, unread: int, size: int | None, place: PlannedPlace | None
-) -> list[str]:
-    """Where the messages go, and how the group's offsets are set."""
-    many = f"at most {format_plural(unread, 'message')}"
-    if size is not None:
-        many += f", about {format_bytes(size)}"
-    where = f"into the archive {place.location}" if place else "nowhere: they are not archived"
-    return [
-        f"{many}, and what is written until the consumers are stopped: {where}",
-        f"the committed offsets of group {stream.group}, to the last stable offsets of that time",
-    ]
+def find_path(location: str) -> Path | None:
+    """The folder of a location on this machine's file systems; None in an object store."""
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        return None
+    return Path(parts.path if parts.scheme else location).absolute()
 
 
-def describe_freed(
-    stream: Stream, freeing: PlannedFreeing, cut: Sequence[CutGroup], *, archived: bool
-) -> list[str]:
-    """What is deleted from the brokers, and who loses by it."""
-    after = "once it is archived and read back" if archived else "for good"
-    told = [
-        f"all of topic {stream.topic} up to these offsets is deleted, {after}",
-        freeing.told,
-    ]
-    told += [
-        f"group {item.group} loses at most {format_plural(item.messages, 'message')}"
-        for item in cut
-    ]
-    return told
-
-
-def describe_given_back(
-    stream: Stream, place: PlannedPlace | None, *, has_source: bool
-) -> list[str]:
-    """What comes back, and how."""
-    assert stream.consumers is not None
-    replicas = format_plural(stream.consumers.replicas, "consumer")
-    told = [f"{replicas} of group {stream.group}, which go on with what is written from then on"]
-    if place is not None:
-        told.append(
-            "what was archived waits as a gap: the nightly backfill, or `backlogctl plan redrive "
-            f"{stream.name} --from archive:...`, puts it back as it was"
+def look_at_place(location: str, unread_bytes: int | None, log_dirs: LogDirs) -> PlannedPlace:
+    """What is known of it now; changes nothing."""
+    needed = None if unread_bytes is None else round(unread_bytes * SAFETY)
+    path = find_path(location)
+    if path is None:
+        return PlannedPlace(
+            location=location,
+            needed=needed,
+            free=None,
+            enough=True,
+            on_broker=False,
+            told="an object store: its room is not measured",
         )
-    elif has_source:
-        told.append(
-            "what was discarded is a gap: the nightly backfill, or `backlogctl plan rebuild "
-            f"{stream.name}`, rebuilds it from the tables"
-        )
+    there = _find_existing(path)
+    free = shutil.disk_usage(there).free
+    broker, unseen = _find_broker(there, log_dirs)
+    told = f"{format_bytes(free)} are free, "
+    if needed is None:
+        told += f"and what is needed is not known: {log_dirs.reason or 'sizes are not told'}"
     else:
-        told.append("what was discarded never comes back: the stream has no source")
-    return told
+        told += f"and at most about {format_bytes(needed)} are needed"
+    if broker is not None:
+        told += f"; it is on the disk of broker {broker}: it would fill what it is to free"
+    elif unseen:
+        told += f"; whether it is on a broker's own disk is not known: {unseen}"
+    return PlannedPlace(
+        location=location,
+        needed=needed,
+        free=free,
+        enough=None if needed is None else needed <= free,
+        on_broker=True if broker is not None else (None if unseen else False),
+        told=told,
+    )
+
+
+def _find_existing(path: Path) -> Path:
+    """The folder itself, or the nearest one above that is there."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _is_another(directory: str, broker: BrokerLogDirs) -> bool:
+    """Whether the folder that we see is on another disk than the one that the broker sees there: it
+    runs in a container, or mounts its own."""
+    if broker.total_bytes is None or len(broker.directories) > 1:
+        return False
+    return abs(shutil.disk_usage(directory).total - broker.total_bytes) > _SAME_DISK
+
+
+def _find_broker(there: Path, log_dirs: LogDirs) -> tuple[int | None, str]:
+    """The broker whose disk it is; else why that is not known, "" where it is none's."""
+    if log_dirs.brokers is None:
+        return None, log_dirs.reason
+    seen = False
+    for broker in log_dirs.brokers:
+        for directory in broker.directories:
+            try:
+                if not (Path(directory) / _BROKERS_FILE).is_file():
+                    continue
+                if _is_another(directory, broker):
+                    continue
+                seen = True
+                if Path(directory).stat().st_dev == there.stat().st_dev:
+                    return broker.broker, ""
+            except OSError:
+                continue
+    return None, "" if seen else "the brokers' folders are not on this machine"
+
+
+# Which other groups a deletion would cut: DeleteRecords deletes for every group.
+
+
+def find_cut_groups(
+    readers: TopicReaders, group: str, lows: Mapping[int, int], fence: Mapping[int, int]
+) -> tuple[CutGroup, ...]:
+    """The other groups that have not read all below the fence, and what each would lose.
+
+    Where a group has no commit it may read from the log's start: `auto.offset.reset` is its own.
+    Of a share group at most what it has not acknowledged: its start may lag behind that.
+    """
+    found = []
+    for name, commits in readers.known.items():
+        stands = {n: max(commits.get(n, 0), lows.get(n, 0)) for n in fence}
+        below = {n: fence[n] - at for n, at in stands.items() if at < fence[n]}
+        most = readers.unacknowledged.get(name, {})
+        lost = {n: left for n, many in below.items() if (left := min(many, most.get(n, many)))}
+        if name != group and lost:
+            found.append(CutGroup(group=name, messages=sum(lost.values()), partitions=lost))
+    return tuple(found)
+
+
+def warn_about_shares(readers: TopicReaders) -> list[str]:
+    """Where share groups cannot be asked for, what they lose is not known, and not nothing."""
+    if not readers.shares_unknown:
+        return []
+    return [f"whether share groups lose unread messages is unknown: {readers.shares_unknown}"]
+
+
+def refuse_cutting(
+    cut: Sequence[CutGroup], allowed: frozenset[str], unknown: str, *, topic: str, hint: str
+) -> None:
+    """Each group that would lose something is allowed by its own name.
+
+    Args:
+        unknown: why there may be more groups; "" where those are all, or that is allowed.
+
+    Raises:
+        Refused: names the groups, and what they lose.
+    """
+    missing = [item for item in cut if item.group not in allowed]
+    if missing:
+        told = ", ".join(
+            f"{item.group} (at most {format_plural(item.messages, 'message')})" for item in missing
+        )
+        words = " ".join(f"--allow {quote_word(f'{ALLOW_OTHERS}:{m.group}')}" for m in missing)
+        raise Refused(
+            f"other groups have not read what would be deleted: {told}",
+            subject=f"topic {topic}",
+            hint=f"let them read on first; {hint.format(words=words)}",
+        )
+    if unknown:
+        words = f"--allow {ALLOW_UNKNOWN}"
+        raise Refused(
+            f"whether other groups have read what would be deleted is unknown: the tool {unknown}",
+            subject=f"topic {topic}",
+            hint=f"grant that; {hint.format(words=words)}",
+        )
+
+
+# What an offload's plan is computed from: what is unread, the brokers' disks, who else reads.
+
+# Between two readings of the disks: enough to see one fill that is filling fast.
+READINGS_APART = 3.0
+_DISK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadRange:
+    """Offsets `[start, end)` of a partition that the group has not read; `end` is the LSO."""
+
+    sample: PartitionSample
+    committed: int
+    start: int
+    end: int
+    bytes: int | None
+
+    @property
+    def count(self) -> int:
+        return max(0, self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadBacklog:
+    """What is unread, the brokers' disks, and who reads, as they are now."""
+
+    snapshot: StreamSnapshot
+    group: GroupState
+    other_topics: tuple[str, ...]  # that the group reads too
+    partitions: tuple[OffloadRange, ...]
+    log_dirs: LogDirs
+    forecast: Forecast
+
+    @property
+    def unread(self) -> int:
+        """Unread offsets, all partitions together."""
+        return sum(part.count for part in self.partitions)
+
+    @property
+    def bytes(self) -> int | None:
+        """Those of one replica of what is unread; None where that of a partition is unknown."""
+        known = [part.bytes for part in self.partitions]
+        return None if None in known else sum(size for size in known if size is not None)
+
+    @property
+    def fence(self) -> Mapping[int, int]:
+        return {part.sample.partition: part.end for part in self.partitions}
+
+
+def inspect_backlog(draft: Draft, snapshot: StreamSnapshot) -> OffloadBacklog:
+    """What is unread, and the brokers' disks; keeps readings of these.
+
+    Raises:
+        Refused: the topic cannot be cut, the group's commits do not fit, or nothing is unread.
+    """
+    stream, sample, limit = draft.stream, snapshot.sample, Deadline(60.0)
+    refuse_undeletable(snapshot.topic)
+    refuse_missing_group(stream, sample, snapshot.gaps)
+    refuse_beyond_end(sample)
+    _refuse_uncommitted(sample)
+    group = describe_group_state(draft.properties, stream.group, limit)
+    others = list_other_topics(draft.properties, stream, limit)
+    draft.say("reading the brokers' disks")
+    log_dirs, forecast = look_at_disks(draft.workspace, stream)
+    partitions = tuple(_place(part, log_dirs) for part in sample.partitions)
+    if not any(part.count for part in partitions):
+        raise Refused(
+            "nothing is unread, so there is nothing to offload",
+            subject=f"stream {stream.name}",
+            hint=f"see `backlogctl status {stream.name}`",
+        )
+    return OffloadBacklog(snapshot, group, others, partitions, log_dirs, forecast)
+
+
+def look_at_disks(
+    workspace: Workspace, stream: Stream, *, apart: float | None = None
+) -> tuple[LogDirs, Forecast]:
+    """The disks now, and when they are full; two readings, and those of the last minutes.
+
+    Args:
+        apart: seconds between the two; 0 for only one.
+    """
+    wait = READINGS_APART if apart is None else apart
+    log_dirs = read_disks(workspace, stream)
+    if log_dirs.brokers is None:
+        return log_dirs, Forecast(None, None, log_dirs.reason, is_known=False)
+    if wait:
+        time.sleep(wait)
+        log_dirs = read_disks(workspace, stream)
+    now = utc_now()
+    history = workspace.ledger.disks.history(stream.cluster, now - WINDOW)
+    return log_dirs, forecast_full(history, now)
+
+
+def read_disks(workspace: Workspace, stream: Stream) -> LogDirs:
+    """The disks now; what was read is kept."""
+    found = read_log_dirs(workspace.properties(stream), stream.topic, Deadline(_DISK_SECONDS))
+    workspace.ledger.disks.add(make_readings(stream.cluster, found, stream.topic))
+    return found
+
+
+def refuse_undeletable(topic: TopicInfo) -> None:
+    """Refuses a topic whose records are never deleted: brokers answer PolicyViolation."""
+    policy = topic.config.get("cleanup.policy", "delete")
+    if "delete" not in policy:
+        raise Refused(
+            f"its records cannot be deleted: its cleanup.policy is {policy}, without `delete`",
+            subject=f"topic {topic.name}",
+            hint="compaction keeps the newest message of each key; an offload is for topics that "
+            "expire",
+        )
+
+
+def _refuse_uncommitted(sample: Sample) -> None:
+    """Refuses partitions without a commit: where the group is in them is unknown (fault 21)."""
+    missing = [part.partition for part in sample.partitions if part.committed is None]
+    if missing:
+        places = ",".join(map(str, missing))
+        raise Refused(
+            "it has no committed offset on partitions "
+            f"{', '.join(map(str, missing))}: what it has not read there is unknown",
+            subject=f"group {sample.group} on topic {sample.topic}",
+            hint="set one while its consumers are stopped, such as `kafka-consumer-groups.sh "
+            f"--bootstrap-server HOST:PORT --group {quote_word(sample.group)} --topic "
+            f"{sample.topic}:{places} --reset-offsets --to-earliest --execute`, and plan again",
+        )
+
+
+def _place(part: PartitionSample, log_dirs: LogDirs) -> OffloadRange:
+    assert part.committed is not None
+    start = max(part.committed, part.low)
+    count = max(0, part.lso - start)
+    share = measure_share(log_dirs, PartitionBacklog(part.partition, count, part.low, part.high))
+    size = None if share is None else round(share)
+    return OffloadRange(part, part.committed, start, part.lso, size)
 
 
 # What of a stream's configuration an offload goes by.
@@ -144,20 +375,13 @@ def plan_offload(
         Refused: nothing is unread, a guard says no, or another recovery is in the way.
     """
     require_consumers(stream)
-    check_denied(workspace, stream)
-    refuse_active(workspace, stream)
-    refuse_group_type(workspace, stream)
-    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    told = require_rights(workspace, stream, select_rights("see offload", stream))
-    refuse_losing(stream, discard=options.discard, allowed=options.allow)
-    plan = compute_plan(
-        workspace, stream, options, inspect_stream(workspace, stream, say), recovery_id, told
+    draft = begin_plan(
+        workspace, stream, lambda _: select_rights("see offload", stream), origin=origin, say=say
     )
-    plan = plan.model_copy(update={"origin": origin})
+    refuse_losing(stream, discard=options.discard, allowed=options.allow)
+    plan = compute_offload(draft, inspect_backlog(draft, take_snapshot(draft)), options)
     refuse_unfit(plan)
-    recovery = store_plan(workspace, recovery_id, plan)
-    clear_staging(workspace)
-    return approve_automatically(workspace, recovery)
+    return finish_plan(workspace, store_plan(workspace, draft.recovery_id, plan))
 
 
 def refuse_losing(stream: Stream, *, discard: bool, allowed: Collection[str]) -> None:
@@ -184,11 +408,7 @@ def refuse_unfit(plan: OffloadPlan) -> None:
     said = ["--discard"] if plan.options.discard else []
     said += [f"--allow {quote_word(word)}" for word in plan.allowed]
     again = " ".join((f"or `backlogctl plan offload {plan.stream}", *said))
-    if (
-        plan.place
-        and (why := describe_place_problem(plan.place))
-        and ALLOW_DISK not in plan.allowed
-    ):
+    if plan.place and (why := plan.place.problem) and ALLOW_DISK not in plan.allowed:
         raise Refused(
             f"the archive should not go there: {why}",
             subject=f"archive {plan.place.location}",
@@ -204,87 +424,63 @@ def refuse_unfit(plan: OffloadPlan) -> None:
     )
 
 
-def fingerprint_offload(config: Config, stream: Stream) -> dict[str, Any]:
-    """What of a stream's configuration an offload goes by; names of variables, no values."""
-    return fingerprint_with_consumers(config, stream, FINGERPRINT)
-
-
-def fingerprint_for(planned: Mapping[str, Any], config: Config, stream: Stream) -> dict[str, Any]:
-    """The same now, to hold against a plan's."""
-    return keep_waits(planned, fingerprint_offload(config, stream))
-
-
-def compute_plan(
-    workspace: Workspace,
-    stream: Stream,
-    options: OffloadOptions,
-    seen: Seen,
-    recovery_id: str,
-    told: list[str],
-) -> OffloadPlan:
+def compute_offload(draft: Draft, backlog: OffloadBacklog, options: OffloadOptions) -> OffloadPlan:
     """The plan, from what was seen."""
+    workspace, stream, config = draft.workspace, draft.stream, draft.workspace.config
     assert stream.consumers is not None
-    config = workspace.config
     place = None
     if not options.discard:
-        place = look_at_place(name_place(config, recovery_id), seen.bytes, seen.log_dirs)
-    freeing = estimate_freeing(seen)
-    cut = find_cut_groups(seen.readers, stream.group, seen.lows, seen.ends)
-    members = tuple(str(member) for member in seen.group.members)
-    launcher = make_launcher(stream.consumers, workspace.properties(stream), lambda _: None)
-    original = fleet_of(workspace, stream, Role.ORIGINAL)
-    launching = config.mask_secrets(launcher.describe(original))
+        location = name_place(config, draft.recovery_id)
+        place = look_at_place(location, backlog.bytes, backlog.log_dirs)
+    freeing = estimate_freeing(backlog)
+    snapshot = backlog.snapshot
+    cut = find_cut_groups(snapshot.readers, stream.group, snapshot.lows, backlog.fence)
+    members = tuple(str(member) for member in backlog.group.members)
+    launcher = make_launcher(stream.consumers, draft.properties, lambda _: None)
+    launching = config.mask_secrets(launcher.describe(fleet_of(workspace, stream, Role.ORIGINAL)))
     has_source = stream.source is not None
-    warnings = [*told, *seen.warnings, *_list_warnings(workspace, stream, seen, place)]
+    warnings = (
+        *snapshot.warnings,
+        *warn_about_shares(snapshot.readers),
+        *_list_warnings(workspace, stream, backlog, place),
+    )
+    configuration = fingerprint_with_consumers(config, stream, FINGERPRINT)
     return OffloadPlan(
-        stream=stream.name,
-        cluster=stream.cluster,
-        topic=stream.topic,
-        topic_id=seen.topic.topic_id,
-        partition_count=seen.topic.partitions,
-        group=stream.group,
-        partitions=tuple(_freeze(part) for part in seen.partitions),
-        unread=seen.unread,
-        bytes=seen.bytes,
+        **draft.fill(snapshot, options, configuration, warnings),
+        partitions=tuple(_freeze(part) for part in backlog.partitions),
+        unread=backlog.unread,
+        bytes=backlog.bytes,
         has_source=has_source,
         place=place,
-        disks=_freeze_disks(seen),
+        disks=_freeze_disks(backlog),
         freeing=freeing,
         cut_groups=cut,
         replicas=stream.consumers.replicas,
         members=members,
         stopped=tuple(describe_stopped(stream, launching, members)),
-        moved=tuple(describe_moved(stream, seen.unread, seen.bytes, place)),
+        moved=tuple(describe_moved(stream, backlog.unread, backlog.bytes, place)),
         freed=tuple(describe_freed(stream, freeing, cut, archived=place is not None)),
         given_back=tuple(describe_given_back(stream, place, has_source=has_source)),
-        other_groups=seen.readers.list_others(stream.group),
-        others_unknown=seen.readers.say_unknown(stream.group),
-        other_topics=seen.other_topics,
+        other_topics=backlog.other_topics,
         launch=freeze_consumers(config, stream),
-        approval=stream.approval,
-        configuration=fingerprint_offload(config, stream),
-        options=options,
-        warnings=tuple(dict.fromkeys(warnings)),
-        planned_by=find_identity(),
-        planned_at=utc_now(),
     )
 
 
-def estimate_freeing(seen: Seen) -> PlannedFreeing:
+def estimate_freeing(backlog: OffloadBacklog) -> PlannedFreeing:
     """What the brokers get back: whole segments below the last stable offsets."""
-    replication = seen.topic.replication
-    segment = int(seen.topic.config.get(_SEGMENT, 0)) or None
+    replication = backlog.snapshot.topic.replication
+    segment = int(backlog.snapshot.topic.config.get(_SEGMENT, 0)) or None
     most = kept = 0.0
-    for part in seen.partitions:
+    for part in backlog.partitions:
         cut = PartitionBacklog(
             part.sample.partition,
             part.end - part.sample.low,
             part.sample.low,
             part.sample.high,
         )
-        share = measure_share(seen.log_dirs, cut)
+        share = measure_share(backlog.log_dirs, cut)
         if share is None:
-            why = seen.log_dirs.reason or "no broker reports the topic's size"
+            why = backlog.log_dirs.reason or "no broker reports the topic's size"
             return PlannedFreeing(
                 most=None, kept=None, told=f"how much that frees is unknown: {why}"
             )
@@ -313,12 +509,12 @@ def _freeze(part: OffloadRange) -> PlannedPartition:
     )
 
 
-def _freeze_disks(seen: Seen) -> PlannedDisks:
-    forecast = seen.forecast
+def _freeze_disks(backlog: OffloadBacklog) -> PlannedDisks:
+    forecast = backlog.forecast
     return PlannedDisks(
         brokers=tuple(
             PlannedBroker(broker=b.broker, usable=b.usable_bytes, total=b.total_bytes)
-            for b in seen.log_dirs.brokers or ()
+            for b in backlog.log_dirs.brokers or ()
         ),
         seconds_to_full=None if forecast.seconds is None else round(forecast.seconds, 1),
         told=format_forecast(forecast),
@@ -336,35 +532,33 @@ def format_forecast(forecast: Forecast) -> str:
 
 
 def _list_warnings(
-    workspace: Workspace, stream: Stream, seen: Seen, place: PlannedPlace | None
+    workspace: Workspace, stream: Stream, backlog: OffloadBacklog, place: PlannedPlace | None
 ) -> list[str]:
     warnings = warn_about_approval(workspace, stream, NAME)
-    if seen.lost:
+    if lost := backlog.snapshot.status["lost"]:
         warnings.append(
-            f"at most {format_plural(seen.lost, 'message')} of this group expired unread before: "
+            f"at most {format_plural(lost, 'message')} of this group expired unread before: "
             f"`backlogctl plan rebuild {stream.name}` puts them back"
         )
-    if seen.other_topics:
-        shown = ", ".join(seen.other_topics[:_SHOWN])
-        more = ", ..." if len(seen.other_topics) > _SHOWN else ""
+    if backlog.other_topics:
+        shown = ", ".join(backlog.other_topics[:_SHOWN])
+        more = ", ..." if len(backlog.other_topics) > _SHOWN else ""
         warnings.append(
             f"the group reads other topics too ({shown}{more}): nobody reads them until its "
             "consumers are back"
         )
-    held = [p.sample.partition for p in seen.partitions if p.sample.lso < p.sample.high]
+    held = [p.sample.partition for p in backlog.partitions if p.sample.lso < p.sample.high]
     if held:
         warnings.append(
             f"open transactions hide the end of partitions {', '.join(map(str, held))}: what is "
             "behind their first message is neither archived nor deleted"
         )
-    if "compact" in seen.topic.config.get("cleanup.policy", ""):
+    if "compact" in backlog.snapshot.topic.config.get("cleanup.policy", ""):
         warnings.append("the topic is compacted: holes between its offsets are no losses")
-    if place is not None and (why := describe_place_problem(place)):
+    if place is not None and (why := place.problem):
         warnings.append(f"the archive's place: {why}")
     if place is None:
         warnings.append("nothing is archived: it is deleted for good")
-    if seen.readers.say_unknown(stream.group):
-        warnings.append(
-            f"other groups are unknown: the tool {seen.readers.say_unknown(stream.group)}"
-        )
+    if unknown := backlog.snapshot.readers.say_unknown(stream.group):
+        warnings.append(f"other groups are unknown: the tool {unknown}")
     return warnings

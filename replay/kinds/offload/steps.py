@@ -17,23 +17,13 @@ from backlogctl.kafka.admin import (
 )
 from backlogctl.kafka.groups import read_standing
 from backlogctl.replay.consumers.fleet import CONSUMERS_MISSING, await_movement, find_begin
-from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.archives import name_owner
 from backlogctl.replay.engine.brakes import HELD, PausedBecause, check_requests
-from backlogctl.replay.engine.guards import check_configuration, check_denied
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.offload.backlog import (
-    find_cut_groups,
-    look_at_place,
-    read_disks,
-    refuse_cutting,
-    refuse_undeletable,
-)
 from backlogctl.replay.kinds.offload.context import (
     ASK_SECONDS,
     BYTES_BEFORE,
     FENCED,
-    FORWARD,
     OffloadContext,
 )
 from backlogctl.replay.kinds.offload.gaps import (
@@ -43,9 +33,17 @@ from backlogctl.replay.kinds.offload.gaps import (
     refuse_skipped,
     stage_discarded,
 )
-from backlogctl.replay.kinds.offload.plan import ALLOW_UNKNOWN
-from backlogctl.replay.kinds.offload.planning import fingerprint_for, refuse_losing, refuse_unfit
-from backlogctl.replay.observe.rights import require_rights, select_rights
+from backlogctl.replay.kinds.offload.plan import ALLOW_UNKNOWN, FORWARD
+from backlogctl.replay.kinds.offload.planning import (
+    FINGERPRINT,
+    find_cut_groups,
+    look_at_place,
+    read_disks,
+    refuse_cutting,
+    refuse_losing,
+    refuse_undeletable,
+    refuse_unfit,
+)
 from backlogctl.values import OffsetRange, Step
 from backlogctl_delivery.crashpoints import reach
 
@@ -69,18 +67,10 @@ class CheckSource(Step[OffloadContext]):
             PlanStale: something is no longer what the plan was made on.
             Refused: a guard says no.
         """
-        workspace, plan = context.workspace, context.plan
-        check_runnable(workspace, context.recovery)
-        check_denied(workspace, context.stream)
-        check_configuration(
-            plan,
-            fingerprint_for(plan.configuration, workspace.config, context.stream),
-            f"put it back, or `backlogctl cancel {context.recovery.id}` and plan again",
-        )
-        context.check_topic()
+        plan = context.plan
+        context.require_planned(FINGERPRINT)
         limit = Deadline(_SECONDS)
         refuse_undeletable(describe_topic(context.admin, plan.topic, limit))
-        require_rights(workspace, context.stream, select_rights("see offload", context.stream))
         if not context.goes_forward:
             refuse_losing(context.stream, discard=plan.place is None, allowed=plan.allowed)
         if not context.was_started("stop_consumers"):

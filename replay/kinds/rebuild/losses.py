@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -12,7 +12,6 @@ from backlogctl.clock import read_time
 from backlogctl.config import Stream
 from backlogctl.errors import Refused, UsageError
 from backlogctl.formats import format_plural
-from backlogctl.kafka.admin import TopicInfo
 from backlogctl.ledger.chunks import ChunkRecord
 from backlogctl.monitoring.offsets.history import Timeline
 from backlogctl.replay.engine.kind import Workspace
@@ -313,23 +312,23 @@ def _say_why_unsent(gap: Gap, stream: Stream) -> str:
 
 
 def choose_gaps(
-    workspace: Workspace,
-    stream: Stream,
-    topic: TopicInfo,
-    wanted: Sequence[str],
-    wants: Callable[[Gap], bool] = take_every,
+    ledger: Ledger, stream: Stream, topic_id: str, gaps: Iterable[Gap], wanted: Sequence[str]
 ) -> tuple[tuple[Gap, ...], list[str]]:
     """The gaps to repair, and what is to be said about the others.
 
     Open ones, and those of an older plan that nobody approved: the new plan takes its place.
 
+    Args:
+        topic_id: that the topic has now.
+        gaps: of the stream, those that may be taken.
+        wanted: only these, by their ids; () is all.
+
     Raises:
         UsageError: a gap that was named cannot be repaired.
         Refused: there is nothing to repair.
     """
-    ledger = workspace.ledger
     free = {gap.id for gap in list_free(ledger, stream)}
-    known = {gap.id: gap for gap in ledger.gaps.list(stream=stream.name) if wants(gap)}
+    known = {gap.id: gap for gap in gaps}
     for gap_id in wanted:
         if gap_id not in known:
             raise UsageError(
@@ -342,7 +341,7 @@ def choose_gaps(
     for gap in known.values():
         why = f"it is {gap.state}"
         if is_free := gap.id in free:
-            why = explain_unrebuildable(ledger, gap, stream, topic.topic_id)
+            why = explain_unrebuildable(ledger, gap, stream, topic_id)
         if not why and (not wanted or gap.id in wanted):
             chosen.append(gap)
         elif gap.id in wanted:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from backlogctl.clock import Deadline, format_time, utc_now
+from backlogctl.clock import Deadline, format_time
 from backlogctl.config import Stream
 from backlogctl.errors import UsageError
-from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, list_topic_readers
-from backlogctl.kafka.readers import TopicReaders
-from backlogctl.ledger import ArchiveRecord
-from backlogctl.replay.engine.approval import approve_automatically
-from backlogctl.replay.engine.archives import clear_staging
-from backlogctl.replay.engine.guards import (
-    check_denied,
-    refuse_active,
-    refuse_group_type,
-    refuse_missing_group,
-)
+from backlogctl.kafka.admin import TopicInfo, list_offsets
+from backlogctl.replay.engine.guards import refuse_missing_group
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
-from backlogctl.replay.engine.plan import PlannedWindow, RunOrigin, find_identity
+from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.injection import ledger as injection
 from backlogctl.replay.injection.archived import list_archived, list_archives, suggest_redrive
-from backlogctl.replay.injection.kind import warn_about_readers
-from backlogctl.replay.injection.plan import PlannedTarget, To, list_sending
-from backlogctl.replay.injection.storing import stage_and_store
-from backlogctl.replay.injection.target import choose_target, clear_rehearsals, name_superseded
+from backlogctl.replay.injection.plan import To
+from backlogctl.replay.injection.storing import (
+    begin_injection,
+    fill_injection,
+    stage_and_store,
+    start_spark,
+)
+from backlogctl.replay.injection.target import Target
 from backlogctl.replay.kinds.rebuild.losses import (
     choose_gaps,
     date_edges,
@@ -38,81 +33,26 @@ from backlogctl.replay.kinds.rebuild.losses import (
     tighten_times,
 )
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap, RebuildOptions, RebuildPlan
-from backlogctl.replay.observe.rights import require_rights
-from backlogctl.replay.observe.stream import read_history, sample_stream
-from backlogctl.values import Cause, Gap, Recovery, Sample
+from backlogctl.replay.observe.snapshot import Draft, StreamSnapshot
+from backlogctl.values import Cause, Gap, Recovery
 
 if TYPE_CHECKING:
-    from backlogctl.spark_backfill.request import ArchiveSource, Growth, PriorChunk
+    from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+    from backlogctl.spark_backfill.request import Growth, PriorChunk, RebuildRequest
 
 # What of a stream's section decides which messages are made, and where they go.
 FINGERPRINT = ("name", "cluster", "topic", "group", "isolation", "partitioner", "source")
-_SECONDS = 60.0
 _MAX_BYTES = "max.message.bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A target as it is now: its high watermarks, what it takes, and who reads it."""
-
-    planned: PlannedTarget
-    ends: Mapping[int, int]
-    config: Mapping[str, str]
-    readers: TopicReaders = field(default_factory=lambda: TopicReaders({}))
-
-    def limit(self, topic: TopicInfo) -> dict[str, str]:
-        """The topic's settings, with the size of messages that both take."""
-        known = [it[_MAX_BYTES] for it in (topic.config, self.config) if _MAX_BYTES in it]
-        return {**topic.config, **({_MAX_BYTES: min(known, key=int)} if known else {})}
-
-
-def find_target(
-    workspace: Workspace, stream: Stream, said: str | None, recovery_id: str
-) -> Target | None:
-    """What `--to` means; None for the stream's own topic.
-
-    Raises:
-        UsageError: there is no topic of that name.
-        Refused: a guard says no.
-    """
-    if said in (None, str(To.TOPIC), stream.topic):
-        return None
-    properties, limit = workspace.properties(stream), Deadline(_SECONDS)
-    source = describe_topic(properties, stream.topic, limit)
-    planned = choose_target(workspace, stream, said, recovery_id, source)
-    if planned is None:
-        return None
-    numbers = range(planned.partitions)
-    if planned.to is To.REHEARSAL:
-        return Target(planned, dict.fromkeys(numbers, 0), {})
-    found = describe_topic(properties, planned.topic, limit)
-    ends = list_offsets(properties, planned.topic, numbers, "latest", deadline=limit)
-    readers = list_topic_readers(properties, planned.topic, limit)
-    return Target(planned, ends, found.config, readers)
-
-
-@dataclass(slots=True)
 class Losses:
-    """What a plan starts from: the topic, its offsets and the gaps as they are now."""
+    """What a plan starts from: the stream, the gaps that it takes, and where they are put back."""
 
-    topic: TopicInfo
+    snapshot: StreamSnapshot
+    target: Target
     gaps: tuple[Gap, ...]
-    starts: Mapping[int, int]
-    ends: Mapping[int, int]
-    readers: TopicReaders
-    history: tuple[Sample, ...]
-    warnings: list[str] = field(default_factory=list)
-    archives: tuple[ArchiveRecord, ...] = ()
-
-    def list_sources(self) -> tuple[ArchiveSource, ...]:
-        """The archives that are there still."""
-        from backlogctl.spark_backfill.request import ArchiveSource
-
-        return tuple(
-            ArchiveSource(record.recovery_id, record.location, record.manifest_sha256)
-            for record in self.archives
-            if record.purged_at is None
-        )
+    warnings: tuple[str, ...] = ()
 
 
 def plan_rebuild(
@@ -136,35 +76,11 @@ def plan_rebuild(
     """
     if stream.source is None:
         raise _refuse_source(workspace, stream)
-    check_denied(workspace, stream)
-    refuse_active(workspace, stream)
-    refuse_group_type(workspace, stream)
-    clear_rehearsals(workspace, stream.name)
-    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    target = find_target(workspace, stream, options.to, recovery_id)
-    planned = None if target is None else target.planned
-    rights = list_sending(workspace.config, stream, recovery_id, None, planned)
-    told = require_rights(workspace, stream, rights)
-    say("looking at the topic")
-    losses = observe_losses(workspace, stream, options, wants)
-    losses.warnings += told
-    if target is None:
-        others, unknown = (
-            losses.readers.list_others(stream.group),
-            losses.readers.say_unknown(stream.group),
-        )
-        losses.warnings += warn_about_readers(others, unknown, stream.deliver)
-    else:
-        losses.warnings += name_superseded(workspace, stream.name)
-    recovery = stage_and_store(
-        workspace,
-        recovery_id,
-        lambda: _compute_plan(workspace, stream, options, losses, recovery_id, target, origin, say),
-        # What is sent elsewhere repairs nothing.
-        losses.gaps if target is None else (),
+    draft, snapshot, target = begin_injection(workspace, stream, options.to, origin=origin, say=say)
+    losses = choose_losses(draft, snapshot, target, options, wants)
+    return stage_and_store(
+        draft, target, lambda: compute_rebuild(draft, losses, options), losses.gaps
     )
-    clear_staging(workspace)
-    return approve_automatically(workspace, recovery)
 
 
 def _refuse_source(workspace: Workspace, stream: Stream) -> UsageError:
@@ -173,144 +89,126 @@ def _refuse_source(workspace: Workspace, stream: Stream) -> UsageError:
     if archived:
         hint = f"`{suggest_redrive(workspace.ledger, archived[0].gap)}` puts back what is archived"
     return UsageError(
-        f"stream {stream.name} has no source table to rebuild from",
-        subject=f"stream {stream.name}",
-        hint=hint,
+        "has no source table to rebuild from", subject=f"stream {stream.name}", hint=hint
     )
 
 
-def fingerprint_stream(stream: Stream) -> dict[str, Any]:
-    """What of a stream's configuration decides which messages are made, and where they go."""
-    return stream.model_dump(mode="json", include=set(FINGERPRINT))
-
-
-def observe_losses(
-    workspace: Workspace,
-    stream: Stream,
+def choose_losses(
+    draft: Draft,
+    snapshot: StreamSnapshot,
+    target: Target,
     options: RebuildOptions,
     wants: Callable[[Gap], bool] = take_every,
 ) -> Losses:
-    """Looks at the stream now, and chooses the gaps; their ends are frozen here."""
-    limit = Deadline(60.0)
-    properties = workspace.properties(stream)
-    seen, status = sample_stream(workspace, stream, limit)
-    refuse_missing_group(workspace, stream, seen.sample)
-    topic = describe_topic(properties, stream.topic, limit)
-    gaps, warnings = choose_gaps(workspace, stream, topic, options.gaps, wants)
-    gaps, told = leave_out_put_back(workspace, stream, gaps, seen.sample.partitions)
-    warnings = [*status["warnings"], *warnings, *told]
-    readers = list_topic_readers(properties, stream.topic, limit)
-    ends = list_offsets(properties, stream.topic, range(topic.partitions), "latest", deadline=limit)
-    history = read_history(workspace, stream)
-    gaps = tighten_times(gaps, history)
-    archives = list_archives(workspace.ledger, topic.topic_id)
-    starts = {part.partition: part.low for part in seen.sample.partitions}
-    return Losses(topic, gaps, starts, ends, readers, history, warnings, archives)
+    """Chooses the gaps; their ends are frozen here.
+
+    Raises:
+        UsageError: a gap that was named cannot be repaired.
+        Refused: there is nothing to repair.
+    """
+    refuse_missing_group(draft.stream, snapshot.sample, snapshot.gaps)
+    known = [gap for gap in snapshot.gaps if wants(gap)]
+    ledger, topic_id = draft.workspace.ledger, snapshot.topic.topic_id
+    gaps, left = choose_gaps(ledger, draft.stream, topic_id, known, options.gaps)
+    gaps, told = leave_out_put_back(draft.workspace, draft.stream, gaps, snapshot.sample.partitions)
+    gaps = tighten_times(gaps, snapshot.history)
+    return Losses(snapshot, target, gaps, (*snapshot.warnings, *left, *told))
 
 
-def _compute_plan(
-    workspace: Workspace,
-    stream: Stream,
-    options: RebuildOptions,
-    losses: Losses,
-    recovery_id: str,
-    target: Target | None,
-    origin: RunOrigin | None,
-    say: Say,
-) -> RebuildPlan:
-    config, properties = workspace.config, workspace.properties(stream)
-    ledger_topic, prior = injection.freeze_ledger(workspace, stream, options.allow)
-    elsewhere: tuple[PriorChunk, ...] = ()
-    if target is not None and target.planned.to is To.OTHER:
-        _, elsewhere = injection.freeze_ledger(
-            workspace, stream, options.allow, target.planned.topic, target.planned.topic_id or ""
-        )
-    sources = losses.list_sources()
-    prior, read_since = locate_prior(workspace, prior, losses.gaps)
-    growth = find_growth(losses.history, losses.topic.topic_id)
+def compute_rebuild(draft: Draft, losses: Losses, options: RebuildOptions) -> RebuildPlan:
+    """Reads the source, makes the messages and stages them."""
+    stream, config, snapshot = draft.stream, draft.workspace.config, losses.snapshot
+    ledger_topic, prior = injection.freeze_ledger(draft.workspace, stream, options.allow)
+    request = _make_request(draft, losses, options, ledger_topic, prior)
     from backlogctl.spark_backfill.sources.reflection import require_tables
 
-    say("looking at the source")
+    draft.say("looking at the source")
     require_tables(config.sources, stream)
-    from backlogctl.spark_backfill.spark.kafka_options import make_java_options
-
-    make_java_options(properties)  # refuses now what Spark could not use
-    say("starting Spark")
+    spark = start_spark(draft, (source.location for source in request.archives))
     from backlogctl.spark_backfill.messages.staging import fit_chunks
-    from backlogctl.spark_backfill.rebuild import stage_rebuild as rebuild
-    from backlogctl.spark_backfill.request import RebuildRequest
-    from backlogctl.spark_backfill.spark.cluster import needs_s3
-    from backlogctl.spark_backfill.spark.session import open_session
+    from backlogctl.spark_backfill.rebuild import stage_rebuild
 
     slots = len({gap.partition for gap in losses.gaps})
-    name = f"backlogctl plan {recovery_id}"
-    s3 = any(needs_s3(source.location) for source in sources)
-    spark = open_session(config.spark, name, staging=config.staging.dir, s3=s3)
-    outcome = rebuild(
+    outcome = stage_rebuild(
         spark,
-        RebuildRequest(
-            recovery_id=recovery_id,
-            stream=stream,
-            sources=config.sources,
-            client_properties=properties,
-            partitions=losses.topic.partitions,
-            topic_config=losses.topic.config if target is None else target.limit(losses.topic),
-            gaps=losses.gaps,
-            archives=sources,
-            target=None if target is None else (target.planned.topic, target.planned.partitions),
-            staging_root=config.staging.dir,
-            since=options.since,
-            until=options.until,
-            allow=frozenset(options.allow),
-            prior=prior,
-            elsewhere=elsewhere,
-            edge_times=date_edges(losses.gaps, losses.history),
-            bookmarks=workspace.ledger.bookmarks.list(
-                stream.name, stream.group, losses.topic.topic_id
-            ),
-            growth=growth,
-            read_since=read_since,
-            origin={
-                "ledger_topic": None if ledger_topic is None else ledger_topic.to_json(),
-                "topic_id": losses.topic.topic_id,
-            },
-        ),
-        progress=say,
+        request,
+        progress=draft.say,
         limits=fit_chunks(stream.limits.messages_per_second, slots),
     )
-    warnings = [*losses.warnings, *outcome.warnings]
-    # Who gets the messages besides: of another topic its readers, all of them.
-    readers, mine = (losses.readers, stream.group) if target is None else (target.readers, "")
-    warnings += map(_describe_growth, growth)
-    warnings += _compare_log_starts(workspace, stream, losses)
+    lows = list_offsets(
+        *(draft.properties, stream.topic, snapshot.lows, "earliest"), deadline=Deadline(30)
+    )
+    warnings = [
+        *losses.warnings,
+        *outcome.warnings,
+        *map(_describe_growth, request.growth),
+        *compare_log_starts(losses.gaps, snapshot.lows, lows),
+    ]
     return RebuildPlan(
-        stream=stream.name,
-        cluster=stream.cluster,
-        topic=stream.topic,
-        topic_id=losses.topic.topic_id,
-        partition_count=losses.topic.partitions,
-        group=stream.group,
+        **fill_injection(
+            *(draft, snapshot, losses.target, options, FINGERPRINT, ledger_topic),
+            warnings,
+        ),
         gaps=tuple(map(PlannedGap.freeze, losses.gaps)),
-        target=None if target is None else target.planned,
         # How long it took is not a part of what is approved.
         outcome=replace(outcome, seconds={}),
         manifest_sha256=outcome.manifest_sha256,
-        ledger_topic=ledger_topic,
-        transactional_prefix=config.kafka_ledger.transactional_prefix,
-        topic_end_offsets=losses.ends if target is None else target.ends,
-        other_groups=readers.list_others(mine),
-        others_unknown=readers.say_unknown(mine),
-        deliver=stream.deliver,
-        configuration=fingerprint_stream(stream),
-        approval=stream.approval,
-        off_peak=PlannedWindow.freeze(stream.off_peak),
-        limits=stream.limits,
-        options=options,
-        warnings=tuple(dict.fromkeys(warnings)),
-        origin=origin,
-        planned_by=find_identity(),
-        planned_at=utc_now(),
     )
+
+
+def _make_request(
+    draft: Draft,
+    losses: Losses,
+    options: RebuildOptions,
+    ledger_topic: LedgerSnapshot | None,
+    prior: Sequence[PriorChunk],
+) -> RebuildRequest:
+    from backlogctl.spark_backfill.request import ArchiveSource, RebuildRequest
+
+    workspace, stream, config = draft.workspace, draft.stream, draft.workspace.config
+    snapshot, target, topic = losses.snapshot, losses.target, losses.snapshot.topic
+    elsewhere: tuple[PriorChunk, ...] = ()
+    if target.planned is not None and target.planned.to is To.OTHER:
+        _, elsewhere = injection.freeze_ledger(
+            workspace, stream, options.allow, target.name, target.topic_id
+        )
+    located, read_since = locate_prior(workspace, prior, losses.gaps)
+    planned = target.planned
+    return RebuildRequest(
+        recovery_id=draft.recovery_id,
+        stream=stream,
+        sources=config.sources,
+        client_properties=draft.properties,
+        partitions=topic.partitions,
+        topic_config=limit_size(topic, target.topic),
+        gaps=losses.gaps,
+        archives=tuple(
+            ArchiveSource(record.recovery_id, record.location, record.manifest_sha256)
+            for record in list_archives(workspace.ledger, topic.topic_id)
+            if record.purged_at is None
+        ),
+        target=None if planned is None else (planned.topic, planned.partitions),
+        staging_root=config.staging.dir,
+        since=options.since,
+        until=options.until,
+        allow=frozenset(options.allow),
+        prior=located,
+        elsewhere=elsewhere,
+        edge_times=date_edges(losses.gaps, snapshot.history),
+        bookmarks=workspace.ledger.bookmarks.list(stream.name, stream.group, topic.topic_id),
+        growth=find_growth(snapshot.history, topic.topic_id),
+        read_since=read_since,
+        origin={
+            "ledger_topic": None if ledger_topic is None else ledger_topic.to_json(),
+            "topic_id": topic.topic_id,
+        },
+    )
+
+
+def limit_size(topic: TopicInfo, target: TopicInfo) -> dict[str, str]:
+    """The topic's settings, with the size of messages that both take."""
+    known = [one.config[_MAX_BYTES] for one in (topic, target) if _MAX_BYTES in one.config]
+    return {**topic.config, **({_MAX_BYTES: min(known, key=int)} if known else {})}
 
 
 def _describe_growth(growth: Growth) -> str:
@@ -321,15 +219,13 @@ def _describe_growth(growth: Growth) -> str:
     )
 
 
-def _compare_log_starts(workspace: Workspace, stream: Stream, losses: Losses) -> list[str]:
+def compare_log_starts(
+    gaps: Iterable[Gap], before: Mapping[int, int], now: Mapping[int, int]
+) -> list[str]:
     """What expired while the plan was made is a new gap; both bounds are reported (fault 23)."""
-    properties = workspace.properties(stream)
-    lows = list_offsets(
-        properties, stream.topic, range(losses.topic.partitions), "earliest", deadline=Deadline(30)
-    )
     return [
-        f"partition {number}: retention moved on while planning, from {losses.starts[number]} to "
-        f"{lows[number]}; what expired unread since is a new gap and needs a plan of its own"
-        for number in sorted({gap.partition for gap in losses.gaps if gap.cause is Cause.EXPIRED})
-        if lows[number] > losses.starts.get(number, lows[number])
+        f"partition {number}: retention moved on while planning, from {before[number]} to "
+        f"{now[number]}; what expired unread since is a new gap and needs a plan of its own"
+        for number in sorted({gap.partition for gap in gaps if gap.cause is Cause.EXPIRED})
+        if now[number] > before.get(number, now[number])
     ]

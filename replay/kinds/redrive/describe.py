@@ -25,42 +25,41 @@ from backlogctl.replay.injection.kind import (
     READ_BACK,
     describe_read_back,
     list_injected,
-    warn_about_readers,
 )
 from backlogctl.replay.injection.plan import To, format_schedule, format_staged
 from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.injection.unprocessed import WORD
 from backlogctl.replay.kinds.redrive.plan import RedrivePlan
-from backlogctl.replay.kinds.redrive.sources import Seen
+from backlogctl.replay.kinds.redrive.sources import Chosen
 from backlogctl.spark_backfill.existing.request import Named, Origin, RedriveOutcome
 from backlogctl.values import Recovery
 
 
 def list_cautions(
-    workspace: Workspace, stream: Stream, seen: Seen, outcome: RedriveOutcome, partitions: int
+    workspace: Workspace, stream: Stream, chosen: Chosen, outcome: RedriveOutcome, partitions: int
 ) -> list[str]:
     """One sentence each.
 
     Args:
         partitions: how many the source had when the messages were written.
     """
-    counts, planned = outcome.counts, seen.source.planned
+    counts, planned = outcome.counts, chosen.source.planned
+    target, topic = chosen.target, chosen.snapshot.topic
     told = list(outcome.warnings)
-    if seen.target is None:
-        told += warn_about_readers(seen.others, seen.others_unknown, stream.deliver)
-        told += _name_waiting(workspace, planned.archive, {gap.id for gap in seen.gaps})
-    if seen.target is None and planned.origin is Origin.LOG:
+    if target.planned is None:
+        told += _name_waiting(workspace, planned.archive, {gap.id for gap in chosen.gaps})
+    if target.planned is None and planned.origin is Origin.LOG:
         told.append(
             "the messages are still in the topic: who has read them gets them again, and so does "
             f"group {stream.group}"
         )
-    if planned.origin is Origin.ARCHIVE and planned.topic_id != seen.topic.topic_id:
+    if planned.origin is Origin.ARCHIVE and planned.topic_id != topic.topic_id:
         told.append(f"topic {planned.topic} was deleted and made again since it was archived")
-    was = seen.topic.partitions if planned.origin is Origin.DEAD_LETTERS else partitions
-    if seen.target_info.partitions != was:
+    was = topic.partitions if planned.origin is Origin.DEAD_LETTERS else partitions
+    if target.topic.partitions != was:
         told.append(
-            f"topic {seen.target_name} has {seen.target_info.partitions} partitions, and the "
-            f"messages are of {was}: they go by their keys"
+            f"topic {target.name} has {target.topic.partitions} partitions, and the messages "
+            f"are of {was}: they go by their keys"
         )
     if counts.unreadable:
         told.append(

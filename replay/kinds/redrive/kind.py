@@ -80,8 +80,7 @@ class RedriveKind(InjectionKind[RedrivePlan, RedriveOptions]):
 
         if plan is None:
             return super().list_rights(config, stream, recovery_id)
-        letters = plan.source.letters
-        return list_sending(config, stream, recovery_id, plan, plan.target, letters)
+        return list_sending(config, stream, recovery_id, plan, plan.sends_to, plan.source.letters)
 
     def tell(self, plan: RedrivePlan, recovery: Recovery) -> Telling:
         """Which messages go where."""

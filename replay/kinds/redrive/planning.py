@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from backlogctl.clock import Deadline, utc_now
+from backlogctl.clock import Deadline
 from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, KafkaFailure, Refused, UsageError
-from backlogctl.kafka.admin import (
-    TopicInfo,
-    describe_topic,
-    list_offsets,
-    list_topic_readers,
-    read_metadata,
-)
-from backlogctl.replay.engine.approval import approve_automatically
-from backlogctl.replay.engine.archives import clear_staging
-from backlogctl.replay.engine.guards import check_denied, refuse_active, refuse_group_type
+from backlogctl.kafka.admin import list_offsets, read_metadata
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
-from backlogctl.replay.engine.plan import PlannedWindow, RunOrigin, find_identity
+from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.injection import ledger as injection
 from backlogctl.replay.injection.ledger import Lost, find_lost_ranges, locate_chunks
-from backlogctl.replay.injection.plan import PlannedTarget, To, list_sending
-from backlogctl.replay.injection.storing import stage_and_store
-from backlogctl.replay.injection.target import choose_target, clear_rehearsals, name_superseded
+from backlogctl.replay.injection.plan import To
+from backlogctl.replay.injection.storing import (
+    begin_injection,
+    fill_injection,
+    stage_and_store,
+    start_spark,
+)
+from backlogctl.replay.injection.target import Target, name_target
 from backlogctl.replay.injection.unprocessed import WORD, list_unprocessed_offsets, take_unprocessed
 from backlogctl.replay.kinds.redrive.archived_gaps import list_closed, list_held, take_archived
 from backlogctl.replay.kinds.redrive.describe import list_cautions
@@ -38,11 +33,12 @@ from backlogctl.replay.kinds.redrive.plan import (
     read_keys,
 )
 from backlogctl.replay.kinds.redrive.sources import (
+    Chosen,
     RedriveSource,
-    Seen,
     choose_ranges,
     find_source,
     is_unfiltered,
+    name_letters,
     open_archive,
     parse_offsets,
     read_span,
@@ -50,8 +46,7 @@ from backlogctl.replay.kinds.redrive.sources import (
     skip_before,
     takes_waiting,
 )
-from backlogctl.replay.observe.rights import require_rights
-from backlogctl.replay.observe.stream import note_stream
+from backlogctl.replay.observe.snapshot import Draft, StreamSnapshot
 from backlogctl.replay.present.messages import HIDDEN
 from backlogctl.spark_backfill.existing.request import ArchiveSource, Named, RedriveRequest
 from backlogctl.values import Gap, OffsetRange, Recovery, hash_value
@@ -83,147 +78,97 @@ def plan_redrive(
         UsageError: no bound is said, or what was said is not there.
         Refused: there is nothing to put back, a guard says no, or another recovery is in the way.
     """
-    check_denied(workspace, stream)
     require_bounds(options)
-    refuse_active(workspace, stream)
-    clear_rehearsals(workspace, stream.name)
-    recovery_id = workspace.ledger.recoveries.next_id(utc_now())
-    say("looking at the topics")
-    seen = _look(workspace, stream, options, recovery_id, wants)
-    recovery = stage_and_store(
-        workspace,
-        recovery_id,
-        lambda: _compute_plan(workspace, stream, options, seen, recovery_id, origin, say),
-        # What is sent elsewhere repairs nothing.
-        seen.gaps if seen.target is None else (),
+    draft, snapshot, target = begin_injection(
+        *(workspace, stream, options.to),
+        origin=origin,
+        say=say,
+        letters=name_letters(options.source),
+        needs_offsets=name_target(stream, options.to, "")[0] is To.TOPIC,
     )
-    clear_staging(workspace)
-    return approve_automatically(workspace, recovery)
+    chosen = choose_messages(draft, snapshot, target, options, wants)
+    return stage_and_store(
+        draft, target, lambda: compute_redrive(draft, chosen, options), chosen.gaps
+    )
 
 
-def _look(
-    workspace: Workspace,
-    stream: Stream,
+def choose_messages(
+    draft: Draft,
+    snapshot: StreamSnapshot,
+    target: Target,
     options: RedriveOptions,
-    recovery_id: str,
     wants: Callable[[Gap], bool],
-) -> Seen:
-    limit, properties = Deadline(_SECONDS), workspace.properties(stream)
-    topic = describe_topic(properties, stream.topic, limit)
-    source = find_source(workspace, stream, options.source, topic)
-    target = choose_target(workspace, stream, options.to, recovery_id, topic)
-    _refuse_target(source, target, topic)
-    letters = source.planned.letters
-    rights = list_sending(workspace.config, stream, recovery_id, None, target, letters)
-    warnings = require_rights(workspace, stream, rights)
-    info = topic
-    if target is not None and target.to is To.OTHER:
-        info = describe_topic(properties, target.topic, limit)
-    made = target is not None and target.to is To.REHEARSAL
-    numbers = range(info.partitions)
-    lows = dict.fromkeys(numbers, 0)
-    ends = dict.fromkeys(numbers, 0)
-    if not made:
-        lows = list_offsets(properties, info.name, numbers, "earliest", deadline=limit)
-        ends = list_offsets(properties, info.name, numbers, "latest", deadline=limit)
-    if target is not None:
-        warnings = [*warnings, *name_superseded(workspace, stream.name)]
-    seen = Seen(topic, source, target, info, lows, ends, warnings=warnings)
-    if target is None:
-        refuse_group_type(workspace, stream)
-    if target is None or options.source == WORD:
-        # What was put back and expired unread since is lost again, once it is on record.
-        note_stream(workspace, stream)
+) -> Chosen:
+    """The source, and the gaps that what is put back closes."""
+    stream, ledger, topic = draft.stream, draft.workspace.ledger, snapshot.topic
+    source = find_source(draft.workspace, stream, options.source, topic)
+    _refuse_target(source, target)
     if options.source == WORD:
-        seen.gaps = take_unprocessed(workspace.ledger, stream, topic.topic_id, wants)
-    elif source.archive is not None and is_unfiltered(options):
-        seen.archived = take_archived(
-            workspace.ledger, stream, options, source.archive, topic, wants
-        )
-        seen.gaps = tuple(each.gap for each in seen.archived)
-    if not made:
-        readers = list_topic_readers(properties, info.name, limit)
-        mine = stream.group if target is None else ""
-        seen.others, seen.others_unknown = readers.list_others(mine), readers.say_unknown(mine)
-    return seen
+        gaps = take_unprocessed(ledger, stream, topic.topic_id, wants)
+        return Chosen(snapshot, source, target, gaps)
+    if source.archive is None or not is_unfiltered(options):
+        return Chosen(snapshot, source, target)
+    archived = take_archived(ledger, stream, options, source.archive, topic, wants)
+    return Chosen(snapshot, source, target, tuple(each.gap for each in archived), archived)
 
 
-def _refuse_target(source: RedriveSource, target: PlannedTarget | None, topic: TopicInfo) -> None:
-    if target is None and "compact" in topic.config.get("cleanup.policy", ""):
+def _refuse_target(source: RedriveSource, target: Target) -> None:
+    if target.planned is None and "compact" in target.topic.config.get("cleanup.policy", ""):
         raise Refused(
             "it is compacted: an old message that is put back would take the place of a newer one",
-            subject=f"topic {topic.name}",
+            subject=f"topic {target.name}",
             hint="`--to rehearsal`, or another topic",
         )
-    if target is not None and target.topic == source.planned.topic:
-        raise UsageError("the messages would go where they are", subject=f"--to {target.topic}")
+    if target.planned is not None and target.name == source.planned.topic:
+        raise UsageError("the messages would go where they are", subject=f"--to {target.name}")
 
 
-def _compute_plan(
-    workspace: Workspace,
-    stream: Stream,
-    options: RedriveOptions,
-    seen: Seen,
-    recovery_id: str,
-    origin: RunOrigin | None,
-    say: Say,
-) -> RedrivePlan:
-    config, properties = workspace.config, workspace.properties(stream)
+def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> RedrivePlan:
+    """Reads the source, chooses the messages and stages them."""
+    workspace, stream, config = draft.workspace, draft.stream, draft.workspace.config
+    target, topic = chosen.target, chosen.snapshot.topic
+    is_own = target.planned is None
     ledger_topic, prior = injection.freeze_ledger(
-        workspace,
-        stream,
-        options.allow,
-        seen.target_name,
-        "" if seen.target is None else seen.target_id,
+        workspace, stream, options.allow, target.name, "" if is_own else target.topic_id
     )
     keys = read_keys(options.key)
-    from backlogctl.spark_backfill.existing.redrive import check_where
-    from backlogctl.spark_backfill.existing.redrive import stage_redrive as redrive
+    record = chosen.source.archive
+    spark = start_spark(draft, () if record is None else (record.location,))
+    from backlogctl.spark_backfill.existing.redrive import check_where, stage_redrive
     from backlogctl.spark_backfill.messages.staging import fit_chunks
-    from backlogctl.spark_backfill.spark.cluster import needs_s3
-    from backlogctl.spark_backfill.spark.kafka_options import make_java_options
-    from backlogctl.spark_backfill.spark.session import open_session
 
-    make_java_options(properties)  # refuses now what Spark could not use
-    say("starting Spark")
-    spark = open_session(
-        config.spark,
-        f"backlogctl plan {recovery_id}",
-        staging=config.staging.dir,
-        s3=seen.source.archive is not None and needs_s3(seen.source.archive.location),
-    )
     check_where(spark, options.where or "", is_masked=bool(stream.mask))
     archived: ArchiveSource | None = None
-    planned = seen.source.planned
-    if seen.source.archive is not None:
-        say(f"verifying archive {planned.archive}")
-        archived = open_archive(spark, seen.source.archive)
+    planned = chosen.source.planned
+    if record is not None:
+        draft.say(f"verifying archive {planned.archive}")
+        archived = open_archive(spark, record)
         planned = planned.model_copy(update={"partitions": archived.manifest.partitions})
-    ranges, warnings = _find_ranges(workspace, stream, options, seen, archived)
-    same = seen.target is None or seen.target.to is To.OTHER
-    prior = locate_chunks(workspace, prior, seen.target_id, stream.group) if same else ()
+    ranges, warnings = _find_ranges(draft.properties, options, chosen, archived)
+    if target.planned is None or target.planned.to is To.OTHER:
+        prior = locate_chunks(workspace, prior, target.topic_id, stream.group)
+    else:
+        prior = ()
     lost = Lost()
-    if seen.target is None:
-        lost = find_lost_ranges(workspace, stream, seen.target_id, prior, planned.archive)
-    closed = list_closed(seen.archived, prior) if seen.archived else _list_unprocessed(seen)
-    outcome = redrive(
+    if is_own:
+        lost = find_lost_ranges(workspace, stream, target.topic_id, prior, planned.archive)
+    closed = list_closed(chosen.archived, prior) if chosen.archived else _list_unprocessed(chosen)
+    outcome = stage_redrive(
         spark,
         RedriveRequest(
-            recovery_id=recovery_id,
+            recovery_id=draft.recovery_id,
             stream=stream,
-            client_properties=properties,
+            client_properties=draft.properties,
             origin_kind=planned.origin,
             topic=planned.topic,
             topic_id=planned.topic_id,
             partitions=planned.partitions,
             ranges=ranges,
-            stream_topic_id=seen.topic.topic_id,
-            stream_partitions=seen.topic.partitions,
-            target=seen.target_name,
-            target_partitions=seen.target_info.partitions,
-            target_max_bytes=int(
-                seen.target_info.config.get("max.message.bytes", _DEFAULT_MAX_BYTES)
-            ),
+            stream_topic_id=topic.topic_id,
+            stream_partitions=topic.partitions,
+            target=target.name,
+            target_partitions=target.topic.partitions,
+            target_max_bytes=int(target.topic.config.get("max.message.bytes", _DEFAULT_MAX_BYTES)),
             staging_root=config.staging.dir,
             archived=archived,
             since=options.since,
@@ -235,59 +180,35 @@ def _compute_plan(
             lost=lost.ranges,
             told=lost.told,
             gaps=closed,
-            waiting=list_held(seen.archived) if takes_waiting(options) else None,
+            waiting=list_held(chosen.archived) if takes_waiting(options) else None,
             sources=config.sources,
-            starts=seen.lows,
+            starts=target.lows,
             origin={"ledger_topic": None if ledger_topic is None else ledger_topic.to_json()},
         ),
-        progress=say,
-        limits=fit_chunks(stream.limits.messages_per_second, seen.target_info.partitions),
+        progress=draft.say,
+        limits=fit_chunks(stream.limits.messages_per_second, target.topic.partitions),
     )
-    told = [*lost.told, *lost.cautions]
-    told += list_cautions(workspace, stream, seen, outcome, planned.partitions)
+    cautions = list_cautions(workspace, stream, chosen, outcome, planned.partitions)
     return RedrivePlan(
-        stream=stream.name,
-        cluster=stream.cluster,
-        topic=stream.topic,
-        topic_id=seen.topic.topic_id,
-        partition_count=seen.topic.partitions,
-        group=stream.group,
+        **fill_injection(
+            *(draft, chosen.snapshot, target, hide_content(options, stream), FINGERPRINT),
+            ledger_topic,
+            (*warnings, *lost.told, *lost.cautions, *cautions),
+        ),
         source=planned,
         ranges=ranges,
         keys=len(keys),
         gaps=tuple(gap_id for gap_id, _ in closed if gap_id not in outcome.left_open),
         lost_only=takes_waiting(options),
-        elsewhere=_find_elsewhere(properties, outcome.elsewhere),
+        elsewhere=_find_elsewhere(draft.properties, outcome.elsewhere),
         outcome=outcome,
         manifest_sha256=outcome.manifest_sha256,
-        ledger_topic=ledger_topic,
-        transactional_prefix=config.kafka_ledger.transactional_prefix,
-        topic_end_offsets=seen.ends,
-        target=seen.target,
-        other_groups=seen.others,
-        others_unknown=seen.others_unknown,
-        deliver=stream.deliver,
-        configuration=fingerprint_stream(stream),
-        approval=stream.approval,
-        off_peak=PlannedWindow.freeze(stream.off_peak),
-        limits=stream.limits,
-        options=hide_content(options, stream),
-        warnings=tuple(dict.fromkeys([*seen.warnings, *warnings, *lost.told, *told])),
-        origin=origin,
-        planned_by=find_identity(),
-        planned_at=utc_now(),
     )
 
 
-def _list_unprocessed(seen: Seen) -> tuple[tuple[str, OffsetRange], ...]:
-    return tuple(
-        zip((gap.id for gap in seen.gaps), list_unprocessed_offsets(seen.gaps), strict=True)
-    )
-
-
-def fingerprint_stream(stream: Stream) -> dict[str, Any]:
-    """What of a stream's configuration decides where messages go."""
-    return stream.model_dump(mode="json", include=set(FINGERPRINT))
+def _list_unprocessed(chosen: Chosen) -> tuple[tuple[str, OffsetRange], ...]:
+    places = list_unprocessed_offsets(chosen.gaps)
+    return tuple(zip((gap.id for gap in chosen.gaps), places, strict=True))
 
 
 def hide_content(options: RedriveOptions, stream: Stream) -> RedriveOptions:
@@ -302,10 +223,9 @@ def hide_content(options: RedriveOptions, stream: Stream) -> RedriveOptions:
 
 
 def _find_ranges(
-    workspace: Workspace,
-    stream: Stream,
+    properties: Mapping[str, str],
     options: RedriveOptions,
-    seen: Seen,
+    chosen: Chosen,
     archived: ArchiveSource | None,
 ) -> tuple[tuple[OffsetRange, ...], list[str]]:
     """What is read.
@@ -313,21 +233,21 @@ def _find_ranges(
     Raises:
         UsageError, Refused: nothing of what was said is there.
     """
-    planned = seen.source.planned
+    planned = chosen.source.planned
     if archived is not None:
         there = tuple(
             OffsetRange(item.partition, item.start, item.end) for item in archived.manifest.ranges
         )
         said = parse_offsets(options.offsets, archived.manifest.partitions)
-        if takes_waiting(options) and all(each.is_held for each in seen.archived):
-            said = list_held(seen.archived)  # what was lost again may be anywhere in it
+        if takes_waiting(options) and all(each.is_held for each in chosen.archived):
+            said = list_held(chosen.archived)  # what was lost again may be anywhere in it
     else:
         said = parse_offsets(options.offsets, planned.partitions) or list_unprocessed_offsets(
-            seen.gaps
+            chosen.gaps
         )
-        there = _read_topic(workspace, stream, planned)
+        there = _read_topic(properties, planned)
     ranges, warnings = choose_ranges(said, there)
-    if seen.gaps and warnings and archived is None:
+    if chosen.gaps and warnings and archived is None:
         # Their gaps would be closed without them.
         raise KafkaFailure(
             f"retention took messages while this was planned: {warnings[0]}",
@@ -336,7 +256,11 @@ def _find_ranges(
             retryable=True,
         )
     if archived is None and options.since is not None:
-        ranges = skip_before(ranges, _find_firsts(workspace, stream, planned, options.since))
+        # Before the first message of a time or later none is of it.
+        at = round(options.since.timestamp() * 1000)
+        numbers, limit = range(planned.partitions), Deadline(_SECONDS)
+        firsts = list_offsets(properties, planned.topic, numbers, at, deadline=limit)
+        ranges = skip_before(ranges, firsts)
     if not ranges:
         raise Refused(
             "there is no message in what was asked for" + "".join(f"; {one}" for one in warnings),
@@ -346,30 +270,14 @@ def _find_ranges(
     return ranges, warnings
 
 
-def _read_topic(
-    workspace: Workspace, stream: Stream, source: PlannedSource
-) -> tuple[OffsetRange, ...]:
+def _read_topic(properties: Mapping[str, str], source: PlannedSource) -> tuple[OffsetRange, ...]:
     """Committed messages."""
-    properties, limit = workspace.properties(stream), Deadline(_SECONDS)
-    name, numbers = source.topic, range(source.partitions)
+    name, numbers, limit = source.topic, range(source.partitions), Deadline(_SECONDS)
     lows = list_offsets(properties, name, numbers, "earliest", deadline=limit)
     ends = list_offsets(
         properties, name, numbers, "latest", isolation="read_committed", deadline=limit
     )
     return read_span(lows, ends)
-
-
-def _find_firsts(
-    workspace: Workspace, stream: Stream, source: PlannedSource, since: datetime
-) -> Mapping[int, int]:
-    """Before the first message of a time or later none is of it."""
-    return list_offsets(
-        workspace.properties(stream),
-        source.topic,
-        range(source.partitions),
-        round(since.timestamp() * 1000),
-        deadline=Deadline(_SECONDS),
-    )
 
 
 def _find_elsewhere(

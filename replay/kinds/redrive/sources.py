@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.clock import Deadline
@@ -18,9 +18,10 @@ from backlogctl.manifests import read_chunk, read_manifest
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import Fact
 from backlogctl.replay.injection.archived import ARCHIVE, ArchivedGap
-from backlogctl.replay.injection.plan import PlannedTarget
+from backlogctl.replay.injection.target import Target
 from backlogctl.replay.injection.unprocessed import WORD
 from backlogctl.replay.kinds.redrive.plan import PlannedSource, RedriveOptions, RedrivePlan
+from backlogctl.replay.observe.snapshot import StreamSnapshot
 from backlogctl.replay.present.messages import Mask, show_part
 from backlogctl.spark_backfill.existing.labels import read_errors
 from backlogctl.spark_backfill.existing.request import ArchiveSource, Origin
@@ -40,6 +41,12 @@ class RedriveSource:
 
     planned: PlannedSource
     archive: ArchiveRecord | None = None
+
+
+def name_letters(said: str | None) -> str | None:
+    """The topic of dead letters that `--from` names, where it names one."""
+    word, _, name = (said or "").partition(":")
+    return name or None if word == Origin.DEAD_LETTERS else None
 
 
 def find_source(
@@ -143,40 +150,23 @@ def open_archive(spark: SparkSession, record: ArchiveRecord) -> ArchiveSource:
     return ArchiveSource(record.location, manifest)
 
 
-# The topics of a redrive as they are when it is planned.
+# What a redrive is planned from.
 
 
-@dataclass(slots=True)
-class Seen:
-    """The stream's topic, the source, and the target with its offsets.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The stream as it is, where its messages are, and where they go.
 
     Attributes:
-        target: None for the stream's topic; `target_info` is the stream's for a rehearsal, too.
         gaps: what is put back, where it was found lost; else it is chosen by what was said.
         archived: the same of an archive.
-        others: other groups that read the target; `others_unknown` says why there may be more.
     """
 
-    topic: TopicInfo
+    snapshot: StreamSnapshot
     source: RedriveSource
-    target: PlannedTarget | None
-    target_info: TopicInfo
-    lows: Mapping[int, int]
-    ends: Mapping[int, int]
+    target: Target
     gaps: tuple[Gap, ...] = ()
     archived: tuple[ArchivedGap, ...] = ()
-    others: tuple[str, ...] = ()
-    others_unknown: str = ""
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def target_id(self) -> str:
-        """Empty where the topic is not made yet."""
-        return self.topic.topic_id if self.target is None else self.target.topic_id or ""
-
-    @property
-    def target_name(self) -> str:
-        return self.topic.name if self.target is None else self.target.topic
 
 
 # Which offsets are read: what was said, cut to what is there.

@@ -20,7 +20,7 @@ import pytest
 
 from backlogctl.config import SparkSection
 from backlogctl.errors import BacklogError
-from backlogctl.replay.kinds.offload.context import FORWARD
+from backlogctl.replay.kinds.offload.plan import FORWARD
 from backlogctl.values import Recovery
 from examples.stage import SHORT_LIVED_JVM
 from tests.crash.offload.oracle import judge_cancelled, judge_end, judge_offloaded

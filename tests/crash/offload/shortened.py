@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from backlogctl.replay.kinds.offload import backlog, steps
+from backlogctl.replay.kinds.offload import planning, steps
 from backlogctl.spark_backfill.archive import writing
 from backlogctl_delivery import crashpoints
 from tests.replay.expand.shortened import Patch, shorten
@@ -31,7 +31,7 @@ _make_job = steps.make_job
 def shorten_offload(patch: Patch) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
     shorten(patch)
-    patch(backlog, "READINGS_APART", 0.1)
+    patch(planning, "READINGS_APART", 0.1)
     patch(steps, "FREED_SECONDS", 0.5)  # how much is freed is judged elsewhere
     patch(steps, "make_job", _make_small)
     patch(writing, "_PIECES_PER_CORE", 1)

@@ -313,7 +313,7 @@ def test_a_gap_that_grows_while_it_is_planned_is_planned_again(
     shop.call("audit", "consumed", shop.stream, *SETTLED, code=1)
     workspace = shop.open()
     (gap,) = workspace.ledger.gaps.list(shop.stream)
-    compute = planning._compute_plan
+    compute = planning.compute_redrive
 
     def grow(*arguments: Any) -> Any:
         plan = compute(*arguments)
@@ -321,7 +321,7 @@ def test_a_gap_that_grows_while_it_is_planned_is_planned_again(
         workspace.ledger.gaps.record(replace(gap, start=end, end=end + 1))
         return plan
 
-    monkeypatch.setattr(planning, "_compute_plan", grow)
+    monkeypatch.setattr(planning, "compute_redrive", grow)
     stream = workspace.config.stream(shop.stream)
     with pytest.raises(InvalidTransition, match="it grew while it was planned"):
         planning.plan_redrive(workspace, stream, RedriveOptions(source="unprocessed"))

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backlogctl.fanout import speed
 from backlogctl.fanout.quiet import await_quiet
 from backlogctl.fanout.relay import guard
 from backlogctl.fanout.temporary_topic import delete_temporary_topic
@@ -20,7 +21,7 @@ from backlogctl.kafka.admin import list_offsets, read_topic_id
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import TemporaryTopic
 from backlogctl.replay.consumers import fleet
-from backlogctl.replay.kinds.expand import canary, steps
+from backlogctl.replay.kinds.expand import closing
 from tests.kafka_tools import read_all
 
 WORLD = "EXPAND_WORLD"  # in the environment of every process of a world: its directory
@@ -34,7 +35,7 @@ Patch = Callable[[Any, str, Any], None]
 def shorten(patch: Patch, *, keep_topic: bool = True) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
     patch(fleet, "await_quiet", partial(await_quiet, quiet=QUIET))
-    patch(canary, "ENOUGH_SECONDS", MEASURED)
+    patch(speed, "ENOUGH_SECONDS", MEASURED)
     settings = {
         **guard._SETTINGS,
         "session.timeout.ms": SESSION_MS,
@@ -43,7 +44,7 @@ def shorten(patch: Patch, *, keep_topic: bool = True) -> None:
     }
     patch(guard, "_SETTINGS", settings)
     if keep_topic:
-        patch(steps, "delete_temporary_topic", _keep_and_delete)
+        patch(closing, "delete_temporary_topic", _keep_and_delete)
 
 
 def read_properties(directory: Path) -> Mapping[str, str]:

@@ -21,7 +21,6 @@ from backlogctl.kafka.admin import create_topic, list_offsets, read_topic_id
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.replay.consumers import fleet
-from backlogctl.replay.kinds.expand import topics
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Recovery
 from tests.kafka_tools import delete_topic, wait_until
@@ -134,7 +133,7 @@ def test_fault_11_brokers_that_stay_away(make_world: MakeWorld, tmp_path: Path) 
         world = make_world(bootstrap=kafka.bootstrap)
         recovery = world.plan_approved(rate=1)
         world.set_speed(Role.RECOVERY, SLOW)
-        for module in (topics, pool, session):
+        for module in (fleet, pool, session):
             world.patch.setattr(module, "PATIENCE_SECONDS", 3.0)
         world.at("p4.7.consumers.started", kafka.kill)
         began = time.monotonic()

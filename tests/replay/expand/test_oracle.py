@@ -8,7 +8,7 @@ from contextlib import suppress
 from backlogctl.errors import VerificationFailed
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka.clients import make_consumer
-from backlogctl.replay.kinds.expand import context as expand_closing
+from backlogctl.replay.kinds.expand import closing as expand_closing
 from backlogctl.replay.kinds.expand import context as expand_context
 from backlogctl.replay.kinds.expand.context import ExpandContext
 from tests.kafka_tools import wait_until

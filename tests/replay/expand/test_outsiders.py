@@ -8,15 +8,17 @@ import pytest
 
 from backlogctl.errors import VerificationFailed
 from backlogctl.fanout.launchers import Role
-from backlogctl.fanout.relay.commits import CommitWithMetadata, Counters, write_counters
-from backlogctl.replay.consumers.fleet import find_begin
-from backlogctl.replay.kinds.expand.topics import (
+from backlogctl.fanout.relay.commits import (
     READ_BESIDE,
     REPEATED,
     SKIPPED,
+    CommitWithMetadata,
+    Counters,
     Moved,
     find_moved_commits,
+    write_counters,
 )
+from backlogctl.replay.consumers.fleet import find_begin
 from backlogctl.values import Cause, Certainty, Recovery
 from tests.kafka_tools import read_all, wait_until
 from tests.replay.expand.oracle import (

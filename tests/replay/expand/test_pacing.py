@@ -7,7 +7,7 @@ import pytest
 from backlogctl.errors import UsageError
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka.admin import describe_group_state
-from backlogctl.replay.kinds.expand import backlog
+from backlogctl.replay.kinds.expand import planning
 from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.expand.planning import plan_expand
@@ -35,7 +35,7 @@ def test_healthy_consumers_that_nobody_has_watched(world: World) -> None:
 
 
 def test_consumers_that_commit_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "LONGEST_SECONDS", 6.0)
+    monkeypatch.setattr(planning, "LONGEST_SECONDS", 6.0)
     world.set_speed(Role.ORIGINAL, 0)
     with pytest.raises(UsageError, match=r"it has 2 members, which committed nothing( in \d+ s)?"):
         plan_without_rate(world)

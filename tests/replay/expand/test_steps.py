@@ -16,9 +16,9 @@ from backlogctl.kafka.admin import describe_group_state
 from backlogctl.ledger import OPERATOR
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.replay.engine.interrupts import Interrupts
-from backlogctl.replay.kinds.expand.closing import close_layout
+from backlogctl.replay.kinds.expand.closing import remove_temporary_topic
 from backlogctl.replay.kinds.expand.context import ExpandContext
-from backlogctl.replay.kinds.expand.steps import STEPS, remove_temporary_topic
+from backlogctl.replay.kinds.expand.steps import STEPS, close_layout
 from backlogctl.values import Recovery, RecoveryState, Step
 from tests.kafka_tools import join
 from tests.replay.expand.oracle import judge

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlogctl.fanout.layout import cut_canary
-from backlogctl.replay.kinds.expand.canary import SLOW_SHARE, Speed, Trial
+from backlogctl.fanout.speed import Speed, Trial
+from backlogctl.replay.kinds.expand.canary import SLOW_SHARE
 
 _TICK = 0.1
 PLANNED = st.floats(1, 20_000)

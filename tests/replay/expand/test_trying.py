@@ -8,7 +8,7 @@ from backlogctl.errors import Refused
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka.admin import describe_group_state
 from backlogctl.kafka.topics import read_metadata
-from backlogctl.replay.kinds.expand import planning
+from backlogctl.replay.kinds.expand import canary
 from backlogctl.replay.kinds.expand.canary import CanaryFailed
 from tests.kafka_tools import join, wait_until
 from tests.replay.expand.world import World
@@ -61,7 +61,7 @@ def test_it_reads_the_original_topic(world: World) -> None:
 
 def test_one_that_is_in_no_group_is_unknown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.set_wrong(Role.RECOVERY, MANNER="assign")
-    monkeypatch.setattr(planning, "SEEN_SECONDS", 4.0)
+    monkeypatch.setattr(canary, "SEEN_SECONDS", 4.0)
     plan = world.plan(try_one=True).plan
     assert "was seen in no group" in plan["tried"]
     assert any("what it reads is not known" in warning for warning in plan["warnings"])
@@ -78,7 +78,7 @@ def test_what_a_killed_try_left_is_taken_over(world: World) -> None:
 
 def test_two_tries_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody in the try's group is not ours to end."""
-    monkeypatch.setattr(planning, "_LEAVE_SECONDS", 1.0)
+    monkeypatch.setattr(canary, "_LEAVE_SECONDS", 1.0)
     other = join(world.properties, f"{world.group}.recovery.try", world.topic)
     with pytest.raises(Refused, match="somebody is in it"):
         world.plan(try_one=True)

@@ -34,7 +34,7 @@ from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.runner import Run
-from backlogctl.replay.kinds.expand import canary, closing, context, steps
+from backlogctl.replay.kinds.expand import canary, closing, steps
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.expand.planning import plan_expand
 from backlogctl.replay.observe.retention import release_stream
@@ -277,7 +277,7 @@ class World:
     @property
     def reaching(self) -> Iterable[ModuleType]:
         """Where an expansion reaches points of its protocol."""
-        return (canary, closing, context, steps)
+        return (canary, closing, steps)
 
     def at(self, point: str, action: Callable[[], None], times: int = 1) -> None:
         """Does something when a run of this process reaches a point of the protocol."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from backlogctl.replay.kinds.offload import backlog, steps
+from backlogctl.replay.kinds.offload import planning, steps
 from backlogctl.spark_backfill.archive import writing
 from backlogctl.spark_backfill.archive.job import split_ranges
 from backlogctl.values import OffsetRange
@@ -20,7 +20,7 @@ OFFSETS = 60.0  # a file; so that an archive takes several batches
 def shorten(patch: shortened.Patch) -> None:
     """Args: `patch` sets an attribute: `setattr`, or pytest's."""
     shortened.shorten(patch)
-    patch(backlog, "READINGS_APART", 0.1)
+    patch(planning, "READINGS_APART", 0.1)
     patch(steps, "FREED_SECONDS", 8.0)
     patch(writing, "split_ranges", _cut_small)
     patch(writing, "_PIECES_PER_CORE", 2)

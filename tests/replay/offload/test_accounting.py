@@ -11,11 +11,9 @@ import pytest
 from backlogctl.replay.engine.cancelling import CANCEL_ASKED
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
 from backlogctl.replay.engine.values import Account, RecoveryRecord
-from backlogctl.replay.kinds.offload.closing import GIVEN_UP
-from backlogctl.replay.kinds.offload.context import EXPIRED
 from backlogctl.replay.kinds.offload.describe import account_for_offload
 from backlogctl.replay.kinds.offload.kind import KIND
-from backlogctl.replay.kinds.offload.plan import OffloadPlan
+from backlogctl.replay.kinds.offload.plan import EXPIRED, GIVEN_UP, OffloadPlan
 from backlogctl.values import Cause, GapState
 
 

@@ -12,10 +12,9 @@ from backlogctl.errors import InvalidTransition, Refused, UsageError
 from backlogctl.kafka.admin import list_offsets, list_topic_readers
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlogctl.replay.engine.options import read_options
-from backlogctl.replay.kinds.offload import backlog as looking
-from backlogctl.replay.kinds.offload.backlog import describe_place_problem, look_at_place
 from backlogctl.replay.kinds.offload.plan import OffloadOptions
-from backlogctl.replay.kinds.offload.planning import plan_offload
+from backlogctl.replay.kinds.offload.planning import look_at_place, plan_offload
+from backlogctl.replay.observe import snapshot
 from tests.kafka_tools import set_offsets_raw
 from tests.replay.expand.world import PARTITIONS
 from tests.replay.offload.conftest import READ, MakeOffload
@@ -64,13 +63,13 @@ def test_place_without_room_or_of_unknown_need(tmp_path: Path) -> None:
     elsewhere = LogDirs((BrokerLogDirs(1, 5, 10, {}, ("/no/such/folder",)),))
     full = look_at_place(str(tmp_path / "a" / "b"), free * 2, elsewhere)
     assert (full.enough, full.on_broker) == (False, None)
-    assert "not enough room" in describe_place_problem(full)
+    assert "not enough room" in full.problem
     unknown = look_at_place(str(tmp_path), None, LogDirs(None, "nobody tells"))
     assert unknown.enough is None
-    assert "nobody tells" in describe_place_problem(unknown)
-    assert describe_place_problem(look_at_place(str(tmp_path), 10, elsewhere)) == ""
+    assert "nobody tells" in unknown.problem
+    assert look_at_place(str(tmp_path), 10, elsewhere).problem == ""
     store = look_at_place("s3a://bucket/it", 10, elsewhere)
-    assert (store.free, describe_place_problem(store)) == (None, "")
+    assert (store.free, store.problem) == (None, "")
 
 
 def test_compacted_topics_are_not_cut(make_idle: MakeOffload) -> None:
@@ -172,7 +171,7 @@ def test_groups_that_may_not_be_seen_are_unknown(
     def hide(*args: object) -> object:
         return replace(real(*args), hidden=("payments",))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(looking, "list_topic_readers", hide)
+    monkeypatch.setattr(snapshot, "list_topic_readers", hide)
     with pytest.raises(Refused, match="is unknown: the tool may not read") as caught:
         world.plan()
     assert "--allow unknown-groups" in caught.value.hint

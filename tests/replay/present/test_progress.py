@@ -15,7 +15,7 @@ from rich.console import Console
 from backlogctl.ledger import ChunkRecord
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.injection import steps
-from backlogctl.replay.kinds.expand.describe import BurndownView
+from backlogctl.replay.present.burndown import BurndownView
 from backlogctl.replay.present.layout import Bar, spin
 from backlogctl.replay.present.progress import describe_progress, find_share
 from backlogctl.replay.present.terminal import render_progress

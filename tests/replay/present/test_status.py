@@ -26,7 +26,7 @@ S = RecoveryState
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    monkeypatch.setattr("backlogctl.replay.kinds.expand.topics._SECONDS", 1.0)
+    monkeypatch.setattr("backlogctl.replay.consumers.members.STANDING_SECONDS", 1.0)
     for module in ("groups", "topics", "readers"):
         monkeypatch.setattr(f"backlogctl.kafka.{module}.DEFAULT_SECONDS", 1.0)
     monkeypatch.setattr("backlogctl.replay.observe.stream.LOOK_SECONDS", 1.0)

@@ -14,7 +14,6 @@ import pytest
 from backlogctl.clock import utc_now
 from backlogctl.config import Stream
 from backlogctl.errors import InvalidTransition, PutBackAlready, Refused
-from backlogctl.kafka.admin import TopicInfo
 from backlogctl.replay.engine.brakes import OPERATOR, WINDOW
 from backlogctl.replay.engine.kind import Say, Workspace
 from backlogctl.replay.engine.plan import RunOrigin, name_origin
@@ -30,7 +29,6 @@ from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
 
 S = RecoveryState
 NIGHT = name_origin("nightly_backfill", "scheduled__2026-11-21")
-TOPIC = TopicInfo("orders", TOPIC_ID, 10, {})
 REHEARSAL = PlannedTarget(to=To.REHEARSAL, topic="side", topic_id=None, partitions=2)
 LONG_AGO = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
 
@@ -61,7 +59,8 @@ class Night:
         self.asked.append(options)
         if self.refusal is not None:
             raise self.refusal
-        gaps, _ = choose_gaps(desk, stream, TOPIC, (), wants)
+        known = filter(wants, desk.ledger.gaps.list(stream.name))
+        gaps, _ = choose_gaps(desk.ledger, stream, TOPIC_ID, known, ())
         plan = store(desk, "rebuild", *(gap.id for gap in gaps), origin=origin)
         return bring(desk, plan, S.APPROVED) if self.automatic else plan
 
