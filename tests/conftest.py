@@ -18,6 +18,7 @@ from backlogctl.clock import Deadline
 from backlogctl.config import root
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.borrowing import Lender, borrow, start_kafka
 from tests.durations import Durations
@@ -144,6 +145,12 @@ def admin(kafka: EmbeddedKafka) -> Admin:
 
 
 @pytest.fixture
+def properties(kafka: EmbeddedKafka) -> dict[str, str]:
+    """Client properties for the shared broker."""
+    return {"bootstrap.servers": kafka.bootstrap}
+
+
+@pytest.fixture
 def unique() -> str:
     """A short id that no other test has."""
     return uuid.uuid4().hex[:8]
@@ -223,6 +230,13 @@ def pg_url(postgres: Postgres, unique: str) -> Iterator[str]:
     postgres.execute(f"CREATE DATABASE {database}")
     yield postgres.url(database)
     postgres.execute(f"DROP DATABASE {database} WITH (FORCE)")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """A ledger of the test's own."""
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from inspect import getsource
 from pathlib import Path
 
 import kafka
@@ -25,10 +25,10 @@ def test_the_version_whose_private_parts_were_looked_at() -> None:
 
 
 def test_the_private_parts_are_there() -> None:
-    made = inspect.getsource(KafkaAdminClient.__init__)
+    made = getsource(KafkaAdminClient.__init__)
     for name in ("_manager", "_closed"):
         assert f"self.{name} = " in made, _LOOK_AGAIN
-    closing = inspect.getsource(KafkaAdminClient.close)
+    closing = getsource(KafkaAdminClient.close)
     assert "_closed" in closing, _LOOK_AGAIN
     assert hasattr(KafkaAdminClient, "_list_group_offsets_requests"), _LOOK_AGAIN
 

@@ -26,7 +26,6 @@ from tests.docker.compose import DOCKER, ROOT, read_compose
 from tests.kafka_tools import properties_of, read_all, wait_until
 from tests.services import EmbeddedPostgres
 
-SERVICES = read_compose()["services"]
 _TOPICS = ("orders", "receipts", "look_back_msg", "announced")
 _SECRETS = "/run/secrets"
 # Each user may see the outbox, and do what it is for and no more.

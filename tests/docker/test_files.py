@@ -17,7 +17,6 @@ from tests.monitoring.prometheus import run_promtool
 
 DOCKERFILE = DOCKER / "Dockerfile"
 INSTRUCTIONS = read_instructions(DOCKERFILE.read_text())
-SERVICES = read_compose()["services"]
 
 
 def load(tmp_path: Path) -> Config:

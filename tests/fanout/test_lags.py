@@ -8,11 +8,10 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
 from backlogctl.kafka.clients import make_admin
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import KEPT
 from tests.fanout.relay.doing import fill, open_transaction
-from tests.kafka_tools import properties_of, set_offsets_raw
+from tests.kafka_tools import set_offsets_raw
 
 
 def test_totals() -> None:
@@ -21,9 +20,8 @@ def test_totals() -> None:
 
 
 def test_lags_are_counted_to_the_last_stable_offset_and_never_negative(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str
+    properties: dict[str, str], topic: MakeTopic, group: str
 ) -> None:
-    properties = properties_of(kafka.bootstrap)
     admin = make_admin(properties)
     source, temporary = topic(2, KEPT), topic(3, KEPT)  # the messages are years old
     recovery = f"{group}.recovery"
@@ -53,10 +51,9 @@ def test_lags_are_counted_to_the_last_stable_offset_and_never_negative(
 
 
 def test_fault_74_an_end_below_what_is_known_is_a_failed_reading(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
+    properties: dict[str, str], topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a broker answers that has not recovered its ends: nothing would seem to be left."""
-    properties = properties_of(kafka.bootstrap)
     admin = make_admin(properties)
     source, temporary = topic(1, KEPT), topic(2, KEPT)
     recovery = f"{group}.recovery"

@@ -103,13 +103,13 @@ def test_a_guard_of_a_run_that_died_is_waited_for_longer(
 
 
 def test_what_stops_the_run_stops_the_waiting(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str
+    properties: dict[str, str], topic: MakeTopic, group: str
 ) -> None:
     def look() -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        await_quiet(properties_of(kafka.bootstrap), group, topic(1), 1, look, within=5)
+        await_quiet(properties, group, topic(1), 1, look, within=5)
 
 
 def test_static_members_are_waited_for_until_their_session_ends(

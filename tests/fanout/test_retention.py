@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -18,19 +16,13 @@ from backlogctl.fanout.retention import (
 )
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import Admin, make_admin
-from backlogctl.ledger import OPERATOR, Hold, Ledger, open_ledger
+from backlogctl.ledger import OPERATOR, Hold, Ledger
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
 from tests.kafka_tools import delete_topic, properties_of, set_config
 
-MakeTopic = Callable[..., str]
 MS, BYTES = "retention.ms", "retention.bytes"
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
 
 
 class Desk:
@@ -65,8 +57,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(kafka: EmbeddedKafka, topic: MakeTopic, ledger: Ledger) -> Desk:
-    admin = make_admin(properties_of(kafka.bootstrap))
+def desk(properties: dict[str, str], topic: MakeTopic, ledger: Ledger) -> Desk:
+    admin = make_admin(properties)
     return Desk(ledger, admin, topic(partitions=1, config={MS: "3600000", BYTES: "1000000"}))
 
 
@@ -96,9 +88,9 @@ def test_retention_is_raised_and_given_back(desk: Desk) -> None:
 
 
 def test_setting_that_was_unset_is_unset_again(
-    kafka: EmbeddedKafka, topic: MakeTopic, ledger: Ledger
+    properties: dict[str, str], topic: MakeTopic, ledger: Ledger
 ) -> None:
-    desk = Desk(ledger, make_admin(properties_of(kafka.bootstrap)), topic(partitions=1))
+    desk = Desk(ledger, make_admin(properties), topic(partitions=1))
     hold = desk.hold(ms="-1")
     assert hold.old == {MS: None, BYTES: None}
     assert desk.read() == ("-1", None), "what keeps as long already is left unset"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.admin import TopicInfo
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.errors import GroupActive, TopicMissing
-from backlogctl.ledger import Ledger, TemporaryTopic, open_ledger
+from backlogctl.ledger import Ledger, TemporaryTopic
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
 from tests.kafka_tools import (
     commit,
     delete_topic,
@@ -38,14 +39,7 @@ from tests.kafka_tools import (
     wait_until,
 )
 
-MakeTopic = Callable[..., str]
 PLAIN: Any = {"compression.type": "none"}
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
 
 
 class Desk:
@@ -90,12 +84,12 @@ class Desk:
 
 
 @pytest.fixture
-def desk(kafka: EmbeddedKafka, topic: MakeTopic, ledger: Ledger) -> Iterator[Desk]:
-    admin = make_admin(properties_of(kafka.bootstrap))
+def desk(properties: dict[str, str], topic: MakeTopic, ledger: Ledger) -> Iterator[Desk]:
+    admin = make_admin(properties)
     made = Desk(ledger, admin, topic(partitions=2))
     yield made
     if made.exists():
-        delete_topic(properties_of(kafka.bootstrap), made.name)
+        delete_topic(properties, made.name)
 
 
 @pytest.fixture

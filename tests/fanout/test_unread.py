@@ -11,23 +11,10 @@ from backlogctl.fanout import unread
 from backlogctl.fanout.quiet import await_decided
 from backlogctl.fanout.unread import count_records, find_unread
 from backlogctl.kafka.admin import list_offsets
-from backlogctl.kafka.clients import Admin, make_admin
-from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.kafka.clients import Admin
 from tests.conftest import MakeTopic
 from tests.fanout.relay.doing import fill, open_transaction, read_committed
-from tests.kafka_tools import properties_of, set_offsets_raw
-
-
-@pytest.fixture
-def properties(kafka: EmbeddedKafka) -> dict[str, str]:
-    """Of the shared broker."""
-    return properties_of(kafka.bootstrap)
-
-
-@pytest.fixture
-def admin(properties: dict[str, str]) -> Admin:
-    """One client for the test."""
-    return make_admin(properties)
+from tests.kafka_tools import set_offsets_raw
 
 
 def test_a_partition_that_was_never_written_is_read(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -27,9 +27,9 @@ from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.monitoring.offsets.sampler import take_sample
 from backlogctl.monitoring.watch.loop import watch_streams
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Bookmark
 from backlogctl_delivery.stamps import MESSAGE_ID, hash_identity
+from tests.conftest import MakeTopic
 from tests.guarded import allow_all, deny, start_guarded
 from tests.kafka_tools import (
     StreamStub,
@@ -43,7 +43,6 @@ from tests.kafka_tools import (
 )
 from tests.monitoring.markers import await_markers
 
-MakeTopic = Callable[..., str]
 PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
 
 
@@ -56,17 +55,6 @@ class RebuiltStub(StreamStub):
     """A stream with a source, as bookmarks need it."""
 
     source: SimpleNamespace = field(default_factory=lambda: make_source("key"))
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
-
-
-@pytest.fixture
-def properties(kafka: EmbeddedKafka) -> dict[str, str]:
-    return properties_of(kafka.bootstrap)
 
 
 def put(

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +30,7 @@ from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.raw_client import Coordinators, RawClient
-from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
 from backlogctl.monitoring.groups.layouts import Offsets
 from backlogctl.monitoring.groups.reader import BulkReader
@@ -43,6 +43,7 @@ from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Cause
+from tests.conftest import MakeTopic
 from tests.kafka_tools import (
     StreamStub,
     commit,
@@ -221,20 +222,8 @@ def test_what_nobody_answers_is_an_error() -> None:
     assert Reading(Brokers({})).read() == {}
 
 
-MakeTopic = Callable[..., str]
 OTHERS: tuple[Family, ...] = ("kafka_exporter",)
 PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
-
-
-@pytest.fixture
-def properties(kafka: EmbeddedKafka) -> dict[str, str]:
-    return properties_of(kafka.bootstrap)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
 
 
 @contextmanager

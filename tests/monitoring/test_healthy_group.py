@@ -21,9 +21,8 @@ from backlogctl.monitoring.offsets.history import StreamHistory, advance_marks
 from backlogctl.monitoring.offsets.sampler import take_sample
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Gap
+from tests.conftest import MakeTopic
 from tests.kafka_tools import StreamStub, join, properties_of, wait_until
-
-MakeTopic = Callable[..., str]
 
 SAMPLES = 2000
 LOG_STARTS = 200  # fewer, and it was no moving log start that was sampled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.monitoring.watch.look import WINDOW, look_at_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Certainty
+from tests.conftest import MakeTopic
 from tests.kafka_tools import StreamStub, join, move_log_start, properties_of, publish
 
-MakeTopic = Callable[..., str]
 PER_SECOND = 20
 STEP = 12_000  # what retention deletes at once
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,12 +35,6 @@ from tests.monitoring.recorded import record_all
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ALL: tuple[Family, ...] = ("kafka_exporter", "kafka_lag_exporter")
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
 
 
 def make_part(number: int, committed: int | None, verdict: Verdict = Verdict.OK) -> PartitionStatus:

@@ -20,8 +20,7 @@ from backlogctl.monitoring.offsets.observation import (
     observe_stream,
 )
 from backlogctl.monitoring.watch.look import assess_stream
-from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kafka_tools import StreamStub, commit, properties_of, publish
+from tests.kafka_tools import StreamStub, commit, publish
 from tests.kernel.ledger.makers import NOON
 
 SECONDS = st.floats(0, 60).map(lambda value: timedelta(seconds=value))
@@ -67,14 +66,13 @@ def test_fault_41_a_clock_that_is_ahead_is_told_as_exactly_as_it_can_be(
 
 
 def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
-    kafka: EmbeddedKafka,
+    properties: dict[str, str],
     topic: Callable[..., str],
     group: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
-    properties = properties_of(kafka.bootstrap)
     name = topic(partitions=1)
     stream = StreamStub(name, group)
     for round_ in range(3):

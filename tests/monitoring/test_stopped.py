@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import ClusterUnreachable, KafkaFailure
 from backlogctl.kafka import peek
-from backlogctl.ledger import BurndownSample, Ledger, open_ledger
+from backlogctl.ledger import BurndownSample, Ledger
 from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen, Verdict
 from backlogctl.monitoring.watch import look
 from backlogctl.monitoring.watch.look import with_stopped_warning
@@ -49,11 +48,6 @@ def test_a_timestamp_that_is_none_is_not_known() -> None:
 
 S = RecoveryState
 TEMPORARY = "orders.recovery.r"
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
 
 
 def make_status(verdict: Verdict = Verdict.OK) -> GroupStatus:

@@ -17,10 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from backlogctl.config import load_config
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.web.exporter import open_exporter
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.visible import escape_name
 from tests.conftest import MakeTopic
-from tests.kafka_tools import expire_unread, join, properties_of, set_offsets_raw, wait_until
+from tests.kafka_tools import expire_unread, join, set_offsets_raw, wait_until
 from tests.replay.calling import call_main
 from tests.replay.makers import write_config
 
@@ -35,12 +34,11 @@ CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 @pytest.fixture
 def place(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, group: str, tmp_path: Path
 ) -> Iterator[tuple[str, str]]:
     """A stream that lost messages, with a member; and the same group's name without a stream."""
     evil, other = f"{group}{EVIL}", f"other-{group}{EVIL}"
     name = topic(partitions=1, config={"retention.ms": "-1"})
-    properties = properties_of(kafka.bootstrap)
     expire_unread(properties, name, evil, old={0: 4}, read={0: 2}, young={0: 6})
     set_offsets_raw(properties, other, name, {0: 5})
     stream = {"cluster": "main", "topic": name, "group": evil, "consumers": {"launcher": "manual"}}

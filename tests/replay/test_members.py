@@ -12,18 +12,16 @@ from backlogctl.config import Config, load_config
 from backlogctl.replay.cli import main
 from backlogctl.replay.consumers.members import describe_members, suggest_ways
 from backlogctl.replay.opening import open_workspace
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kafka_tools import properties_of, publish, set_offsets_raw, wait_until
+from tests.kafka_tools import publish, set_offsets_raw, wait_until
 from tests.replay.calling import call_main
 from tests.replay.makers import write_config
 
 
 @pytest.fixture
-def config(kafka: EmbeddedKafka, topic: MakeTopic, group: str, tmp_path: Path) -> Config:
+def config(properties: dict[str, str], topic: MakeTopic, group: str, tmp_path: Path) -> Config:
     """A stream of two partitions that is behind."""
     name = topic(partitions=2)
-    properties = properties_of(kafka.bootstrap)
     publish(properties, name, {0: 5, 1: 5})
     set_offsets_raw(properties, group, name, {0: 1, 1: 1})
     stream = {"cluster": "main", "topic": name, "group": group}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -16,16 +15,15 @@ from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import make_admin, make_consumer
 from backlogctl.kafka.errors import GroupActive, TopicMissing
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
 from tests.kafka_tools import commit, join, properties_of, publish
-
-MakeTopic = Callable[..., str]
 
 
 def test_a_topic_is_described_with_its_id_and_settings(
-    kafka: EmbeddedKafka, topic: MakeTopic
+    properties: dict[str, str], topic: MakeTopic
 ) -> None:
     name = topic(partitions=3, config={"retention.ms": "12345", "cleanup.policy": "compact"})
-    info = verbs.describe_topic(properties_of(kafka.bootstrap), name)
+    info = verbs.describe_topic(properties, name)
     assert (info.name, info.partitions, info.replication) == (name, 3, 1)
     assert len(info.topic_id) == 22
     assert info.config["retention.ms"] == "12345"
@@ -33,8 +31,8 @@ def test_a_topic_is_described_with_its_id_and_settings(
     assert {"max.message.bytes", "message.timestamp.type"} <= set(info.config)
 
 
-def test_a_topic_is_created_once(kafka: EmbeddedKafka, unique: str) -> None:
-    admin = make_admin(properties_of(kafka.bootstrap))
+def test_a_topic_is_created_once(properties: dict[str, str], unique: str) -> None:
+    admin = make_admin(properties)
     made = verbs.create_topic(admin, f"made-{unique}", partitions=2, config={"segment.ms": "60000"})
     again = verbs.create_topic(admin, f"made-{unique}", partitions=2, exist_ok=True)
     assert made == again
@@ -48,9 +46,9 @@ def test_a_missing_topic_is_a_clear_error(kafka: EmbeddedKafka, unique: str) -> 
 
 
 def test_offsets_of_a_thousand_partitions_come_in_one_call(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str
+    properties: dict[str, str], topic: MakeTopic, group: str
 ) -> None:
-    name, admin = topic(partitions=1000), make_admin(properties_of(kafka.bootstrap))
+    name, admin = topic(partitions=1000), make_admin(properties)
     assert verbs.list_offsets(admin, name, range(1000), "latest") == dict.fromkeys(range(1000), 0)
     nothing = verbs.committed_offsets(admin, group, name, range(1000))
     assert nothing == dict.fromkeys(range(1000))
@@ -109,16 +107,14 @@ def test_fault_25_offsets_of_an_active_group_are_refused_by_member(
 
 
 def test_offsets_of_a_partition_that_is_not_there_are_refused(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str
+    properties: dict[str, str], topic: MakeTopic, group: str
 ) -> None:
     with pytest.raises(TopicMissing, match=r"\[7\] do not exist"):
-        verbs.set_group_offsets(properties_of(kafka.bootstrap), group, topic(), {0: 0, 7: 0})
+        verbs.set_group_offsets(properties, group, topic(), {0: 0, 7: 0})
 
 
-def test_a_group_nobody_knows_is_dead(kafka: EmbeddedKafka, group: str) -> None:
-    assert verbs.describe_group_state(properties_of(kafka.bootstrap), group) == verbs.GroupState(
-        "dead", (), "classic"
-    )
+def test_a_group_nobody_knows_is_dead(properties: dict[str, str], group: str) -> None:
+    assert verbs.describe_group_state(properties, group) == verbs.GroupState("dead", (), "classic")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:9092"])

@@ -76,9 +76,8 @@ def test_each_codec(kafka: EmbeddedKafka, topic: MakeTopic, codec: str) -> None:
         assert b.base_sequence == add_sequence(a.last_sequence, 1)
 
 
-def test_without_idempotence(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
+def test_without_idempotence(properties: dict[str, str], topic: MakeTopic) -> None:
     name = topic(1, {"message.timestamp.type": "LogAppendTime"})
-    properties = properties_of(kafka.bootstrap)
     publish({**properties, "enable.idempotence": "false", "acks": "1"}, name, {0: 3})
     for one in scan_batches(read_raw(properties, name)).headers:
         assert (one.producer_id, one.producer_epoch, one.base_sequence) == (-1, -1, -1)

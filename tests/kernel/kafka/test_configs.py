@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -16,13 +15,12 @@ from backlogctl.kafka.admin import TopicSetting
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
 from tests.kafka_tools import delete_topic, properties_of
 
-MakeTopic = Callable[..., str]
 
-
-def test_single_settings_are_set_and_unset(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
-    admin = make_admin(properties_of(kafka.bootstrap))
+def test_single_settings_are_set_and_unset(properties: dict[str, str], topic: MakeTopic) -> None:
+    admin = make_admin(properties)
     name = topic(config={"retention.ms": "12345", "segment.ms": "60000"})
     names = ["retention.ms", "retention.bytes"]
     assert verbs.read_topic_overrides(admin, name, names) == {
@@ -41,8 +39,8 @@ def test_single_settings_are_set_and_unset(kafka: EmbeddedKafka, topic: MakeTopi
     verbs.alter_topic_config(admin, name, {})
 
 
-def test_setting_that_is_refused_is_an_error(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
-    admin, name = make_admin(properties_of(kafka.bootstrap)), topic()
+def test_setting_that_is_refused_is_an_error(properties: dict[str, str], topic: MakeTopic) -> None:
+    admin, name = make_admin(properties), topic()
     with pytest.raises(BacklogError, match="could not change its settings"):
         verbs.alter_topic_config(admin, name, {"retention.ms": "long"})
     with pytest.raises(KafkaFailure, match=r"no setting retention\.s"):
@@ -51,8 +49,10 @@ def test_setting_that_is_refused_is_an_error(kafka: EmbeddedKafka, topic: MakeTo
         verbs.alter_topic_config(admin, f"{name}-not", {"retention.ms": "1"}, Deadline(3))
 
 
-def test_fault_15_only_the_topic_of_that_id_is_deleted(kafka: EmbeddedKafka, unique: str) -> None:
-    admin, name = make_admin(properties_of(kafka.bootstrap)), f"gone-{unique}"
+def test_fault_15_only_the_topic_of_that_id_is_deleted(
+    properties: dict[str, str], unique: str
+) -> None:
+    admin, name = make_admin(properties), f"gone-{unique}"
     first = verbs.create_topic(admin, name, partitions=2)
     verbs.delete_topic(admin, name, first)
     with pytest.raises(TopicMissing):
@@ -62,7 +62,7 @@ def test_fault_15_only_the_topic_of_that_id_is_deleted(kafka: EmbeddedKafka, uni
     with pytest.raises(Refused, match=re.escape(f"its id is {second}, not {first}")):
         verbs.delete_topic(admin, name, first)
     assert verbs.read_topic_id(admin, name) == (second, 2)
-    delete_topic(properties_of(kafka.bootstrap), name)
+    delete_topic(properties, name)
 
 
 def test_fault_17_offsets_wait_for_a_topic_made_a_moment_ago(

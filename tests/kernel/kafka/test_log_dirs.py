@@ -7,7 +7,6 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +14,9 @@ import pytest
 from backlogctl.clock import Deadline
 from backlogctl.kafka.log_dirs import _to_log_dirs, read_log_dirs
 from backlogctl.kafka.raw_client import _silenced, translate_properties
-from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of, publish, wait_until
 
-MakeTopic = Callable[..., str]
 SASL = {
     "bootstrap.servers": "a:1, b:2",
     "security.protocol": "sasl_ssl",
@@ -32,11 +30,11 @@ SASL = {
 }
 
 
-def test_disks_of_a_real_broker(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
+def test_disks_of_a_real_broker(properties: dict[str, str], topic: MakeTopic) -> None:
     name = topic(partitions=2)
-    publish(properties_of(kafka.bootstrap), name, {0: 200}, value=random.randbytes(1000))
+    publish(properties, name, {0: 200}, value=random.randbytes(1000))
     level = logging.getLogger("kafka").level
-    seen = read_log_dirs(properties_of(kafka.bootstrap), name, Deadline(90.0))
+    seen = read_log_dirs(properties, name, Deadline(90.0))
     assert seen.reason == ""
     assert seen.brokers is not None
     (broker,) = seen.brokers

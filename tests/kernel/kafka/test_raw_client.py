@@ -9,13 +9,11 @@ import pytest
 from backlogctl.clock import Deadline
 from backlogctl.kafka.group_types import list_groups
 from backlogctl.kafka.raw_client import RawClient, translate_properties
-from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kafka_tools import properties_of
 
 
 @pytest.fixture
-def client(kafka: EmbeddedKafka) -> Iterator[RawClient]:
-    settings, _ = translate_properties(properties_of(kafka.bootstrap))
+def client(properties: dict[str, str]) -> Iterator[RawClient]:
+    settings, _ = translate_properties(properties)
     assert settings is not None
     with RawClient(settings, Deadline(15.0)) as client:
         yield client

@@ -51,10 +51,9 @@ def test_ranges_of_several_partitions(kafka: EmbeddedKafka, topic: MakeTopic) ->
     assert sum(one.record_count for one in headers[3]) == 10
 
 
-def test_more_than_one_answer_holds(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
+def test_more_than_one_answer_holds(properties: dict[str, str], topic: MakeTopic) -> None:
     """Batches larger than what a request asks for, too."""
     name = topic(3, {"max.message.bytes": "12000000"})
-    properties = properties_of(kafka.bootstrap)
     value = os.urandom(_LARGE)
     publish({**properties, **_PLAIN}, name, {0: 120, 1: 90}, value=value)
     publish({**properties, **_PLAIN, **_HUGE}, name, {0: 2}, value=os.urandom(6_000_000))

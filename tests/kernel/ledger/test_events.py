@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from backlogctl.errors import LeaseHeld, UsageError
 from backlogctl.ledger import Ledger
-from backlogctl.ledger.events import Owner
+from backlogctl.ledger import Owner
 from tests.kernel.ledger.conftest import change, drop_triggers
 from tests.kernel.ledger.makers import plan
 

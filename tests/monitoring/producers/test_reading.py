@@ -101,9 +101,9 @@ def test_times_in_the_wrong_order() -> None:
         profile_topic({"bootstrap.servers": "localhost:1"}, "orders", now, now)
 
 
-def test_no_such_topic(kafka: EmbeddedKafka, unique: str) -> None:
+def test_no_such_topic(properties: dict[str, str], unique: str) -> None:
     with pytest.raises(TopicMissing):
-        profile_topic(properties_of(kafka.bootstrap), f"no-{unique}")
+        profile_topic(properties, f"no-{unique}")
 
 
 def test_an_empty_topic_and_an_idle_partition(kafka: EmbeddedKafka, topic: MakeTopic) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,22 +14,20 @@ from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.web import checkups
 from backlogctl.replay.web.exporter import open_exporter
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
-from tests.kafka_tools import join, properties_of, publish, wait_until
+from tests.conftest import MakeTopic
+from tests.kafka_tools import join, publish, wait_until
 from tests.monitoring.metric_lines import Scraped
 from tests.replay.doctor.world import make_workspace
 
-MakeTopic = Callable[..., str]
 WATCH = {"interval": "500ms", "window": "2s", "doctor": "1h"}
 
 
 def test_what_watch_finds_is_in_metrics_and_on_the_page(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     name, group = topic(partitions=1), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     publish(properties, name, {0: 20})
     workspace = make_workspace(tmp_path, properties, name, group, watch=WATCH)
     member = join(properties, group, name, client_id="worker-1")
@@ -67,7 +64,7 @@ def test_what_watch_finds_is_in_metrics_and_on_the_page(
 
 
 def test_a_look_that_fails_ends_no_others(
-    kafka: EmbeddedKafka,
+    properties: dict[str, str],
     topic: MakeTopic,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -79,16 +76,16 @@ def test_a_look_that_fails_ends_no_others(
         raise ZeroDivisionError
 
     monkeypatch.setattr(checkups, "examine_tool", fail)
-    workspace: Workspace = make_workspace(
-        tmp_path, properties_of(kafka.bootstrap), topic(), watch=WATCH
-    )
+    workspace: Workspace = make_workspace(tmp_path, properties, topic(), watch=WATCH)
     with open_exporter(workspace, "127.0.0.1:0", "--listen", lambda *_: None) as exporter:
         wait_until(lambda: "orders" in exporter.board.seen.checkups, what="the stream is looked at")
         assert "" not in exporter.board.seen.checkups
     assert "a checkup of the tool failed" in caplog.text
 
 
-def test_what_no_stream_is_about_is_with_the_tool(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_what_no_stream_is_about_is_with_the_tool(
+    properties: dict[str, str], tmp_path: Path
+) -> None:
     """Outboxes and look-back: `backlogctl doctor` without a stream says the same."""
     url = f"sqlite:///{tmp_path}/shop.db"
     database = OutboxDatabase(url)
@@ -96,7 +93,7 @@ def test_what_no_stream_is_about_is_with_the_tool(kafka: EmbeddedKafka, tmp_path
     database.close()
     workspace = make_workspace(
         tmp_path,
-        properties_of(kafka.bootstrap),
+        properties,
         streams={},
         sources={"shop": {"url": url}},
         outboxes={"shop": {"cluster": "main"}},

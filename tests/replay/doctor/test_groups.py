@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,10 +13,9 @@ from backlogctl.kafka.clients import make_consumer, make_producer
 from backlogctl.kafka.groups import describe_group_state
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
 from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.doctor.world import examine, make_workspace
-
-MakeTopic = Callable[..., str]
 
 
 @contextmanager
@@ -47,10 +46,9 @@ def joined(properties: dict[str, str], group: str, topics: list[list[str]]) -> I
 
 
 def test_members_without_work(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     name, group = topic(partitions=1), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     with joined(properties, group, [[name], [name], [name]]):
         finding = examine(make_workspace(tmp_path, properties, name, group))["idle-members"]
     assert finding.level is CheckLevel.WARNS
@@ -58,11 +56,10 @@ def test_members_without_work(
 
 
 def test_partitions_that_no_member_has(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     """Its members subscribe to another topic only."""
     name, other, group = topic(partitions=2), topic(partitions=2), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     with joined(properties, group, [[other]]):
         finding = examine(make_workspace(tmp_path, properties, name, group))["unassigned"]
     assert finding.level is CheckLevel.LOSES
@@ -86,11 +83,10 @@ def test_partitions_shared_out_unevenly(
 
 
 def test_a_group_that_stands_still(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     """Retention will take what it does not read: `status` says the same."""
     name, group = topic(partitions=1, config={"retention.ms": "3600000"}), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     publish(properties, name, {0: 20})
     set_offsets_raw(properties, group, name, {0: 5})
     finding = examine(make_workspace(tmp_path, properties, name, group))["group-course"]
@@ -100,11 +96,10 @@ def test_a_group_that_stands_still(
 
 
 def test_retention_by_size_goes_by_what_is_written(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     """Some 1,000 bytes a second into 100 kB: less than two minutes, whatever retention.ms says."""
     name, group = topic(partitions=1, config={"retention.bytes": "100000"}), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     workspace = make_workspace(tmp_path, properties, name, group)
     stop = threading.Event()
 
@@ -133,11 +128,10 @@ def test_retention_by_size_goes_by_what_is_written(
 
 
 def test_rebalances_without_static_membership(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     """Samples of the window saw it rebalancing; those were made while a member was slow to come."""
     name, group = topic(partitions=2), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     publish(properties, name, {0: 3})
     workspace = make_workspace(tmp_path, properties, name, group)
     member = join(properties, group, name)
@@ -170,10 +164,9 @@ def test_rebalances_without_static_membership(
 
 
 def test_a_reader_that_assigns_is_no_member(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     name, group = topic(partitions=1), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     publish(properties, name, {0: 3})
     reader = make_consumer({**properties, "group.id": group})
     reader.assign([TopicPartition(name, 0, 0)])

@@ -26,21 +26,21 @@ from backlogctl.replay.doctor.stream import examine_stream
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.kafka import AccessDenied
+from tests.conftest import MakeTopic
 from tests.guarded import deny, start_guarded
 from tests.kafka_tools import properties_of, publish, wait_until
 from tests.monitoring.producers.makers import Log, fold
 from tests.replay.doctor.world import examine, make_workspace
 
-MakeTopic = Callable[..., str]
 CHECKS = ("not-idempotent", "epoch-restarted", "sequence-jump", "hot-partition")
 
 
 @pytest.fixture
-def look(kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[str], dict[str, CheckFinding]]:
+def look(properties: dict[str, str], tmp_path: Path) -> Callable[[str], dict[str, CheckFinding]]:
     """Examines a topic: its findings of the log, and what could not be read."""
 
     def make(topic: str) -> dict[str, CheckFinding]:
-        found = examine(make_workspace(tmp_path, properties_of(kafka.bootstrap), topic))
+        found = examine(make_workspace(tmp_path, properties, topic))
         return {name: one for name, one in found.items() if name in (*CHECKS, "unread")}
 
     return make

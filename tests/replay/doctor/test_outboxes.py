@@ -22,7 +22,6 @@ from tests.replay.calling import call_main
 from tests.replay.doctor.world import SOURCE, list_levels, make_workspace
 
 DAY = 86_400_000
-MakeTopic = Callable[..., str]
 FED = {**SOURCE, "table": "backlog_outbox"}
 
 
@@ -143,12 +142,15 @@ def test_a_parked_message_is_told_with_those_behind_it(
 
 
 def test_what_a_rebuild_needs_is_kept_and_placed_alike(
-    look: Callable[..., dict[str, CheckFinding]], kafka: EmbeddedKafka, pg_url: str, unique: str
+    look: Callable[..., dict[str, CheckFinding]],
+    properties: dict[str, str],
+    pg_url: str,
+    unique: str,
 ) -> None:
     Shop(pg_url, "unused:1").close()
     name = f"topic-{unique}"
     create_topic(
-        *(properties_of(kafka.bootstrap), name),
+        *(properties, name),
         partitions=1,
         replication=1,
         config={"retention.ms": str(7 * DAY)},
@@ -197,11 +199,11 @@ def test_a_database_that_is_away_or_hangs_is_unknown(
 
 
 def test_doctor_without_a_stream_looks_at_them(
-    kafka: EmbeddedKafka, pg_url: str, tmp_path: Path
+    properties: dict[str, str], pg_url: str, tmp_path: Path
 ) -> None:
     make_workspace(
         tmp_path,
-        properties_of(kafka.bootstrap),
+        properties,
         sources={"shop": {"url": pg_url}},
         outboxes={"shop": {"cluster": "main"}},
         streams={},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,12 +20,12 @@ from backlogctl.replay.doctor.stream import examine_stream, examine_tool
 from backlogctl.replay.doctor.tool import list_wanted
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
 from tests.kafka_tools import properties_of, publish, set_offsets_raw
 from tests.replay.calling import call_main
 from tests.replay.doctor.world import SOURCE, examine, make_table, make_workspace
 from tests.secured import PASSWORD, SecuredKafka, start_secured
 
-MakeTopic = Callable[..., str]
 TABLE = "CREATE TABLE orders (order_id TEXT PRIMARY KEY, updated_at TEXT)"
 INDEX = "CREATE INDEX orders_updated_at ON orders (updated_at)"
 
@@ -41,10 +41,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 
 
 @pytest.fixture
-def workspace(kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path) -> Workspace:
+def workspace(properties: dict[str, str], topic: MakeTopic, tmp_path: Path) -> Workspace:
     """With a good source."""
     make_table(tmp_path, TABLE, INDEX)
-    return make_workspace(tmp_path, properties_of(kafka.bootstrap), topic(), source=SOURCE)
+    return make_workspace(tmp_path, properties, topic(), source=SOURCE)
 
 
 def look_at_tool(workspace: Workspace) -> dict[str, CheckFinding]:
@@ -200,8 +200,10 @@ def test_sources_that_cannot_be_read_or_have_no_index(
     assert "it has no column changed_at" in finding.found
 
 
-def test_a_topic_that_is_not_there_stops_a_recovery(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    found = examine(make_workspace(tmp_path, properties_of(kafka.bootstrap), "nowhere"))
+def test_a_topic_that_is_not_there_stops_a_recovery(
+    properties: dict[str, str], tmp_path: Path
+) -> None:
+    found = examine(make_workspace(tmp_path, properties, "nowhere"))
     assert found["unread"].level is CheckLevel.STOPS
     assert "check `topic` and `cluster` of the stream" in found["unread"].mend
 
@@ -218,9 +220,9 @@ def test_a_cluster_that_is_away_is_unknown(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_ledger_that_cannot_be_opened_stops_no_look(
-    kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, tmp_path: Path
 ) -> None:
-    make_workspace(tmp_path, properties_of(kafka.bootstrap), topic())
+    make_workspace(tmp_path, properties, topic())
     config = tmp_path / "backlog.yaml"
     config.write_text(config.read_text().replace(f"{tmp_path}/ledger.db", "/dev/null/ledger.db"))
     code, out, _ = call_main(("doctor", "--json"), tmp_path, {})

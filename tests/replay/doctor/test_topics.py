@@ -21,7 +21,6 @@ from tests.replay.doctor.world import examine, list_levels, make_workspace
 
 DAY = 86_400_000
 GOOD = {"min.insync.replicas": "2"}
-MakeTopic = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
