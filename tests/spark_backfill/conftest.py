@@ -11,3 +11,11 @@ import pytest
 def shop(tmp_path: Path) -> str:
     """A SQLite database of the test's own: the quickest."""
     return f"sqlite:///{tmp_path}/shop.db"
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/shop.db"
+    return str(request.getfixturevalue("pg_url"))

@@ -33,13 +33,6 @@ if TYPE_CHECKING:
 START_MS = int(world.START.timestamp() * 1000)
 
 
-@pytest.fixture(params=["postgres", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("pg_url"))
-    return f"sqlite:///{tmp_path / 'shop.db'}"
-
-
 def make_stream(**source: Any) -> Stream:
     return world.make_stream(
         "orders",

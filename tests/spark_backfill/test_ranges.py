@@ -48,13 +48,6 @@ def read_by_ranges(url: str, table: str, key: tuple[str, ...], count: int) -> li
         engine.dispose()
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/shop.db"
-    return str(request.getfixturevalue("pg_url"))
-
-
 def test_fault_29_nulls_in_a_composite_key_are_read_once(url: str) -> None:
     rows = [
         {"id": i, "tenant": TENANTS[i % 7], "number": None if i % 11 == 0 else i}

@@ -31,22 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def shop_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database of the test's own, of both kinds."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/shop.db"
-    return str(request.getfixturevalue("pg_url"))
-
-
 def test_finds_exactly_the_lost_orders(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop_url: str, tmp_path: Path
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, url: str, tmp_path: Path
 ) -> None:
     rows = [world.make_order(number) for number in range(1, 3001)]
-    world.fill_table(shop_url, world.ORDERS, rows)
+    world.fill_table(url, world.ORDERS, rows)
     lost = world.lose_orders(kafka.bootstrap, topic(partitions=3), rows, 1000)
     stream = world.make_stream(lost.topic)
-    request = world.make_request(kafka.bootstrap, stream, shop_url, lost.gaps, tmp_path / "staging")
+    request = world.make_request(kafka.bootstrap, stream, url, lost.gaps, tmp_path / "staging")
     outcome = stage_rebuild(spark, request, limits=ChunkLimits(messages=100))
     assert outcome.counts.rebuilt == outcome.counts.expected == 1000
     assert outcome.counts.surviving == 2000

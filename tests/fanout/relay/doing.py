@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from backlogctl.fanout.quiet import await_decided
 from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import Position, RelayEngine, RelayTask, SourceRange
+from backlogctl.fanout.relay.pool import RelayPool
 from backlogctl.kafka.admin import committed_offsets, list_offsets
 from backlogctl.kafka.clients import (
     Admin,
@@ -365,3 +367,24 @@ def keep_calling(check: Callable[[], None], seconds: float = 90.0) -> NoReturn:
         check()
         time.sleep(0.02)
     raise AssertionError(f"nothing was raised within {seconds:g} s")
+
+
+@contextmanager
+def pool_of(
+    task: RelayTask, ranges: list[SourceRange], log: Path, engine: str = "records", count: int = 1
+) -> Iterator[RelayPool]:
+    """A pool that leaves no process behind."""
+    pool = RelayPool(task, ranges, log / "relay.log", engine=engine, processes=count)
+    try:
+        yield pool
+    finally:
+        pool.kill()
+
+
+def run_on(pool: RelayPool, seconds: float = 120.0) -> None:
+    """Until every range is done."""
+    end = time.monotonic() + seconds
+    while not pool.is_done:
+        assert time.monotonic() < end, pool.positions
+        pool.check()
+        time.sleep(0.02)

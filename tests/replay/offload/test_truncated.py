@@ -9,7 +9,7 @@ import pytest
 from backlogctl.errors import Refused
 from backlogctl.kafka import groups
 from backlogctl.kafka.groups import EndsBehind
-from backlogctl.kafka.topics import list_offsets
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.replay.kinds.offload import context
 from tests.kafka_tools import wait_until
 from tests.replay.offload.conftest import READ

@@ -16,7 +16,6 @@ from tests.spark_backfill.archive.test_s3 import BUCKET, KEYS, endpoint
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["endpoint", "plain_shop"]
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -21,7 +21,7 @@ from tests.spark_backfill.world import make_order, place_key, publish_orders
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["plain_shop"]
+__all__ = ["endpoint", "plain_shop"]
 pytestmark = [pytest.mark.timeout(900)]
 SETTLED = {GapState.VERIFIED}
 
