@@ -143,7 +143,7 @@ def test_a_test_is_marked_by_the_services_it_uses(
 
 
 ROOT = Path(__file__).parents[1]
-HOLD = "tests/replay/test_hold.py"
+HOLD = "tests/replay/test_approval.py"
 LONG = "tests/crash/test_crash.py"
 MIXED = "tests/dags/test_mixed.py"
 TESTS = [

@@ -31,7 +31,7 @@ from backlogctl.kafka.rights import CLUSTER_NAME, Operation, Resource, Right
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kafka_tools import properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.calling import call_main
-from tests.replay.test_group_types import run_share_consumer
+from tests.replay.test_consumers import run_share_consumer
 from tests.secured import PASSWORD, start_secured
 
 LEDGER = "backlog-recovery-ledger"

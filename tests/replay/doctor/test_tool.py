@@ -1,27 +1,38 @@
-"""Rights, sources, clocks, disk, Java: what stops the tool itself."""
+"""Rights, sources, clocks, disk, Java: what stops the tool; `watch` looks too; docs/doctor.md."""
 
 from __future__ import annotations
 
 import json
+import re
+import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.rights import Operation, Resource
 from backlogctl.monitoring.doctor import facts
-from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
+from backlogctl.monitoring.doctor.checks import CATALOGUE, CheckFinding, CheckLevel
+from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.doctor import stream as examining
 from backlogctl.replay.doctor import tool as host
+from backlogctl.replay.doctor.reference import render_page
 from backlogctl.replay.doctor.stream import examine_stream, examine_tool
 from backlogctl.replay.doctor.tool import list_wanted
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.web import checkups
+from backlogctl.replay.web.exporter import open_exporter
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import OutboxDatabase
 from tests.conftest import MakeTopic
-from tests.kafka_tools import properties_of, publish, set_offsets_raw
+from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.monitoring.metric_lines import Scraped
 from tests.replay.calling import call_main
 from tests.replay.doctor.world import SOURCE, examine, make_table, make_workspace
 from tests.secured import PASSWORD, SecuredKafka, start_secured
@@ -241,3 +252,118 @@ def test_a_client_file_needs_no_cluster_and_no_configuration(tmp_path: Path) -> 
     (tmp_path / "producer.properties").write_text("acks=all\n")
     code, out, _ = call_main(("doctor", "--client", "producer.properties"), tmp_path, {})
     assert (code, "nothing here loses messages" in out) == (0, True)
+
+
+WATCH = {"interval": "500ms", "window": "2s", "doctor": "1h"}
+
+
+def test_what_watch_finds_is_in_metrics_and_on_the_page(
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
+) -> None:
+    name, group = topic(partitions=1), f"group-{unique}"
+    publish(properties, name, {0: 20})
+    workspace = make_workspace(tmp_path, properties, name, group, watch=WATCH)
+    member = join(properties, group, name, client_id="worker-1")
+    first = member.poll(30)
+    assert first is not None
+    member.commit(message=first, asynchronous=False)
+    stop = threading.Event()
+    with open_exporter(workspace, "127.0.0.1:0", "--listen", lambda *_: None) as exporter:
+        loop = threading.Thread(
+            target=watch_streams,
+            args=(workspace.config, workspace.ledger, timedelta(milliseconds=500), stop),
+            kwargs={"window": timedelta(seconds=2), "on_status": exporter.board.put_stream},
+        )
+        loop.start()
+        try:
+
+            def read() -> Scraped:
+                member.poll(0)  # it stays in the group, and commits nothing
+                return Scraped(httpx.get(f"{exporter.url}/metrics", timeout=30).text)
+
+            wait_until(lambda: read().find("backlog_member_partitions"), what="members are asked")
+            wait_until(lambda: read().find("backlog_doctor_findings"), what="the doctor looked")
+            got = read()
+            page = httpx.get(f"{exporter.url}/streams/orders", timeout=30).text
+        finally:
+            stop.set()
+            loop.join(60)
+            member.close()
+    assert got.value("backlog_member_partitions", stream="orders", client_id="worker-1") == 1
+    found = {"stream": "orders", "check": "replication-factor", "level": "loses"}
+    assert got.value("backlog_doctor_findings", **found) == 1
+    assert "worker-1" in page
+    assert "replication factor 1, min.insync.replicas 1" in page
+
+
+def test_a_look_that_fails_ends_no_others(
+    properties: dict[str, str],
+    topic: MakeTopic,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A bug in one look is in the log; the next look is made all the same."""
+
+    def fail(*_: object) -> tuple[CheckFinding, ...]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(checkups, "examine_tool", fail)
+    workspace: Workspace = make_workspace(tmp_path, properties, topic(), watch=WATCH)
+    with open_exporter(workspace, "127.0.0.1:0", "--listen", lambda *_: None) as exporter:
+        wait_until(lambda: "orders" in exporter.board.seen.checkups, what="the stream is looked at")
+        assert "" not in exporter.board.seen.checkups
+    assert "a checkup of the tool failed" in caplog.text
+
+
+def test_what_no_stream_is_about_is_with_the_tool(
+    properties: dict[str, str], tmp_path: Path
+) -> None:
+    """Outboxes and look-back: `backlogctl doctor` without a stream says the same."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    database = OutboxDatabase(url)
+    OutboxAdmin(database).create()
+    database.close()
+    workspace = make_workspace(
+        tmp_path,
+        properties,
+        streams={},
+        sources={"shop": {"url": url}},
+        outboxes={"shop": {"cluster": "main"}},
+        watch=WATCH,
+    )
+    with open_exporter(workspace, "127.0.0.1:0", "--listen", lambda *_: None) as exporter:
+
+        def read() -> Scraped:
+            return Scraped(httpx.get(f"{exporter.url}/metrics", timeout=30).text)
+
+        wait_until(
+            lambda: read().find("backlog_doctor_findings", check="outbox-locks"),
+            what="the doctor looked",
+        )
+        assert read().value("backlog_doctor_findings", check="outbox-locks", stream="") == 1
+        assert "it is in SQLite" in httpx.get(f"{exporter.url}/", timeout=30).text
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == render_page(), (
+        "run: python -m backlogctl.replay.doctor.reference > docs/doctor.md"
+    )
+
+
+def test_every_check_has_a_heading() -> None:
+    headings = [line.removeprefix("### ") for line in PAGE.read_text().splitlines()]
+    assert not set(CATALOGUE) - set(headings)
+
+
+def test_every_finding_names_a_check() -> None:
+    root = PAGE.parents[1]
+    files = [*(root / "monitoring/doctor").glob("*.py"), *(root / "replay").rglob("doctor/*.py")]
+    named = {
+        name for file in files for name in re.findall(r'"([a-z-]+)", CheckLevel', file.read_text())
+    }
+    assert named - set(CATALOGUE) == set()
+    assert len(named) > 30

@@ -25,7 +25,7 @@ from tests.replay.expand.oracle import (
     find_unhandled,
     read_log,
 )
-from tests.replay.expand.test_outsiders import find_left, kill_in_the_drain
+from tests.replay.expand.test_requests import find_left, kill_in_the_drain
 from tests.replay.expand.world import WITHIN, World
 
 UNSET: dict[str, str | None] = dict.fromkeys(SETTINGS)
