@@ -26,7 +26,7 @@ from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import MESSAGE_ID
 from tests.kafka_tools import wait_until
-from tests.redis_server import EmbeddedRedis
+from tests.services import EmbeddedRedis
 
 # The order of the blocks is what is tested.
 # ruff: noqa: PT012, SIM117

@@ -55,8 +55,8 @@ from tests.monitoring.test_rules import (
     list_targets,
     split_as_bash,
 )
-from tests.redis_server import EmbeddedRedis
 from tests.replay.calling import call_main
+from tests.services import EmbeddedRedis
 
 CONFIG = """\
 clusters: {main: {bootstrap.servers: "localhost:9092"}}

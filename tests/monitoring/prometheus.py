@@ -10,7 +10,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from backlogctl.sandbox.secured import HOST
@@ -70,12 +69,7 @@ class EmbeddedPrometheus:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def list_alerts(self, name: str) -> list[dict[str, Any]]:

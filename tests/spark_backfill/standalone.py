@@ -17,7 +17,6 @@ import sysconfig
 import urllib.request
 import venv
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -117,12 +116,7 @@ class StandaloneSpark:
             self.stop()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _make_python(self) -> None:

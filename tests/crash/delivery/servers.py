@@ -8,8 +8,7 @@ import uuid
 from pathlib import Path
 
 from tests.crash.delivery.schedule import DeliverySchedule, DeliveryVerdict, run_delivery
-from tests.mariadb import EmbeddedMariaDb
-from tests.services import EmbeddedPostgres
+from tests.services import EmbeddedMariaDb, EmbeddedPostgres
 
 
 def run_alone(bootstrap: str, directory: Path, schedule: DeliverySchedule) -> DeliveryVerdict:
