@@ -27,7 +27,7 @@ from benchmarks.harness import (
     tabulate,
     take_turns,
 )
-from tests.services import EmbeddedMariaDb, EmbeddedPostgres, EmbeddedRedis
+from tests.kit.services import EmbeddedMariaDb, EmbeddedPostgres, EmbeddedRedis
 
 # A name's figure, what it is, its unit, and the figure of which it is a multiple.
 ROWS: tuple[tuple[str, str, str, str | None], ...] = (

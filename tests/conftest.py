@@ -22,8 +22,8 @@ from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.borrowing import Lender, borrow, start_kafka
 from tests.durations import Durations
+from tests.kit.services import BorrowedKafka, EmbeddedMariaDb, EmbeddedPostgres, Postgres
 from tests.quick import Quick
-from tests.services import BorrowedKafka, EmbeddedMariaDb, EmbeddedPostgres, Postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -40,8 +40,8 @@ from backlogctl_delivery.lookback.messages import Prepared, read_envelope
 from backlogctl_delivery.stamps import EVENT_ID, find_header
 from examples.lost_orders import render_configuration
 from tests.conftest import MakeTopic
-from tests.kafka_tools import properties_of, read_all, wait_until
-from tests.services import EmbeddedRedis
+from tests.kit.kafka import properties_of, read_all, wait_until
+from tests.kit.services import EmbeddedRedis
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9][0-9]-*"))
 ENV = {"SHOP_KAFKA": "127.0.0.1:9092", "PAYMENTS": "127.0.0.1:8791"}

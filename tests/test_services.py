@@ -21,7 +21,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import listens
 from tests import durations, quick, sharing
 from tests.borrowing import Lender, borrow
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ def test_each_test_has_an_empty_database(pg_url: str) -> None:
 def test_postgres_ends_with_an_owner_that_was_killed() -> None:
     """One of several processes of a run may be killed."""
     program = (
-        "import time; from tests.services import EmbeddedPostgres as Server;"
+        "import time; from tests.kit.services import EmbeddedPostgres as Server;"
         "print(Server().start()._data, flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen(

@@ -33,7 +33,7 @@ from tests.accuracy.scenarios import MESSAGES, SCENARIOS, Scenario, Shape
 from tests.accuracy.services import set_stage
 from tests.accuracy.traffic import simulate
 from tests.accuracy.watching import Sampling, watch
-from tests.services import EmbeddedPostgres, Postgres
+from tests.kit.services import EmbeddedPostgres, Postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,10 +15,10 @@ from backlogctl.errors import BacklogError
 from backlogctl.replay.kinds.rebuild.losses import date_edges, tighten_times
 from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import RebuildRequest
-from tests.accuracy.oracle import EXACT, Judgement, judge, read_listed, read_staged
+from tests.accuracy.scenarios import EXACT, Judgement, judge, read_listed, read_staged
 from tests.accuracy.services import Stage
 from tests.accuracy.watching import GROUP, Sampling, Watched, find_begin
-from tests.kafka_tools import properties_of
+from tests.kit.kafka import properties_of
 from tests.spark_backfill import world
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from backlogctl.kafka.admin import create_topic, describe_topic, list_offsets
 from backlogctl.kafka.clients import make_admin
 from tests.accuracy.scenarios import BEGIN
 from tests.accuracy.traffic import Traffic, to_time
-from tests.kafka_tools import move_log_start, properties_of
-from tests.services import Postgres
+from tests.kit.kafka import move_log_start, properties_of
+from tests.kit.services import Postgres
 from tests.spark_backfill.world import await_decided
 
 _EVENTS = """

@@ -18,11 +18,20 @@ from backlogctl.partitioners import hash_murmur2
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Bookmark, Sample
 from tests.accuracy.measure import run_scenario
-from tests.accuracy.oracle import Judgement, Staged, judge, list_lost
 from tests.accuracy.planning import Measured, Method
 from tests.accuracy.promises import find_broken
 from tests.accuracy.pure import Placed, place
-from tests.accuracy.scenarios import BEGIN, PARTITIONS, SCENARIOS, Scenario, Shape
+from tests.accuracy.scenarios import (
+    BEGIN,
+    PARTITIONS,
+    SCENARIOS,
+    Judgement,
+    Scenario,
+    Shape,
+    Staged,
+    judge,
+    list_lost,
+)
 from tests.accuracy.services import list_handled
 from tests.accuracy.traffic import Traffic, simulate
 from tests.accuracy.watching import (
@@ -34,7 +43,7 @@ from tests.accuracy.watching import (
     thin_samples,
     watch,
 )
-from tests.services import Postgres
+from tests.kit.services import Postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

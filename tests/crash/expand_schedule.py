@@ -25,7 +25,7 @@ from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.values import Recovery
 from tests.crash.points import RUNNER_POINTS
-from tests.kafka_tools import delete_topic, read_all, wait_until
+from tests.kit.kafka import delete_topic, read_all, wait_until
 from tests.replay.expand.oracle import (
     SETTINGS,
     await_handled,

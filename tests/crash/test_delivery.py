@@ -13,8 +13,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.delivery.facts import audit_facts
 from tests.crash import points
 from tests.crash.delivery import cast
-from tests.crash.delivery.chain import READER, Part
-from tests.crash.delivery.outbox_chain import OutboxChain
+from tests.crash.delivery.chain import READER, OutboxChain, Part
 from tests.crash.delivery.schedule import (
     CHAINS,
     LOOK_BACK,
@@ -23,7 +22,7 @@ from tests.crash.delivery.schedule import (
     list_points,
     run_delivery,
 )
-from tests.replay.shop import ROOT
+from tests.kit.shop import ROOT
 
 pytestmark = pytest.mark.timeout(600)
 OUTBOXES = tuple(chain for chain in CHAINS if chain != LOOK_BACK)

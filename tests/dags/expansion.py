@@ -24,7 +24,7 @@ from backlogctl.replay.kinds import EXPAND
 from backlogctl.values import Recovery
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import SlotWorld
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 APPROVE, WORK, RESTORE = "expand.approve", "expand.carry_out", "expand.restore_layout"
 # As if consumers were so slow that retention would win: it is raised, from unset.

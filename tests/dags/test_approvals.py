@@ -34,8 +34,7 @@ from tests.dags.conftest import TakeWorld
 from tests.dags.expansion import RESTORE, relaying, start
 from tests.dags.slots import Slots
 from tests.kernel.ledger.makers import make_gap
-from tests.replay.expand.oracle import judge
-from tests.replay.makers import (
+from tests.kit.recoveries import (
     PAST,
     change_ledger,
     keep_plan,
@@ -44,6 +43,7 @@ from tests.replay.makers import (
     read_actions,
     store_plan,
 )
+from tests.replay.expand.oracle import judge
 
 S = RecoveryState
 FORM = "recover_backlog"

@@ -32,9 +32,14 @@ from tests.dags.airflow import Airflow
 from tests.dags.browsing import RECOVER, Visit, open_browser
 from tests.dags.slots import Slots
 from tests.dags.test_approvals import Asked
-from tests.replay.expand_makers import store_expand_plan
-from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk, write_config
-from tests.replay.report_makers import note
+from tests.kit.recoveries import (
+    keep_plan,
+    make_rebuild_plan,
+    note,
+    open_desk,
+    store_expand_plan,
+    write_config,
+)
 
 # What the page in Airflow keeps open, how many it serves at once, and the links of tasks.
 

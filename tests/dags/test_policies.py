@@ -35,8 +35,8 @@ from backlogctl.dags.local.standalone import AirflowStandalone
 from backlogctl.dags.policies import find_cron, find_zone
 from backlogctl.errors import ConfigurationError, EmbeddedError, UsageError
 from tests.dags.airflow import Airflow
-from tests.kafka_tools import wait_until
-from tests.replay.makers import write_config
+from tests.kit.kafka import wait_until
+from tests.kit.recoveries import write_config
 
 BERLIN, SHANGHAI = "Europe/Berlin", "Asia/Shanghai"
 TIMES = st.times().map(lambda at: at.replace(second=0, microsecond=0))

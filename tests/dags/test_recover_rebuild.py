@@ -30,9 +30,9 @@ from tests.dags.offloads import APPROVE as APPROVE_OFFLOAD
 from tests.dags.offloads import RESTORE, SlotOffload, start_offload, take_offload
 from tests.dags.offloads import WORK as OFFLOAD
 from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, SlotWorld, drop_table
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
+from tests.kit.recoveries import read_actions
 from tests.replay.expand.oracle import judge
-from tests.replay.makers import read_actions
 from tests.replay.offload.world import find_place
 
 pytestmark = pytest.mark.timeout(900)

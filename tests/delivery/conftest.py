@@ -18,7 +18,7 @@ from backlogctl_delivery.lookback.grpc_service import SERVICE, add_look_back
 from backlogctl_delivery.lookback.settings import LookBackSettings
 from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from tests.delivery.kit import Answerer, Base, ServeGrpc, Shop, Teller, make_settings, serve_answers
-from tests.services import EmbeddedRedis
+from tests.kit.services import EmbeddedRedis
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol, Self
 
+import pytest
 import sqlalchemy as sa
 from confluent_kafka import Message, Producer
 from sqlalchemy import create_engine, select, text, update
@@ -52,7 +54,7 @@ from backlogctl_delivery.outbox.database import OutboxDatabase, messages
 from backlogctl_delivery.sequenced.checker import SequenceChecker, SequenceVerdict
 from backlogctl_delivery.sequenced.sequence import Stamp, read_stamp
 from backlogctl_delivery.stamps import EVENT_ID, find_header
-from tests.kafka_tools import properties_of, read_all, wait_until
+from tests.kit.kafka import properties_of, read_all, wait_until
 
 FAST = Settings(scan_every=timedelta(seconds=0.05), first_interval=timedelta(seconds=0.1))
 
@@ -504,3 +506,12 @@ def make_topic_on(kafka: EmbeddedKafka, name: str) -> str:
     admin = Admin({"bootstrap.servers": kafka.bootstrap})
     create_topic(admin, name, partitions=1, replication=1, config={}, deadline=Deadline(60))
     return name
+
+
+def list_own(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """The records of our own loggers."""
+    return [
+        one
+        for one in caplog.records
+        if one.name.partition(".")[0] in ("backlogctl", "backlogctl_delivery")
+    ]

@@ -25,8 +25,8 @@ from backlogctl_delivery.idempotent.attempts import (
 from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import MESSAGE_ID
-from tests.kafka_tools import wait_until
-from tests.services import EmbeddedRedis
+from tests.kit.kafka import wait_until
+from tests.kit.services import EmbeddedRedis
 
 # The order of the blocks is what is tested.
 # ruff: noqa: PT012, SIM117

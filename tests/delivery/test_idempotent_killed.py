@@ -24,7 +24,7 @@ from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.stamps import EVENT_ID
 from tests.conftest import MakeTopic
 from tests.delivery.paying import IDENTITY
-from tests.services import EmbeddedRedis
+from tests.kit.services import EmbeddedRedis
 
 ROOT = Path(__file__).parents[2]
 ORDERS = [f"order-{number}" for number in range(30)]

@@ -20,7 +20,7 @@ from backlogctl_delivery.idempotent.attempts import NoMessageId
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import EVENT_ID, MESSAGE_ID
 from tests.delivery.kit import Payment, WorkFailed, list_marks, list_orders, make_message, pay
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 # The order of the blocks is what is tested.
 # ruff: noqa: PT012, SIM117

@@ -54,9 +54,9 @@ from backlogctl_delivery.lookback.tables import (
 )
 from tests.conftest import MakeTopic
 from tests.delivery.kit import Teller, add_old, make_settings
-from tests.kafka_tools import read_all, wait_until
-from tests.monitoring.metric_lines import scrape_registry
-from tests.replay.calling import call_main
+from tests.kit.kafka import read_all, wait_until
+from tests.kit.prometheus import scrape_registry
+from tests.kit.shop import call_main
 
 
 @given(st.lists(st.sampled_from([*Event, "asked committed", "asked rolled back", "park", "send"])))

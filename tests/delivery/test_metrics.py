@@ -45,9 +45,10 @@ from backlogctl_delivery.outbox.database import OutboxDatabase
 from backlogctl_delivery.outbox.metrics import OutboxCollector
 from backlogctl_delivery.outbox.sender import OutboxSender
 from tests.delivery.kit import Shop, Teller
-from tests.kafka_tools import wait_until
-from tests.monitoring.metric_lines import scrape_registry
-from tests.monitoring.prometheus import EmbeddedPrometheus
+from tests.kit.kafka import wait_until
+from tests.kit.prometheus import EmbeddedPrometheus, scrape_registry
+from tests.kit.services import EmbeddedRedis
+from tests.kit.shop import call_main
 from tests.monitoring.test_rules import (
     DASHBOARDS,
     FILES,
@@ -55,8 +56,6 @@ from tests.monitoring.test_rules import (
     list_targets,
     split_as_bash,
 )
-from tests.replay.calling import call_main
-from tests.services import EmbeddedRedis
 
 CONFIG = """\
 clusters: {main: {bootstrap.servers: "localhost:9092"}}

@@ -21,9 +21,9 @@ from backlogctl_delivery.outbox.database import OutboxDatabase, State
 from backlogctl_delivery.sequenced.clients import place_crc32, place_murmur2
 from tests.conftest import MakeTopic
 from tests.delivery.kit import Shop
-from tests.kafka_tools import wait_until
-from tests.monitoring.metric_lines import Scraped
-from tests.replay.calling import call_main
+from tests.kit.kafka import wait_until
+from tests.kit.prometheus import Scraped
+from tests.kit.shop import call_main
 
 
 @pytest.fixture

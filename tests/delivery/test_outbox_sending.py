@@ -36,11 +36,10 @@ from backlogctl_delivery.outbox.database import State, clock_ms, messages
 from backlogctl_delivery.outbox.in_flight import InFlight
 from backlogctl_delivery.outbox.messages import Message
 from tests.conftest import MakeTopic
-from tests.delivery.kit import FAST, Shop, read_id
-from tests.kafka_tools import properties_of, wait_until
-from tests.own_logs import list_own
-from tests.replay.calling import call_main
-from tests.secured import start_secured
+from tests.delivery.kit import FAST, Shop, list_own, read_id
+from tests.kit.kafka import properties_of, wait_until
+from tests.kit.secured import start_secured
+from tests.kit.shop import call_main
 from tests.spark_backfill.world import place_key
 
 

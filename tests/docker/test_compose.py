@@ -28,9 +28,9 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import free_port
 from backlogctl_delivery.lookback.producer import LookBackProducer
 from tests.docker.compose import DOCKER, ROOT, fill_in, read_compose, read_instructions
-from tests.kafka_tools import properties_of, read_all, wait_until
-from tests.monitoring.prometheus import run_promtool
-from tests.services import EmbeddedPostgres
+from tests.kit.kafka import properties_of, read_all, wait_until
+from tests.kit.prometheus import run_promtool
+from tests.kit.services import EmbeddedPostgres
 
 COMPOSE = read_compose()
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

@@ -43,7 +43,7 @@ from backlogctl.values import PartitionSample, Sample
 from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import KEPT
 from tests.fanout.relay.doing import fill, open_transaction, read_committed
-from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.kafka import join, properties_of, publish, set_offsets_raw, wait_until
 
 
 def test_totals() -> None:

@@ -36,7 +36,7 @@ from backlogctl.kafka.errors import GroupActive, TopicMissing
 from backlogctl.ledger import OPERATOR, Hold, Ledger, TemporaryTopic
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kafka_tools import (
+from tests.kit.kafka import (
     commit,
     delete_topic,
     join,

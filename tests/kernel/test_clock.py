@@ -36,7 +36,7 @@ from backlogctl_delivery.visible import (
     quote_word,
     show_value,
 )
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ZONES = st.sampled_from(

@@ -27,7 +27,7 @@ from backlogctl.extras import ExtraMissing, explain_import
 from backlogctl.spark_backfill.sources.reflection import open_engine
 from backlogctl_delivery.database import LIVENESS, add_liveness, make_engine
 from backlogctl_delivery.database_failures import DatabasePlace, explain_failure
-from tests.services import Postgres
+from tests.kit.services import Postgres
 
 POSTGRES, MARIADB, SQLITE = "postgresql://u@h/d", "mariadb://u@h/d", "sqlite:///f.db"
 

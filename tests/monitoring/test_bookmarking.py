@@ -30,9 +30,9 @@ from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.values import Bookmark
 from backlogctl_delivery.stamps import MESSAGE_ID, hash_identity
 from tests.conftest import MakeTopic
-from tests.guarded import allow_all, deny, start_guarded
-from tests.kafka_tools import (
+from tests.kit.kafka import (
     StreamStub,
+    await_markers,
     commit,
     delete_topic,
     move_log_start,
@@ -41,7 +41,7 @@ from tests.kafka_tools import (
     set_offsets_raw,
     wait_until,
 )
-from tests.monitoring.markers import await_markers
+from tests.kit.secured import allow_all, deny, start_guarded
 
 PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
 

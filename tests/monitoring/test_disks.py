@@ -32,7 +32,7 @@ from backlogctl.replay.web.page.app import make_page
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.small_disk import can_limit
 from backlogctl.values import Cause, Certainty, Gap
-from tests.kafka_tools import properties_of, set_config, wait_until
+from tests.kit.kafka import properties_of, set_config, wait_until
 from tests.monitoring.slow_shop import CHECK_SECONDS, SEGMENT_SECONDS, SlowShop, make_settings
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -44,8 +44,9 @@ from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Cause
 from tests.conftest import MakeTopic
-from tests.kafka_tools import (
+from tests.kit.kafka import (
     StreamStub,
+    await_markers,
     commit,
     expire_unread,
     join,
@@ -54,8 +55,7 @@ from tests.kafka_tools import (
     set_offsets_raw,
     wait_until,
 )
-from tests.monitoring.markers import await_markers
-from tests.monitoring.metric_lines import Scraped, scrape
+from tests.kit.prometheus import Scraped, scrape
 
 # The thread that passes over all groups, whatever fails in it.
 

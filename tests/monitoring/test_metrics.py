@@ -34,10 +34,8 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import GapState, RecoveryState
 from backlogctl_delivery.visible import escape_name
 from scripts.metrics_reference import render_reference
-from tests.kafka_tools import StreamStub, expire_unread, properties_of, wait_until
-from tests.monitoring.metric_lines import Scraped, scrape
-from tests.monitoring.prometheus import ROOT, EmbeddedPrometheus, run_promtool
-from tests.monitoring.promql import LABELS
+from tests.kit.kafka import StreamStub, expire_unread, properties_of, wait_until
+from tests.kit.prometheus import LABELS, ROOT, EmbeddedPrometheus, Scraped, run_promtool, scrape
 from tests.monitoring.recorded import record_all
 from tests.monitoring.test_rules import DASHBOARDS, FILES, list_targets
 

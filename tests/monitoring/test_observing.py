@@ -27,8 +27,9 @@ from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
 from tests.conftest import MakeTopic
-from tests.kafka_tools import (
+from tests.kit.kafka import (
     StreamStub,
+    await_markers,
     commit,
     delete_group,
     delete_topic,
@@ -40,7 +41,6 @@ from tests.kafka_tools import (
     set_offsets_raw,
     wait_until,
 )
-from tests.monitoring.markers import await_markers
 
 PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
 

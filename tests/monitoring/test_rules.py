@@ -30,8 +30,7 @@ from backlogctl.monitoring.plots import (
     place_labels,
 )
 from backlogctl.replay.cli import app
-from tests.monitoring.prometheus import run_promtool
-from tests.monitoring.promql import EVERYWHERE, LABELS, list_errors, read_names
+from tests.kit.prometheus import EVERYWHERE, LABELS, list_errors, read_names, run_promtool
 from tests.test_docs import find_anchors
 
 ROOT = Path(__file__).resolve().parents[2]

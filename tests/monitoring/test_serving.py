@@ -33,8 +33,8 @@ from backlogctl.replay.web import server as connections
 from backlogctl.replay.web.access import HostGuard, TokenGuard, find_hosts
 from backlogctl.replay.web.app import HealthCheck, make_web_app
 from backlogctl.replay.web.server import Server, bind_address, parse_address
-from tests.kafka_tools import wait_until
-from tests.monitoring.metric_lines import Scraped
+from tests.kit.kafka import wait_until
+from tests.kit.prometheus import Scraped
 from tests.monitoring.test_metrics import make_status
 
 # The server where strangers reach it: half-open connections, other hosts, tokens, TLS (fault 78).

@@ -31,7 +31,7 @@ from backlogctl.monitoring.watch.loop import Outages, watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Certainty, Gap, Recovery, RecoveryState
 from tests.conftest import MakeTopic
-from tests.kafka_tools import (
+from tests.kit.kafka import (
     StreamStub,
     join,
     move_log_start,

@@ -33,8 +33,8 @@ from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.web.app import HealthCheck
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import add_rules
-from tests.java_tools import run_line, write_script
-from tests.kafka_tools import (
+from tests.kit.java import run_line, write_script
+from tests.kit.kafka import (
     StreamStub,
     delete_group,
     join,
@@ -44,10 +44,10 @@ from tests.kafka_tools import (
     set_offsets_raw,
     wait_until,
 )
+from tests.kit.prometheus import scrape
+from tests.kit.secured import SecuredKafka, start_secured
 from tests.monitoring.group_world import Topic, make_world
-from tests.monitoring.metric_lines import scrape
 from tests.monitoring.test_bookmarking import RebuiltStub
-from tests.secured import SecuredKafka, start_secured
 
 STREAM = RebuiltStub("orders", "service")
 WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))

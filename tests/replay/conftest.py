@@ -13,8 +13,8 @@ from backlogctl.replay.cli import shared
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.replay.makers import open_desk
-from tests.replay.shop import PARTITIONS, Shop
+from tests.kit.recoveries import open_desk
+from tests.kit.shop import PARTITIONS, Shop
 
 
 @pytest.fixture(autouse=True)

@@ -37,8 +37,8 @@ from backlogctl.replay.present.status import describe_recovery_plan, list_next_c
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import RecoveryState
 from tests.conftest import MakeTopic
-from tests.kafka_tools import properties_of
-from tests.replay.makers import (
+from tests.kit.kafka import properties_of
+from tests.kit.recoveries import (
     PAST,
     change_ledger,
     open_desk,
@@ -46,7 +46,7 @@ from tests.replay.makers import (
     store_plan,
     write_config,
 )
-from tests.replay.shop import Shop
+from tests.kit.shop import Shop
 
 S = RecoveryState
 

@@ -18,10 +18,18 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.replay.cli import main
 from backlogctl.replay.engine.archives import clear_staging, find_archive
 from backlogctl.values import GapState
-from tests.kafka_tools import commit, publish, set_offsets_raw
-from tests.replay.makers import change_ledger, read_actions
-from tests.replay.offloaded import list_states, offload
-from tests.replay.shop import DONE, LOST, PARTITIONS, TOTAL, Shop, count_by_partition
+from tests.kit.kafka import commit, publish, set_offsets_raw
+from tests.kit.recoveries import change_ledger, read_actions
+from tests.kit.shop import (
+    DONE,
+    LOST,
+    PARTITIONS,
+    TOTAL,
+    Shop,
+    count_by_partition,
+    list_states,
+    offload,
+)
 from tests.spark_backfill.world import make_gap, make_order, publish_orders
 
 if TYPE_CHECKING:

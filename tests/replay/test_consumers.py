@@ -37,12 +37,10 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import RecoveryState
 from tests.conftest import MakeTopic
 from tests.fanout.launchers.fleets import no_stop
-from tests.java_tools import run_line, write_script
-from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
-from tests.replay.calling import call_main
-from tests.replay.makers import open_desk, write_config
-from tests.replay.shop import Shop
-from tests.streams_group import join_streams_group
+from tests.kit.java import join_streams_group, run_line, write_script
+from tests.kit.kafka import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.recoveries import open_desk, write_config
+from tests.kit.shop import Shop, call_main
 
 SERVICE = """\
 import os, signal

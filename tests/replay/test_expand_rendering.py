@@ -25,8 +25,13 @@ from backlogctl.replay.present.status import describe_recovery, describe_run, li
 from backlogctl.replay.present.terminal import render_progress, render_recoveries
 from backlogctl.values import RecoveryState
 from tests.kernel.ledger.makers import NOON
-from tests.replay.expand_makers import make_burndown, make_expand_plan, make_step, store_expand_plan
-from tests.replay.makers import store_plan
+from tests.kit.recoveries import (
+    make_burndown,
+    make_expand_plan,
+    make_step,
+    store_expand_plan,
+    store_plan,
+)
 from tests.replay.present.test_rendering import ODD, draw, draw_told
 
 MINUTE = NOON + timedelta(minutes=1)

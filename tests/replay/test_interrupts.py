@@ -29,9 +29,8 @@ from backlogctl.replay.web.exporter import open_exporter
 from backlogctl.values import RecoveryState
 from backlogctl_delivery.visible import escape_name
 from tests.conftest import MakeTopic
-from tests.kafka_tools import expire_unread, join, set_offsets_raw, wait_until
-from tests.replay.calling import call_main
-from tests.replay.makers import (
+from tests.kit.kafka import expire_unread, join, set_offsets_raw, wait_until
+from tests.kit.recoveries import (
     change_ledger,
     find_detail,
     open_desk,
@@ -40,7 +39,7 @@ from tests.replay.makers import (
     store_plan,
     write_config,
 )
-from tests.replay.shop import ROOT
+from tests.kit.shop import ROOT, call_main
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
 

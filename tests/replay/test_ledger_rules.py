@@ -39,13 +39,13 @@ from backlogctl.spark_backfill.injection.ledger_topic import CommittedChunk
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.spark_backfill.request import PriorChunk
 from backlogctl.values import Chunk, Recovery, RecoveryState
-from tests.replay.expand_makers import store_expand_plan
-from tests.replay.makers import (
+from tests.kit.recoveries import (
     LEDGER,
     find_detail,
     open_desk,
     read_actions,
     store_approved,
+    store_expand_plan,
     store_plan,
     take_over,
     write_config,

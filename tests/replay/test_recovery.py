@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from tests.kafka_tools import commit, wait_until
-from tests.replay.held import VERIFICATION, WAVE
-from tests.replay.shop import (
+from tests.kit.kafka import commit, wait_until
+from tests.kit.shop import (
     DONE,
     LOST,
     PARTITIONS,
@@ -20,6 +19,7 @@ from tests.replay.shop import (
     count_by_partition,
     upgrade_ledger,
 )
+from tests.replay.held import VERIFICATION, WAVE
 
 HELD = "tests.replay.held"
 WITHIN = 200.0  # seconds

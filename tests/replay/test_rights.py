@@ -30,11 +30,11 @@ from backlogctl.replay.opening import open_workspace
 from backlogctl.values import Recovery, RecoveryState
 from backlogctl_delivery.kafka import AccessDenied
 from scripts.permissions_reference import PAGE, render_page
-from tests.java_tools import run_line, write_script
-from tests.kafka_tools import publish, set_offsets_raw, wait_until
-from tests.replay.calling import call_main
-from tests.replay.makers import open_desk, store_plan
-from tests.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.java import run_line, write_script
+from tests.kit.kafka import publish, set_offsets_raw, wait_until
+from tests.kit.recoveries import open_desk, store_plan
+from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.shop import call_main
 
 _IMPLY = {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER}
 GROUP = "order-service"

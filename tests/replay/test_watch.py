@@ -32,11 +32,11 @@ from backlogctl.replay.observe import retention
 from backlogctl.replay.web import exporter
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Gap, Sample
-from tests.kafka_tools import commit, properties_of, publish, wait_until
-from tests.monitoring.metric_lines import Scraped
+from tests.kit.kafka import commit, properties_of, publish, wait_until
+from tests.kit.prometheus import Scraped
+from tests.kit.recoveries import write_config
+from tests.kit.shop import call_main
 from tests.monitoring.notifications.hook_server import HookServer, Reply, serve_hook
-from tests.replay.calling import call_main
-from tests.replay.makers import write_config
 
 STREAMS = {
     name: {"cluster": "main", "topic": name, "group": "service"}

@@ -23,7 +23,7 @@ import psutil
 import pyspark
 
 from backlogctl.sandbox.secured import HOST
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 ZOMBIES = "BACKLOG_TEST_ZOMBIES"
 _HOME = Path(pyspark.__file__).parent

@@ -22,7 +22,7 @@ from backlogctl.sandbox.secured import Security
 from backlogctl.spark_backfill.messages.windows import CLOCKS, find_windows
 from backlogctl.spark_backfill.sources.reflection import make_access, open_engine, reflect_table
 from backlogctl.spark_backfill.spark.kafka_options import make_java_options
-from tests.java_tools import write_script
+from tests.kit.java import write_script
 from tests.spark_backfill import world
 
 MARGIN = timedelta(minutes=10)

@@ -23,7 +23,7 @@ from backlogctl.spark_backfill.messages.staging import ChunkLimits
 from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
 from backlogctl.values import Cause, Certainty, Gap, GapState
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

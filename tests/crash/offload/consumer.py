@@ -12,7 +12,7 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException
 
-from tests.crash.offload.content import Content
+from tests.crash.offload.traffic import Content
 
 _AT_ONCE = 100
 

@@ -23,11 +23,10 @@ from backlogctl.errors import BacklogError
 from backlogctl.replay.kinds.offload.context import FORWARD
 from backlogctl.values import Recovery
 from examples.stage import SHORT_LIVED_JVM
-from tests.crash.offload.oracle import judge_cancelled, judge_end, judge_offloaded
 from tests.crash.offload.shortened import shorten_offload
-from tests.crash.offload.world import DONE, CrashWorld
+from tests.crash.offload.world import DONE, CrashWorld, judge_cancelled, judge_end, judge_offloaded
 from tests.crash.points import OFFLOAD_POINTS, POINT_OF_NO_RETURN, POINTS
-from tests.kafka_tools import delete_topic
+from tests.kit.kafka import delete_topic
 from tests.replay.expand.shortened import WORLD
 
 BACKLOG = 480

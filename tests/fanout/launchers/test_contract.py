@@ -29,9 +29,17 @@ from backlogctl.fanout.launchers import (
 from backlogctl.kafka.clients import make_consumer
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.fanout.launchers.fleets import make_fleet, no_stop, python, read_seen
-from tests.fanout.launchers.worlds import LocalWorld, ManualWorld, World, wait_for_count
-from tests.kafka_tools import properties_of
+from tests.fanout.launchers.fleets import (
+    LocalWorld,
+    ManualWorld,
+    World,
+    make_fleet,
+    no_stop,
+    python,
+    read_seen,
+    wait_for_count,
+)
+from tests.kit.kafka import properties_of
 
 # The configuration's own tests read it by reference. Other processes' tests have secrets too.
 SECRET = f"hunter2-{uuid.uuid4().hex}"

@@ -25,14 +25,15 @@ from tests.fanout.relay.doing import (
     OLD_MS,
     RelayWorld,
     await_commits,
+    await_joined,
     check_copied,
     fill,
+    member_of,
     open_transaction,
     relay,
     start_relays,
 )
-from tests.fanout.relay.members import await_joined, member_of
-from tests.kafka_tools import delete_group, move_log_start, set_offsets_raw, wait_until
+from tests.kit.kafka import delete_group, move_log_start, set_offsets_raw, wait_until
 
 AWKWARD: tuple[tuple[bytes | None, bytes | None, list[tuple[str, Any]] | None], ...] = (
     (b"key", b"value", None),

@@ -46,18 +46,21 @@ from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
     RelayWorld,
     await_commits,
+    await_joined,
     check_copied,
+    drain_as_member,
     fill,
     filling,
+    member_of,
     pin_nothing,
     pool_of,
     read_committed,
+    read_on,
     relay,
     run_on,
     start_relays,
 )
-from tests.fanout.relay.members import await_joined, drain_as_member, member_of, read_on
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 NOTHING = Hooks(lambda: None, lambda: None, lambda: None)
 PROTOCOLS = {"classic": {"group_protocol": "classic"}, "consumer": {"group_protocol": "consumer"}}

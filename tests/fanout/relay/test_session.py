@@ -33,19 +33,20 @@ from tests.fanout.relay.conftest import KEPT, MakeWorld
 from tests.fanout.relay.doing import (
     RelayWorld,
     await_commits,
+    await_joined,
     check_copied,
     fill,
     filling,
     keep_calling,
+    member_of,
     open_transaction,
     pool_of,
     relay,
     run_on,
     start_relays,
 )
-from tests.fanout.relay.members import await_joined, member_of
 from tests.fanout.relay.test_guard import NOTHING, check_until, session_of
-from tests.kafka_tools import (
+from tests.kit.kafka import (
     delete_group,
     move_log_start,
     properties_of,

@@ -39,7 +39,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.injection.job import require_replicas
 from backlogctl_delivery.kafka import PRODUCER
 from tests.conftest import MakeTopic
-from tests.kafka_tools import commit, delete_topic, join, properties_of, publish, wait_until
+from tests.kit.kafka import commit, delete_topic, join, properties_of, publish, wait_until
 
 
 def test_a_topic_is_described_with_its_id_and_settings(

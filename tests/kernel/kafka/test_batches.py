@@ -33,7 +33,7 @@ from backlogctl.kafka.raw_fetch import (
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
-from tests.kafka_tools import move_log_start, properties_of, publish
+from tests.kit.kafka import move_log_start, properties_of, publish
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 

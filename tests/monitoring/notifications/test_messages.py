@@ -19,9 +19,16 @@ from backlogctl.monitoring.notifications.messages import (
     WebhookClient,
 )
 from backlogctl.monitoring.verdict.status import Verdict
-from tests.kafka_tools import StreamStub
-from tests.monitoring.notifications.hook_server import HookServer, Reply, serve_hook
-from tests.monitoring.notifications.makers import COMMAND, NOW, make_hook, see
+from tests.kit.kafka import StreamStub
+from tests.monitoring.notifications.hook_server import (
+    COMMAND,
+    NOW,
+    HookServer,
+    Reply,
+    make_hook,
+    see,
+    serve_hook,
+)
 
 HOSTILE = "<!channel> & <https://evil.example|page>\n\x1b[2J\u202e"
 PAGE = "https://backlog.example/streams/orders"

@@ -21,9 +21,16 @@ from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kafka_tools import StreamStub, commit, properties_of, publish, wait_until
-from tests.monitoring.notifications.hook_server import OK, HookServer, Reply, Request, serve_hook
-from tests.monitoring.notifications.makers import make_hook, make_look
+from tests.kit.kafka import StreamStub, commit, properties_of, publish, wait_until
+from tests.monitoring.notifications.hook_server import (
+    OK,
+    HookServer,
+    Reply,
+    Request,
+    make_hook,
+    make_look,
+    serve_hook,
+)
 
 QUICK = Pauses((0.05, 0.1, 0.2), refused=0.3)
 

@@ -34,9 +34,8 @@ from backlogctl.monitoring.producers.reader import profile_topic
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
-from tests.kafka_tools import move_log_start, properties_of, publish, set_config, wait_until
-from tests.monitoring.producers.makers import START_MS, Log, fold
-from tests.monitoring.producers.producing import Busy
+from tests.kit.kafka import move_log_start, properties_of, publish, set_config, wait_until
+from tests.monitoring.producers.makers import START_MS, Busy, Log, fold
 
 
 def the_break(log: Log) -> SequenceBreak:

@@ -33,9 +33,8 @@ from backlogctl.replay.present.tables import render_audit
 from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
-from tests.kafka_tools import move_log_start, set_offsets_raw
-from tests.replay.offloaded import offload
-from tests.replay.shop import PARTITIONS, PROCESSED, Shop, count_by_partition, place
+from tests.kit.kafka import move_log_start, set_offsets_raw
+from tests.kit.shop import PARTITIONS, PROCESSED, Shop, count_by_partition, offload, place
 from tests.spark_backfill.world import (
     ORDERS,
     await_decided,

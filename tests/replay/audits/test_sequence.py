@@ -25,10 +25,9 @@ from backlogctl.replay.observe.rights import list_seeing
 from backlogctl.replay.opening import open_workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.sequenced.sequence import SEQUENCE, Stamp, write_stamp
-from tests.kafka_tools import move_log_start, properties_of, set_offsets_raw, wait_until
-from tests.replay.calling import call_main
-from tests.replay.shop import LOCAL_SPARK, PROCESSED, Shop
-from tests.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.kafka import move_log_start, properties_of, set_offsets_raw, wait_until
+from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.shop import LOCAL_SPARK, PROCESSED, Shop, call_main
 from tests.spark_backfill.world import FIELDS, ORDERS, fill_table, make_order
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.kafka import AccessDenied
 from tests.conftest import MakeTopic
-from tests.guarded import deny, start_guarded
-from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.kafka import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.secured import deny, start_guarded
 from tests.monitoring.producers.makers import Log, fold
 from tests.replay.doctor.world import examine, make_workspace
 

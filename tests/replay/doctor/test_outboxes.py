@@ -26,8 +26,8 @@ from backlogctl_delivery.lookback.tables import (
 )
 from backlogctl_delivery.outbox.database import Shape
 from tests.delivery.kit import Shop, Teller, make_settings
-from tests.kafka_tools import properties_of
-from tests.replay.calling import call_main
+from tests.kit.kafka import properties_of
+from tests.kit.shop import call_main
 from tests.replay.doctor.world import SOURCE, list_levels, make_workspace
 
 DAY = 86_400_000

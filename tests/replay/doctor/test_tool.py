@@ -31,11 +31,11 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
 from tests.conftest import MakeTopic
-from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
-from tests.monitoring.metric_lines import Scraped
-from tests.replay.calling import call_main
+from tests.kit.kafka import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.prometheus import Scraped
+from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.shop import call_main
 from tests.replay.doctor.world import SOURCE, examine, make_table, make_workspace
-from tests.secured import PASSWORD, SecuredKafka, start_secured
 
 TABLE = "CREATE TABLE orders (order_id TEXT PRIMARY KEY, updated_at TEXT)"
 INDEX = "CREATE INDEX orders_updated_at ON orders (updated_at)"

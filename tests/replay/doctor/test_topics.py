@@ -16,7 +16,7 @@ from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.replay.doctor import stream
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kafka_tools import properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.kafka import properties_of, publish, set_offsets_raw, wait_until
 from tests.replay.doctor.world import examine, list_levels, make_workspace
 
 DAY = 86_400_000

@@ -21,7 +21,7 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import TemporaryTopic
 from backlogctl.replay.consumers import fleet
 from backlogctl.replay.kinds.expand import canary, steps
-from tests.kafka_tools import read_all
+from tests.kit.kafka import read_all
 
 WORLD = "EXPAND_WORLD"  # in the environment of every process of a world: its directory
 QUIET = 0.5

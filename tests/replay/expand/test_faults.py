@@ -24,12 +24,12 @@ from backlogctl.replay.consumers import fleet
 from backlogctl.replay.kinds.expand import topics
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Recovery
-from tests.kafka_tools import delete_topic, wait_until
+from tests.kit.kafka import delete_topic, wait_until
+from tests.kit.recoveries import PAST, change_ledger
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import SETTINGS, find_layout_problems, judge, read_log
 from tests.replay.expand.shortened import QUIET
 from tests.replay.expand.world import WITHIN, World
-from tests.replay.makers import PAST, change_ledger
 
 SLOW = 5.0  # of each recovery consumer: the drain lasts until the test lets it go
 

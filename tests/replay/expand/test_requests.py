@@ -39,7 +39,8 @@ from backlogctl.replay.kinds.expand.topics import (
     find_moved_commits,
 )
 from backlogctl.values import Cause, Certainty, Recovery, RecoveryState
-from tests.kafka_tools import read_all, wait_until
+from tests.kit.kafka import read_all, wait_until
+from tests.kit.recoveries import open_desk, store_expand_plan, store_plan, take_over
 from tests.replay.expand.oracle import (
     SETTINGS,
     await_handled,
@@ -49,8 +50,6 @@ from tests.replay.expand.oracle import (
     read_log,
 )
 from tests.replay.expand.world import PARTITIONS, WITHIN, World
-from tests.replay.expand_makers import store_expand_plan
-from tests.replay.makers import open_desk, store_plan, take_over
 
 SLOW = 5.0  # of each recovery consumer: the drain lasts until somebody has asked
 

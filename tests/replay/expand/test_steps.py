@@ -25,7 +25,7 @@ from backlogctl.replay.kinds.expand.context import ExpandContext
 from backlogctl.replay.kinds.expand.steps import STEPS, remove_temporary_topic
 from backlogctl.replay.present.status import find_status
 from backlogctl.values import Recovery, RecoveryState, Step
-from tests.kafka_tools import join
+from tests.kit.kafka import join
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import REPLICAS, WITHIN, World
 

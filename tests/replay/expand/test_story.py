@@ -17,7 +17,8 @@ from backlogctl.replay.kinds.expand import context as expand_closing
 from backlogctl.replay.kinds.expand import context as expand_context
 from backlogctl.replay.kinds.expand.context import ExpandContext
 from backlogctl.replay.observe.rights import list_rights
-from tests.kafka_tools import set_offsets_raw, wait_until
+from tests.kit.kafka import set_offsets_raw, wait_until
+from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import (
     await_handled,
@@ -29,7 +30,6 @@ from tests.replay.expand.oracle import (
 )
 from tests.replay.expand.shortened import WORLD, shorten
 from tests.replay.expand.world import PARTITIONS, WITHIN, World
-from tests.secured import PASSWORD, SecuredKafka, start_secured
 
 
 def test_fault_64_by_the_command_line_with_nothing_shortened(make_world: MakeWorld) -> None:

@@ -19,7 +19,7 @@ from backlogctl.replay.kinds.expand.canary import SLOW_SHARE, CanaryFailed, Spee
 from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.expand.planning import plan_expand
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.world import REPLICAS, World
 

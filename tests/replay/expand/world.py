@@ -41,9 +41,9 @@ from backlogctl.replay.observe.retention import release_stream
 from backlogctl.replay.opening import open_workspace
 from backlogctl.values import Recovery
 from backlogctl_delivery import crashpoints
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
+from tests.kit.shop import ROOT, Said
 from tests.replay.expand.shortened import WORLD
-from tests.replay.shop import ROOT, Said
 
 CONSUMER = Path(__file__).with_name("consumer.py")
 PARTITIONS = FACTOR = REPLICAS = 2

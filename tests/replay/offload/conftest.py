@@ -10,7 +10,7 @@ import pytest
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kafka_tools import set_offsets_raw, wait_until
+from tests.kit.kafka import set_offsets_raw, wait_until
 from tests.replay.expand.shortened import WORLD
 from tests.replay.expand.world import PARTITIONS
 from tests.replay.offload.shortened import shorten

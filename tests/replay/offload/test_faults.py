@@ -27,9 +27,9 @@ from backlogctl.spark_backfill.archive import writing
 from backlogctl.spark_backfill.archive.batches import write_batch
 from backlogctl.spark_backfill.archive.place import ArchiveFull, ArchivePlace
 from backlogctl.spark_backfill.archive.writing import find_moved_log_starts
-from tests.kafka_tools import delete_topic, move_log_start, set_offsets_raw, wait_until
+from tests.kit.kafka import delete_topic, move_log_start, set_offsets_raw, wait_until
+from tests.kit.recoveries import change_ledger
 from tests.replay.expand.shortened import QUIET
-from tests.replay.makers import change_ledger
 from tests.replay.offload.conftest import READ, MakeOffload
 from tests.replay.offload.world import (
     OffloadWorld,

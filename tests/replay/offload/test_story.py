@@ -11,7 +11,7 @@ from backlogctl.fanout.launchers import Role
 from backlogctl.kafka.admin import create_topic
 from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.values import Gap, Recovery
-from tests.kafka_tools import delete_topic, move_log_start, set_offsets_raw, wait_until
+from tests.kit.kafka import delete_topic, move_log_start, set_offsets_raw, wait_until
 from tests.replay.offload.conftest import READ
 from tests.replay.offload.world import (
     OffloadWorld,

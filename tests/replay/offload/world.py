@@ -21,7 +21,7 @@ from backlogctl.replay.kinds.offload.plan import ALLOW_DISK, OffloadOptions
 from backlogctl.replay.kinds.offload.planning import plan_offload
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.values import Recovery
-from tests.kafka_tools import read_all, wait_until
+from tests.kit.kafka import read_all, wait_until
 from tests.replay.expand.oracle import read_log
 from tests.replay.expand.world import KEYS, PARTITIONS, WITHIN, World
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backlogctl.replay.engine.kind import Workspace
-from tests.replay.makers import open_desk
+from tests.kit.recoveries import open_desk
 
 
 @pytest.fixture

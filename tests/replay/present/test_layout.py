@@ -50,8 +50,7 @@ from backlogctl.spark_backfill.injection.brakes import InjectionProgress
 from backlogctl.spark_backfill.injection.transactional import ChunkResult, CommitOutcome
 from backlogctl.values import Chunk, ChunkState, RecoveryState
 from tests.kernel.ledger.makers import NOON
-from tests.replay.expand_makers import make_burndown
-from tests.replay.makers import open_desk, store_plan
+from tests.kit.recoveries import make_burndown, open_desk, store_plan
 
 WORDS = st.text("abc1,.-日", min_size=1, max_size=30)
 SENTENCES = st.lists(WORDS, max_size=12).map(" ".join)

@@ -60,9 +60,8 @@ from backlogctl.values import (
     RecoveryState,
 )
 from tests.kernel.ledger.makers import NOON
-from tests.replay.calling import call_main
-from tests.replay.expand_makers import make_step, store_expand_plan
-from tests.replay.makers import open_desk, store_approved, store_plan
+from tests.kit.recoveries import make_step, open_desk, store_approved, store_expand_plan, store_plan
+from tests.kit.shop import call_main
 
 ODD = "ann [/ops] [red] :smile:"
 

@@ -22,24 +22,23 @@ from backlogctl.replay.present.report_page import render_page, render_summary, w
 from backlogctl.replay.present.timeline import find_rise
 from backlogctl.values import Cause, Gap, RecoveryState, SequenceRange, hash_value
 from tests.kernel.ledger.makers import NOON, make_gap
-from tests.replay.expand_makers import make_expand_plan, store_expand_plan
-from tests.replay.makers import (
-    change_ledger,
-    keep_plan,
-    make_rebuild_plan,
-    open_desk,
-    store_approved,
-    store_plan,
-)
-from tests.replay.report_makers import (
+from tests.kit.recoveries import (
     Page,
+    change_ledger,
     drain,
+    keep_plan,
+    make_expand_plan,
+    make_rebuild_plan,
     note,
+    open_desk,
     plan_lost,
     print_text,
     put_back,
     report,
     sample,
+    store_approved,
+    store_expand_plan,
+    store_plan,
 )
 
 S = RecoveryState

@@ -9,8 +9,8 @@ import pytest
 
 from backlogctl.spark_backfill.archive.verification import purge_archive
 from backlogctl.values import GapState
-from tests.kafka_tools import move_log_start, set_config
-from tests.replay.offloaded import offload
+from tests.kit.kafka import move_log_start, set_config
+from tests.kit.shop import Shop, offload, place
 from tests.replay.redrive.world import (
     KEEP,
     Header,
@@ -21,7 +21,6 @@ from tests.replay.redrive.world import (
     publish,
     read_sent,
 )
-from tests.replay.shop import Shop, place
 from tests.spark_backfill.archive.archiving import list_data
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import pytest
 from backlogctl.kafka.admin import describe_topic
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
-from tests.kafka_tools import set_config
+from tests.kit.kafka import set_config
+from tests.kit.shop import Shop, place
 from tests.replay.redrive.world import (
     KEEP,
     Header,
@@ -23,7 +24,6 @@ from tests.replay.redrive.world import (
     run,
     spring,
 )
-from tests.replay.shop import Shop, place
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]
 

@@ -13,7 +13,8 @@ import pytest
 from backlogctl.kafka.admin import create_topic, describe_topic, list_topic_readers, read_metadata
 from backlogctl.replay.injection import target
 from tests.conftest import MakeTopic
-from tests.kafka_tools import commit, delete_topic, set_config
+from tests.kit.kafka import commit, delete_topic, set_config
+from tests.kit.shop import PARTITIONS, Shop, place
 from tests.replay.redrive.world import (
     AT,
     KEEP,
@@ -26,7 +27,6 @@ from tests.replay.redrive.world import (
     read_sent,
     run,
 )
-from tests.replay.shop import PARTITIONS, Shop, place
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]
 

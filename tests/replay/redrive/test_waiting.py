@@ -44,13 +44,20 @@ from backlogctl.replay.runbooks.nights import Tonight, _count_gaps, find_night_w
 from backlogctl.replay.runbooks.work import carry_on, list_waiting_work
 from backlogctl.values import Cause, Gap, GapState, OffsetRange, RecoveryState
 from backlogctl_delivery import stamps
-from tests.kafka_tools import commit, move_log_start, read_all, set_config, wait_until
 from tests.kernel.ledger.makers import NOON, make_gap
-from tests.replay.calling import call_main
-from tests.replay.makers import open_desk
-from tests.replay.offloaded import offload
+from tests.kit.kafka import commit, move_log_start, read_all, set_config, wait_until
+from tests.kit.recoveries import open_desk
+from tests.kit.shop import (
+    DONE,
+    LOCAL_SPARK,
+    PARTITIONS,
+    Shop,
+    call_main,
+    count_by_partition,
+    offload,
+    place,
+)
 from tests.replay.redrive.world import UNREAD, Message, carry_out, plain_shop, plan, read_own, run
-from tests.replay.shop import DONE, LOCAL_SPARK, PARTITIONS, Shop, count_by_partition, place
 from tests.spark_backfill.archive import archiving
 from tests.spark_backfill.archive.test_s3 import BUCKET, KEYS, endpoint
 from tests.spark_backfill.world import (

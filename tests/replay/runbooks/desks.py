@@ -22,8 +22,7 @@ from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
 from backlogctl.values import Cause, Gap, Recovery, RecoveryState, hash_value
 from tests.kernel.ledger.makers import make_gap
-from tests.replay.expand_makers import make_expand_plan
-from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk
+from tests.kit.recoveries import keep_plan, make_expand_plan, make_rebuild_plan, open_desk
 
 S = RecoveryState
 TOPIC_ID = "topic-id"

@@ -40,7 +40,7 @@ from backlogctl.replay.runbooks.detection import (
 )
 from backlogctl.replay.runbooks.nights import Interval, NightWork, Tonight, find_night_work
 from backlogctl.values import Cause, Gap, GapState, Recovery, RecoveryState
-from tests.replay.makers import PAST, change_ledger
+from tests.kit.recoveries import PAST, change_ledger
 from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
 
 S = RecoveryState

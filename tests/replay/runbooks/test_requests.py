@@ -51,7 +51,7 @@ from backlogctl.replay.runbooks.requests import (
 )
 from backlogctl.replay.runbooks.work import carry_on, list_left_open, restore_layout
 from backlogctl.values import Recovery, RecoveryState
-from tests.replay.makers import make_recovery
+from tests.kit.recoveries import make_recovery
 from tests.replay.runbooks.desks import (
     MYSTERY,
     RUN,

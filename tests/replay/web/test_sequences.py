@@ -31,9 +31,9 @@ from backlogctl_delivery.sequenced.producer import SequencedProducer
 from backlogctl_delivery.sequenced.sequence import SEQUENCE
 from backlogctl_delivery.stamps import RECOVERY_ID
 from tests.conftest import MakeTopic
-from tests.guarded import allow_all, deny, start_guarded
-from tests.kafka_tools import move_log_start, properties_of, wait_until
-from tests.monitoring.metric_lines import Scraped
+from tests.kit.kafka import move_log_start, properties_of, wait_until
+from tests.kit.prometheus import Scraped
+from tests.kit.secured import allow_all, deny, start_guarded
 from tests.replay.doctor.world import make_workspace
 
 HOLE = Hole("orders", 0, "shop", 1, 3, 9)

@@ -34,7 +34,7 @@ from backlogctl.spark_backfill.archive.verification import (
 from backlogctl.spark_backfill.archive.writing import write_archive
 from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
-from tests.kafka_tools import move_log_start
+from tests.kit.kafka import move_log_start
 from tests.spark_backfill.archive import archiving
 
 if TYPE_CHECKING:

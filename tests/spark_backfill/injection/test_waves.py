@@ -56,7 +56,7 @@ from backlogctl.spark_backfill.injection.transactional import (
 )
 from backlogctl.values import Chunk
 from tests.crash.scenario import judge
-from tests.kafka_tools import delete_topic, move_log_start
+from tests.kit.kafka import delete_topic, move_log_start
 from tests.spark_backfill.injection.conftest import MakeScenario
 from tests.spark_backfill.injection.doing import (
     Stop,

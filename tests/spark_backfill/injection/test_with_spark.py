@@ -47,7 +47,7 @@ from backlogctl.spark_backfill.injection.verification import VerificationResult,
 from backlogctl.spark_backfill.injection.waves import SparkChunkRunner, inject, inject_with
 from tests.conftest import MakeTopic
 from tests.crash.scenario import make_table
-from tests.kafka_tools import delete_topic
+from tests.kit.kafka import delete_topic
 from tests.spark_backfill.injection.conftest import MakeScenario
 from tests.spark_backfill.injection.doing import (
     assert_same_set,

@@ -11,7 +11,7 @@ import pytest
 
 from backlogctl.monitoring.watch.board import ClusterPass
 from backlogctl.replay.web.page.app import make_page
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 from tests.replay.web.page.night import NOW, Night, make_group, make_groups
 from tests.replay.web.page.story import tell_night
 

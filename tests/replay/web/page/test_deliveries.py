@@ -16,12 +16,18 @@ from backlogctl.replay.cli import main
 from backlogctl.replay.web.deliveries import DeliveryLook
 from backlogctl.replay.web.page.overview import DeliveryRow, list_rows
 from backlogctl.values import RecoveryState
-from tests.replay.expand_makers import make_expand_plan
-from tests.replay.makers import make_rebuild_plan
-from tests.replay.web.page.delivered import SEEN, describe_deliveries, make_look_back, make_outbox
+from tests.kit.recoveries import make_expand_plan, make_rebuild_plan
 from tests.replay.web.page.night import SECRET, Night, make_stream
 from tests.replay.web.page.story import tell_night
-from tests.replay.web.page.visits import read, serve, strip
+from tests.replay.web.page.visits import (
+    SEEN,
+    describe_deliveries,
+    make_look_back,
+    make_outbox,
+    read,
+    serve,
+    strip,
+)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A shop that lost orders: table, topic, group, consumer's table and configuration file."""
+"""A shop that lost orders, what an offload leaves of it, and the command as a call."""
 
 from __future__ import annotations
 
@@ -6,27 +6,37 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
+import pytest
+
+from backlogctl.archive_manifest import ArchiveManifest
+from backlogctl.clock import utc_now
 from backlogctl.config import load_config
-from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.admin import list_offsets, read_topic_id
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.groups import committed_offsets
 from backlogctl.ledger import upgrade
+from backlogctl.replay.cli import main, shared
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.injection.ledger import find_ledger
 from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
 from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
 from backlogctl.replay.opening import open_workspace
+from backlogctl.spark_backfill.archive.job import ArchiveJob
+from backlogctl.spark_backfill.archive.writing import write_archive
 from backlogctl.spark_backfill.injection.ledger_topic import CLOSED, read_visible
-from backlogctl.values import Recovery
+from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, Recovery, RecoveryState
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from examples.stage import SHORT_LIVED_JVM
-from tests.kafka_tools import commit, move_log_start, read_all
-from tests.replay.calling import call_main
+from tests.kit.kafka import commit, move_log_start, read_all, set_offsets_raw
 from tests.spark_backfill.world import (
     FIELDS,
     ORDERS,
@@ -36,6 +46,41 @@ from tests.spark_backfill.world import (
     place_key,
     publish_orders,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def call_main(
+    words: tuple[str, ...], directory: Path, environment: Mapping[str, str]
+) -> tuple[int, str, str]:
+    """Its exit code, and what it said on stdout and stderr."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with pytest.MonkeyPatch.context() as patch, _turned(out, err):
+            patch.chdir(directory)
+            patch.setattr(shared, "SESSION", shared.Session())
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            code = main(words)
+        for file in (out, err):
+            file.seek(0)
+        return code, out.read(), err.read()
+
+
+@contextmanager
+def _turned(out: IO[str], err: IO[str]) -> Iterator[None]:
+    """The process's own outputs, where Java writes too: `--json` turns them once more."""
+    with ExitStack() as undone:
+        for number, file, redirect in ((1, out, redirect_stdout), (2, err, redirect_stderr)):
+            kept = os.dup(number)
+            undone.callback(os.close, kept)
+            undone.callback(os.dup2, kept, number)
+            os.dup2(file.fileno(), number)
+            stream = os.fdopen(number, "w", closefd=False)
+            undone.enter_context(stream)
+            undone.enter_context(redirect(stream))
+        yield
+
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 3
@@ -222,3 +267,128 @@ def count_by_partition(numbers: range) -> Mapping[int, int]:
 def upgrade_ledger(url: str) -> None:
     """Makes a PostgreSQL ledger's tables."""
     upgrade(url)
+
+
+ACTOR = "os:tester@here"
+
+
+def offload(
+    shop: Shop,
+    spark: SparkSession,
+    *,
+    workspace: Workspace | None = None,
+    partitions: int = PARTITIONS,
+    starts: Mapping[int, int] | None = None,
+    file_bytes: int = 2_000,
+    store: str | None = None,
+) -> str:
+    """Archives what is unread, moves the group behind it and deletes it; the offload's id.
+
+    The offload itself is on record as rejected: what a verified one leaves is the same.
+
+    Args:
+        store: the ledger says that the archive lies there, in a folder of its id.
+    """
+    opened = workspace or shop.open()
+    stream = opened.config.stream(shop.stream)
+    admin = make_admin(shop.properties)
+    numbers = range(partitions)
+    fence = list_offsets(admin, shop.topic, numbers, "latest", "read_committed")
+    if starts is None:
+        lows = list_offsets(admin, shop.topic, numbers, "earliest")
+        found = committed_offsets(shop.properties, shop.group, shop.topic, numbers)
+        starts = {number: max(lows[number], found.get(number) or 0) for number in numbers}
+    ranges = [OffsetRange(n, starts[n], fence[n]) for n in numbers if starts[n] < fence[n]]
+    recovery_id = record_offload(opened, shop)
+    job = ArchiveJob(
+        recovery_id=recovery_id,
+        stream=stream.name,
+        cluster=stream.cluster,
+        topic=shop.topic,
+        topic_id=read_topic_id(admin, shop.topic)[0],
+        group=shop.group,
+        partitions=partitions,
+        plan_hash=opened.ledger.recoveries.get(recovery_id).plan_hash,
+        made_by=ACTOR,
+        location=str(opened.config.staging.dir / "archives" / recovery_id),
+        ranges=tuple(ranges),
+        properties=shop.properties,
+        bytes_per_message=100,
+        file_bytes=file_bytes,
+    )
+    manifest = write_archive(spark, job)
+    keep(opened, manifest, job.location if store is None else f"{store}/{recovery_id}")
+    set_offsets_raw(shop.properties, shop.group, shop.topic, fence)
+    move_log_start(shop.properties, shop.topic, fence)
+    return recovery_id
+
+
+def record_offload(workspace: Workspace, shop: Shop) -> str:
+    """An offload of which nothing is left to do."""
+    ledger = workspace.ledger
+    made = ledger.recoveries.create(
+        "offload",
+        shop.stream,
+        "main",
+        shop.topic,
+        shop.group,
+        {},
+        "f" * 64,
+        (),
+        ACTOR,
+        stops_consumers=True,
+        holds_when_failed=True,
+    )
+    ledger.recoveries.advance(made.id, RecoveryState.REJECTED, ACTOR)
+    return made.id
+
+
+def keep(workspace: Workspace, manifest: ArchiveManifest, location: str) -> tuple[Gap, ...]:
+    """Puts an archive and its gaps on record, as an offload does."""
+    ledger = workspace.ledger
+    ledger.archives.record(
+        manifest.recovery_id,
+        stream=manifest.stream,
+        cluster=manifest.cluster,
+        topic=manifest.topic,
+        topic_id=manifest.topic_id,
+        location=location,
+        manifest_sha256=manifest.sha256(),
+        messages=manifest.count,
+        bytes=manifest.bytes,
+        ranges=manifest.ranges,
+    )
+    for item in manifest.ranges:
+        if item.start == item.end:
+            continue
+        ledger.gaps.record(
+            Gap(
+                id="",
+                stream=manifest.stream,
+                cluster=manifest.cluster,
+                topic=manifest.topic,
+                group=manifest.group,
+                topic_id=manifest.topic_id,
+                partition=item.partition,
+                start=item.start,
+                end=item.end,
+                cause=Cause.DISCARDED,
+                certainty=Certainty.EXACT,
+                state=GapState.OPEN,
+                first_time=item.first_time,
+                last_time=item.last_time,
+                detected_at=utc_now(),
+                archive=manifest.recovery_id,
+            )
+        )
+    # What an older gap covers is cut out of them.
+    gaps = [gap for gap in ledger.gaps.list() if gap.archive == manifest.recovery_id]
+    ids = [gap.id for gap in gaps]
+    for state in (GapState.PLANNED, GapState.STAGED):
+        ledger.gaps.advance(ids, state, manifest.recovery_id, actor=ACTOR)
+    return tuple(replace(gap, state=GapState.STAGED) for gap in gaps)
+
+
+def list_states(workspace: Workspace) -> Sequence[str]:
+    """The states of all gaps, each once."""
+    return sorted({str(gap.state) for gap in workspace.ledger.gaps.list()})

@@ -23,7 +23,7 @@ from redis.retry import Retry
 from backlogctl.sandbox import watchdog
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import HOST, free_port
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 
 def find_postgres() -> Path | None:

@@ -1,16 +1,26 @@
-"""A broker with logins over TLS and an authorizer, and users with just these rights."""
+"""Brokers that ask who connects and what they may do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from backlogctl.kafka.clients import make_admin
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.rights import Right, make_bindings, read_rights
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import add_rules, add_user
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 PASSWORD = "a-long-password"
 
@@ -54,3 +64,42 @@ def start_secured(folder: Path) -> Iterator[SecuredKafka]:
     """Nobody may do what no rule allows."""
     with EmbeddedKafka.start(folder / "kafka", secured=True) as kafka:
         yield SecuredKafka(kafka)
+
+
+@contextmanager
+def start_guarded(folder: Path) -> Iterator[Admin]:
+    """Everybody may do what nobody has forbidden."""
+    properties = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with EmbeddedKafka.start(folder / "kafka", properties=properties) as kafka:
+        yield make_admin({"bootstrap.servers": kafka.bootstrap})
+
+
+def deny(admin: Admin, kind: ResourceType, name: str, operation: AclOperation) -> None:
+    for verb, permission in (
+        (AclOperation.ALL, AclPermissionType.ALLOW),
+        (operation, AclPermissionType.DENY),
+    ):
+        binding = AclBinding(
+            kind, name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", verb, permission
+        )
+        for future in admin.create_acls([binding]).values():
+            future.result(90)
+
+
+def allow_all(admin: Admin, kind: ResourceType, name: str) -> None:
+    """Takes the rules about a resource away."""
+    anyone: Any = None  # the client's types do not know that a filter may leave it open
+    every = AclBindingFilter(
+        kind,
+        name,
+        ResourcePatternType.LITERAL,
+        anyone,
+        anyone,
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
+    for future in admin.delete_acls([every]).values():
+        future.result(90)

@@ -1,9 +1,12 @@
-"""What tests do to a real Kafka: publish, read, commit, and let real retention expire messages."""
+"""What tests do with a Kafka again and again; other addresses of a broker."""
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from confluent_kafka import (
@@ -22,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 
 HOUR_MS = 3_600_000
@@ -232,3 +236,46 @@ def read_all(properties: Mapping[str, str], topic: str, partitions: Iterable[int
             raise KafkaException(error)
     consumer.close()
     return messages
+
+
+@contextmanager
+def forward(host: str, target: tuple[str, int]) -> Iterator[str]:
+    """Listens on `host`, passes each connection on; yields `host:port`."""
+    with socket.create_server((host, 0)) as server:
+        threading.Thread(target=_accept, args=(server, target), daemon=True).start()
+        yield f"{host}:{server.getsockname()[1]}"
+
+
+def _accept(server: socket.socket, target: tuple[str, int]) -> None:
+    with suppress(OSError):
+        while True:
+            near, _ = server.accept()
+            far = socket.create_connection(target)
+            threading.Thread(target=_carry, args=(near, far), daemon=True).start()
+
+
+def _carry(near: socket.socket, far: socket.socket) -> None:
+    with near, far:
+        back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
+        back.start()
+        _pass_on(near, far)
+        back.join()
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    with suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
+
+
+def await_markers(properties: Mapping[str, str], topic: str, ends: Mapping[int, int]) -> None:
+    """Until the log has the markers of a committed transaction: these are its stable ends then.
+
+    The coordinator answers a commit before it sends them.
+    """
+    wait_until(
+        lambda: list_offsets(properties, topic, ends, "latest", "read_committed") == dict(ends),
+        what="the markers are written",
+    )
