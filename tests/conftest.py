@@ -34,6 +34,8 @@ MakeTopic = Callable[..., str]
 
 _TOPIC_SECONDS = 90.0
 _MARKED_BY = {"kafka": "kafka", "postgres": "postgres", "spark": "spark"}
+# Each starts a dozen processes, one after the other.
+_STORIES, _LONG = ("tests/replay/expand/", "tests/replay/offload/"), 600
 
 settings.register_profile(
     "quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -114,6 +116,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture in getattr(item, "fixturenames", ()):
             if fixture in _MARKED_BY:
                 item.add_marker(_MARKED_BY[fixture])
+                if item.nodeid.startswith(_STORIES):
+                    item.add_marker(pytest.mark.timeout(_LONG))
 
 
 @pytest.fixture(autouse=True)

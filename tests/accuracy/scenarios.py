@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from tests.accuracy.traffic import Traffic
+if TYPE_CHECKING:
+    from tests.accuracy.traffic import Traffic
 
 BEGIN = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
 MESSAGES = 43_200

@@ -33,7 +33,7 @@ from tests.dags.airflow import Airflow, DagRun
 from tests.dags.conftest import TakeWorld
 from tests.dags.expansion import RESTORE, relaying, start
 from tests.dags.slots import Slots
-from tests.kernel.ledger.makers import make_gap
+from tests.kit.ledger import make_gap
 from tests.kit.recoveries import (
     PAST,
     change_ledger,

@@ -29,7 +29,7 @@ from tests.dags.expansion import APPROVE, WORK, Expansion, relaying, start
 from tests.dags.offloads import APPROVE as APPROVE_OFFLOAD
 from tests.dags.offloads import RESTORE, SlotOffload, start_offload, take_offload
 from tests.dags.offloads import WORK as OFFLOAD
-from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, SlotWorld, drop_table
+from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, drop_table
 from tests.kit.kafka import wait_until
 from tests.kit.recoveries import read_actions
 from tests.replay.expand.oracle import judge
@@ -184,11 +184,6 @@ def await_progress(shop: SlotShop) -> None:
     """Waits until more is put back than now."""
     sent = len(shop.read_injected())
     wait_until(lambda: len(shop.read_injected()) > sent, 240, what="it goes on")
-
-
-def find_strangers(world: SlotWorld) -> set[str]:
-    """Client ids in the original group that are not the stream's consumers."""
-    return {name for name in world.find_members() if name != "order-service-original"}
 
 
 def check_outlives(expansion: Expansion) -> None:

@@ -46,6 +46,7 @@ from tests.kit.kafka import (
     set_config,
     wait_until,
 )
+from tests.kit.ledger import create_recovery
 
 PLAIN: Any = {"compression.type": "none"}
 
@@ -56,10 +57,7 @@ class Desk:
     def __init__(self, ledger: Ledger, admin: Admin, topic: str) -> None:
         self.ledger, self.admin, self.topic = ledger, admin, topic
         self.source = verbs.describe_topic(admin, topic)
-        self.id = ledger.recoveries.create(
-            "expand", topic, "main", topic, "g", {}, "hash", (), "ada",
-            stops_consumers=True, holds_when_failed=True,
-        ).id  # fmt: skip
+        self.id = create_recovery(ledger, "expand", topic, group="g", plan_hash="hash").id
         self.name = name_temporary_topic(topic, self.id)
 
     def create(self, partitions: int = 4) -> TemporaryTopic:

@@ -42,6 +42,24 @@ class StreamStub:
     isolation: str = "read_committed"
 
 
+@contextmanager
+def repeating(action: Callable[[], object], each: float = 0.1) -> Iterator[None]:
+    """Does something again and again meanwhile, on a thread of its own."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(each):
+            action()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def properties_of(bootstrap: str) -> dict[str, str]:
     """Client properties of a plain broker."""
     return {"bootstrap.servers": bootstrap}

@@ -34,7 +34,7 @@ from backlogctl.replay.present.report_page import render_page
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.spark_backfill.request import CandidateCounts, PartitionOutcome, Proof
 from backlogctl.values import Chunk, GapState, PartitionSample, Recovery, RecoveryState, Sample
-from tests.kernel.ledger.makers import NOON, make_gap
+from tests.kit.ledger import NOON, make_gap
 
 LEDGER = LedgerSnapshot("ledger", "ledger-id", 2, {0: 0, 1: 0})
 PAST = "2026-01-01T00:00:00.000000Z"

@@ -37,6 +37,7 @@ from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, Reco
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from examples.stage import SHORT_LIVED_JVM
 from tests.kit.kafka import commit, move_log_start, read_all, set_offsets_raw
+from tests.kit.ledger import create_recovery
 from tests.spark_backfill.world import (
     FIELDS,
     ORDERS,
@@ -326,18 +327,14 @@ def offload(
 def record_offload(workspace: Workspace, shop: Shop) -> str:
     """An offload of which nothing is left to do."""
     ledger = workspace.ledger
-    made = ledger.recoveries.create(
+    made = create_recovery(
+        ledger,
         "offload",
         shop.stream,
-        "main",
-        shop.topic,
-        shop.group,
-        {},
-        "f" * 64,
-        (),
-        ACTOR,
-        stops_consumers=True,
-        holds_when_failed=True,
+        topic=shop.topic,
+        group=shop.group,
+        plan_hash="f" * 64,
+        by=ACTOR,
     )
     ledger.recoveries.advance(made.id, RecoveryState.REJECTED, ACTOR)
     return made.id

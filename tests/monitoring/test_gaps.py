@@ -25,7 +25,7 @@ from backlogctl.monitoring.offsets.history import (
 )
 from backlogctl.monitoring.watch.look import StreamContext, assess_stream
 from backlogctl.values import Cause, Certainty, Gap, PartitionSample, Sample
-from tests.kernel.ledger.makers import NOON, make_gap, make_sample
+from tests.kit.ledger import NOON, make_gap, make_sample
 
 # What expired between two samples is told for as long as the samples last.
 

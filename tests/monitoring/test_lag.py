@@ -30,8 +30,8 @@ from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, R
 from backlogctl.monitoring.verdict.summary import summarize_group
 from backlogctl.monitoring.watch.look import StreamContext, assess_stream
 from backlogctl.values import Cause, GapState, PartitionSample, Sample, TimeBounds
-from tests.kernel.ledger.makers import NOON, make_gap
 from tests.kit.kafka import StreamStub, commit, publish
+from tests.kit.ledger import NOON, make_gap
 from tests.monitoring.test_gaps import START, sample
 
 # Offsets to times by stored samples.

@@ -35,6 +35,7 @@ from backlogctl.values import GapState, RecoveryState
 from backlogctl_delivery.visible import escape_name
 from scripts.metrics_reference import render_reference
 from tests.kit.kafka import StreamStub, expire_unread, properties_of, wait_until
+from tests.kit.ledger import create_recovery
 from tests.kit.prometheus import LABELS, ROOT, EmbeddedPrometheus, Scraped, run_promtool, scrape
 from tests.monitoring.recorded import record_all
 from tests.monitoring.test_rules import DASHBOARDS, FILES, list_targets
@@ -314,10 +315,9 @@ def test_the_ledgers_figures(ledger: Ledger) -> None:
 def test_a_recovery_is_told_of_by_what_it_does_and_not_by_its_kind(ledger: Ledger) -> None:
     record_all(ledger)
     (gap,) = ledger.gaps.list(states=[GapState.OPEN])
-    made = ledger.recoveries.create(
-        "new", "orders", "main", "orders", "service", {}, "h", [gap.id], "me",
-        stops_consumers=True, holds_when_failed=False,
-    )  # fmt: skip
+    made = create_recovery(
+        ledger, "new", plan_hash="h", gaps=[gap.id], by="me", holds_when_failed=False
+    )
     got = scrape_recorded(ledger)
     for name in ("backlog_recovery_state", "backlog_injected_messages"):
         assert got.labels_of(name, "stops_consumers", recovery=made.id) == {"true"}
@@ -356,18 +356,8 @@ def test_consumers_that_a_recovery_keeps_stopped_are_counted_until_they_are_back
 
 def test_of_ended_recoveries_only_a_streams_last_is_there(ledger: Ledger) -> None:
     made = [
-        ledger.recoveries.create(
-            "rebuild",
-            name,
-            "main",
-            name,
-            "g",
-            {},
-            "h",
-            [],
-            "me",
-            stops_consumers=False,
-            holds_when_failed=False,
+        create_recovery(
+            ledger, "rebuild", name, group="g", plan_hash="h", by="me", stops_consumers=False
         ).id
         for name in ("orders", "orders", "bills", "bills")
     ]

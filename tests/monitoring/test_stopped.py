@@ -40,6 +40,7 @@ from tests.kit.kafka import (
     set_offsets_raw,
     wait_until,
 )
+from tests.kit.ledger import create_recovery
 
 # What a look does where the brokers tell less than it asks.
 
@@ -101,10 +102,7 @@ def make_status(verdict: Verdict = Verdict.OK) -> GroupStatus:
 
 def begin(ledger: Ledger, *steps: str) -> Recovery:
     """An expansion that runs and has begun these steps."""
-    made = ledger.recoveries.create(
-        "expand", "orders", "main", "orders", "order-service", {}, "0" * 64, (), "ada",
-        stops_consumers=True, holds_when_failed=True,
-    )  # fmt: skip
+    made = create_recovery(ledger, "expand", group="order-service", plan_hash="0" * 64)
     ledger.recoveries.approve(
         made.id, by="ada", identity="os:ada@x", plan_hash=made.plan_hash,
         expires_at=utc_now() + timedelta(hours=1),

@@ -31,7 +31,7 @@ from backlogctl.replay.runbooks.work import carry_on
 from backlogctl.values import Recovery, RecoveryState
 from tests.kit.kafka import move_log_start, set_offsets_raw
 from tests.kit.shop import DONE, LOST, PARTITIONS, TOTAL, Shop, count_by_partition
-from tests.replay.expand.shortened import WORLD, shorten
+from tests.kit.shortened import WORLD, shorten
 from tests.replay.expand.world import CONSUMER
 from tests.spark_backfill.world import fill_table, make_order, publish_orders
 

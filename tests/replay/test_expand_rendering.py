@@ -24,7 +24,7 @@ from backlogctl.replay.present.progress import describe_progress
 from backlogctl.replay.present.status import describe_recovery, describe_run, list_next_commands
 from backlogctl.replay.present.terminal import render_progress, render_recoveries
 from backlogctl.values import RecoveryState
-from tests.kernel.ledger.makers import NOON
+from tests.kit.ledger import NOON
 from tests.kit.recoveries import (
     make_burndown,
     make_expand_plan,

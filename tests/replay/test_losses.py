@@ -39,7 +39,7 @@ from backlogctl.replay.kinds.rebuild.planning import Losses, Target
 from backlogctl.replay.opening import open_workspace
 from backlogctl.spark_backfill.request import Growth, PriorChunk
 from backlogctl.values import Certainty, Chunk, Gap, GapState, OffsetRange, RecoveryState
-from tests.kernel.ledger.makers import NOON, make_gap, make_sample
+from tests.kit.ledger import NOON, make_gap, make_sample
 from tests.kit.recoveries import keep_plan, make_rebuild_plan
 from tests.spark_backfill.world import make_stream
 

@@ -20,8 +20,8 @@ from backlogctl.replay.kinds.rebuild.losses import covers, is_there
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap
 from backlogctl.values import Chunk, ChunkState, PartitionSample
 from backlogctl_delivery.idempotent.sql import Marks
-from tests.kernel.ledger.makers import make_gap
 from tests.kit.kafka import move_log_start, read_all, set_offsets_raw
+from tests.kit.ledger import make_gap
 from tests.kit.recoveries import make_rebuild_plan
 from tests.kit.shop import DONE, LOST, PARTITIONS, Shop, count_by_partition
 

@@ -32,6 +32,7 @@ from backlogctl_delivery.kafka import AccessDenied
 from scripts.permissions_reference import PAGE, render_page
 from tests.kit.java import run_line, write_script
 from tests.kit.kafka import publish, set_offsets_raw, wait_until
+from tests.kit.ledger import create_recovery
 from tests.kit.recoveries import open_desk, store_plan
 from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
 from tests.kit.shop import call_main
@@ -263,19 +264,8 @@ STATES = tuple(S)
 
 def store_mystery(desk: Workspace, state: RecoveryState = S.PLANNED) -> Recovery:
     """A recovery that a newer program planned and perhaps runs."""
-    made = desk.ledger.recoveries.create(
-        "mystery",
-        "orders",
-        "main",
-        "orders",
-        "service",
-        {"version": 7, "riddle": True},
-        "hash",
-        (),
-        actor="newer",
-        stops_consumers=True,
-        holds_when_failed=True,
-    )
+    riddle = {"version": 7, "riddle": True}
+    made = create_recovery(desk.ledger, "mystery", plan=riddle, plan_hash="hash", by="newer")
     if state is S.REJECTED:
         return desk.ledger.recoveries.advance(made.id, state, "newer")
     if state is not S.PLANNED:

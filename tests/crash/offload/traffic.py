@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Producer
+
+from tests.kit.kafka import repeating
 
 _STAMPS = "backlog-"
 
@@ -100,11 +102,6 @@ class Traffic:
         with self._lock:
             self._produce(self._plain, count, self.committed)
 
-    def transact(self, count: int, *, commit: bool) -> None:
-        """A whole transaction."""
-        self.begin(count)
-        self.end_open(commit=commit)
-
     def begin(self, count: int) -> None:
         """A transaction that stays open: the last stable offsets stand still before it."""
         with self._lock:
@@ -130,22 +127,9 @@ class Traffic:
                     producer.abort_transaction(_SECONDS)
                     self.aborted.update(content.hash for content in pending.values())
 
-    @contextmanager
-    def going_on(self) -> Iterator[None]:
+    def going_on(self) -> AbstractContextManager[None]:
         """Producers that do not stop for a recovery."""
-        ended = threading.Event()
-
-        def go_on() -> None:
-            while not ended.wait(0.5):
-                self.mix(10)
-
-        thread = threading.Thread(target=go_on)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return repeating(lambda: self.mix(10), 0.5)
 
     def mix(self, count: int) -> None:
         """Some in transactions, most of which end well; open ones stay."""

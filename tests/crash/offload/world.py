@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -30,11 +29,11 @@ from backlogctl.replay.kinds.redrive.planning import plan_redrive
 from backlogctl.spark_backfill.injection.ledger_topic import CLOSED, read_visible
 from backlogctl.values import ChunkState, Recovery
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
-from tests.crash.offload.shortened import STOP_INSTEAD
 from tests.crash.offload.traffic import Content, Place, Traffic
 from tests.kit.kafka import read_all, wait_until
 from tests.kit.recoveries import PAST, change_ledger
 from tests.kit.shop import LOCAL_SPARK, ROOT
+from tests.kit.shortened import STOP_INSTEAD
 from tests.replay.expand.world import PARTITIONS, REPLICAS, WITHIN
 from tests.replay.offload.world import OffloadWorld, find_fence, find_place
 
@@ -47,7 +46,7 @@ class CrashWorld(OffloadWorld):
     """One story."""
 
     seed: int = 0
-    shortened: str = f"{__package__}.shortened"
+    shortened: str = "crash"
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -57,9 +56,8 @@ class CrashWorld(OffloadWorld):
     def write_config(self) -> None:
         """With consumers that note a message's bytes."""
         super().write_config()
-        environment = {"ORDER_LOG": str(self.log), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", f"{__package__}.consumer"]
-        self.set_consumers(command=command, environment=environment)
+        note = {"ORDER_LOG": str(self.log), "PYTHONPATH": str(ROOT), "NOTE_BYTES": "1"}
+        self.set_consumers(environment=note)
         self.change_config(lambda document: document.update(spark=LOCAL_SPARK))
 
     def begin(self, backlog: int) -> None:

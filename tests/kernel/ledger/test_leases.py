@@ -22,7 +22,7 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import LeaseHeld, Refused, UsageError
 from backlogctl.ledger import BurndownSample, Ledger, Owner
 from tests.kernel.ledger.conftest import change, drop_triggers
-from tests.kernel.ledger.makers import NOON, plan
+from tests.kit.ledger import NOON, plan
 
 PAST = "2026-01-01T00:00:00.000000Z"
 HOUR = timedelta(hours=1)  # does not end while the machine stands still

@@ -16,7 +16,7 @@ from backlogctl.ledger import ArchiveRecord, ChunkRecord, CommitMark, Hold, Ledg
 from backlogctl.ledger.measurements import KEPT, AuditRecord, DiskReading
 from backlogctl.values import Bookmark, Cause, ChunkState, Gap, GapState, RecoveryState
 from tests.kernel.ledger.conftest import change
-from tests.kernel.ledger.makers import NOON, approve, make_chunk, make_gap, make_sample, plan
+from tests.kit.ledger import NOON, approve, make_chunk, make_gap, make_sample, plan
 
 S = GapState
 SHA = "a" * 64

@@ -26,7 +26,7 @@ from backlogctl.values import RecoveryState
 from backlogctl_delivery import database
 from backlogctl_delivery.database_failures import mask_url
 from tests.kernel.ledger.conftest import change
-from tests.kernel.ledger.makers import LONG_AGO, bring_to, make_chunk, make_gap, make_sample, plan
+from tests.kit.ledger import LONG_AGO, bring_to, make_chunk, make_gap, make_sample, plan
 
 # What a user reads when the database does not do its part.
 
@@ -189,7 +189,7 @@ from backlogctl.errors import BacklogError
 from backlogctl_delivery import database
 from backlogctl.ledger import Owner, open_ledger
 from backlogctl.values import GapState, RecoveryState
-from tests.kernel.ledger.makers import LONG_AGO, make_gap, make_sample, plan
+from tests.kit.ledger import LONG_AGO, make_gap, make_sample, plan
 database.BUSY_SECONDS = 60  # SQLite's writers take no turns
 for line in sys.stdin:
     url, part, argument = json.loads(line)

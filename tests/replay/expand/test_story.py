@@ -19,6 +19,7 @@ from backlogctl.replay.kinds.expand.context import ExpandContext
 from backlogctl.replay.observe.rights import list_rights
 from tests.kit.kafka import set_offsets_raw, wait_until
 from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.shortened import WORLD, shorten
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import (
     await_handled,
@@ -28,7 +29,6 @@ from tests.replay.expand.oracle import (
     judge,
     read_log,
 )
-from tests.replay.expand.shortened import WORLD, shorten
 from tests.replay.expand.world import PARTITIONS, WITHIN, World
 
 

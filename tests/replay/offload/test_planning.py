@@ -34,8 +34,8 @@ from backlogctl.replay.kinds.offload.kind import KIND
 from backlogctl.replay.kinds.offload.plan import OffloadOptions, OffloadPlan
 from backlogctl.replay.kinds.offload.planning import plan_offload
 from backlogctl.values import Cause, GapState, Recovery
-from tests.kernel.ledger.makers import make_gap, plan
 from tests.kit.kafka import set_offsets_raw, wait_until
+from tests.kit.ledger import make_gap, plan
 from tests.replay.expand.world import PARTITIONS
 from tests.replay.offload.conftest import READ, MakeOffload
 from tests.replay.offload.world import OffloadWorld, find_fence, find_place

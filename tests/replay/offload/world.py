@@ -34,7 +34,7 @@ _APART_MS, _AGO_MS = 100, 600_000
 class OffloadWorld(World):
     """The world of expansions, offloaded."""
 
-    shortened: str = "tests.replay.offload.shortened"
+    shortened: str = "offload"
     archives: str = ""
     read_before: tuple[tuple[int, int, str, int], ...] = ()  # by a group that was set there
     begun_ms: int = field(default_factory=lambda: int(time.time() * 1000))

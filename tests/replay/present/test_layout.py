@@ -49,7 +49,7 @@ from backlogctl.replay.present.terminal import render_progress
 from backlogctl.spark_backfill.injection.brakes import InjectionProgress
 from backlogctl.spark_backfill.injection.transactional import ChunkResult, CommitOutcome
 from backlogctl.values import Chunk, ChunkState, RecoveryState
-from tests.kernel.ledger.makers import NOON
+from tests.kit.ledger import NOON
 from tests.kit.recoveries import make_burndown, open_desk, store_plan
 
 WORDS = st.text("abc1,.-日", min_size=1, max_size=30)

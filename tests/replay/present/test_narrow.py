@@ -34,7 +34,7 @@ from backlogctl.replay.present.terminal import (
     render_status,
 )
 from backlogctl.values import Cause, Certainty, Gap, GapState, LedgerEvent, Recovery
-from tests.kernel.ledger.makers import NOON
+from tests.kit.ledger import NOON
 from tests.kit.recoveries import (
     make_burndown,
     make_step,

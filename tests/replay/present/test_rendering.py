@@ -59,7 +59,7 @@ from backlogctl.values import (
     Recovery,
     RecoveryState,
 )
-from tests.kernel.ledger.makers import NOON
+from tests.kit.ledger import NOON
 from tests.kit.recoveries import make_step, open_desk, store_approved, store_expand_plan, store_plan
 from tests.kit.shop import call_main
 

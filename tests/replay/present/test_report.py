@@ -20,8 +20,8 @@ from backlogctl.replay.present.progress import thin
 from backlogctl.replay.present.report import make_report
 from backlogctl.replay.present.report_page import render_page, render_summary, write_whole
 from backlogctl.replay.present.timeline import find_rise
-from backlogctl.values import Cause, Gap, RecoveryState, SequenceRange, hash_value
-from tests.kernel.ledger.makers import NOON, make_gap
+from backlogctl.values import Cause, Gap, RecoveryState, SequenceRange
+from tests.kit.ledger import NOON, create_recovery, make_gap
 from tests.kit.recoveries import (
     Page,
     change_ledger,
@@ -346,19 +346,7 @@ def _without(whole: dict[str, Any], name: str) -> dict[str, Any]:
 
 def keep(desk: Workspace, kind: str, plan: dict[str, Any]) -> str:
     """Stores whatever is said as a plan; its id."""
-    return desk.ledger.recoveries.create(
-        kind,
-        "orders",
-        "main",
-        "orders",
-        "service",
-        plan,
-        hash_value(plan),
-        (),
-        "ada",
-        stops_consumers=False,
-        holds_when_failed=False,
-    ).id
+    return create_recovery(desk.ledger, kind, plan=plan, stops_consumers=False).id
 
 
 @pytest.mark.parametrize(

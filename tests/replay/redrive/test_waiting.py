@@ -44,8 +44,8 @@ from backlogctl.replay.runbooks.nights import Tonight, _count_gaps, find_night_w
 from backlogctl.replay.runbooks.work import carry_on, list_waiting_work
 from backlogctl.values import Cause, Gap, GapState, OffsetRange, RecoveryState
 from backlogctl_delivery import stamps
-from tests.kernel.ledger.makers import NOON, make_gap
 from tests.kit.kafka import commit, move_log_start, read_all, set_config, wait_until
+from tests.kit.ledger import NOON, create_recovery, make_gap
 from tests.kit.recoveries import open_desk
 from tests.kit.shop import (
     DONE,
@@ -402,10 +402,7 @@ def desk(tmp_path: Path) -> Workspace:
 def wait_in_archive(desk: Workspace) -> Gap:
     """A gap of a stream without a source that waits in the archive of an offload."""
     ledger = desk.ledger
-    made = ledger.recoveries.create(
-        "offload", "orders", "main", "orders", "service", {}, "f" * 64, (), "op",
-        stops_consumers=True, holds_when_failed=True,
-    )  # fmt: skip
+    made = create_recovery(ledger, "offload", plan_hash="f" * 64, by="op")
     ledger.recoveries.advance(made.id, RecoveryState.REJECTED, "op")
     ledger.archives.record(
         made.id, stream="orders", cluster="main", topic="orders", topic_id=TOPIC,

@@ -45,7 +45,7 @@ from backlogctl.replay.web.page.streams import (
     thin,
 )
 from backlogctl.values import Gap, GapState, PartitionSample, Recovery, RecoveryState, Sample
-from tests.kernel.ledger.makers import NOON, make_gap, make_sample
+from tests.kit.ledger import NOON, make_gap, make_sample
 from tests.kit.recoveries import make_expand_plan, make_rebuild_plan, make_recovery
 from tests.replay.web.page.night import ACTOR, NOW, Night, make_group
 from tests.replay.web.page.visits import read, serve, strip

@@ -5,6 +5,7 @@ for the consumers of that role; it is looked at all the time, and 0 handles noth
 a file `ORDER_LOG.autocommit` the client commits by itself, every 5 s. A file `ORDER_LOG.<role>.wrong`
 is what is wrong with the consumers of that role: variables, as JSON, that they put in the place of
 those they were given; LOGIN are more properties, as JSON; `CRASH` is what they say before they end.
+With NOTE_BYTES a line is `hash partition offset`: the hash is that of all of the message.
 """
 
 from __future__ import annotations
@@ -16,13 +17,24 @@ import sys
 import time
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 _LOG = os.environ["ORDER_LOG"]
 _SPEED = Path(f"{_LOG}.{os.environ['BACKLOG_ROLE']}")
 _AUTOCOMMIT = Path(f"{_LOG}.autocommit")
 _WRONG = Path(f"{_SPEED}.wrong")
+_NOTES_BYTES = "NOTE_BYTES" in os.environ
 _AT_ONCE = 100
+
+
+def describe(message: Message, partition: int, offset: int) -> bytes:
+    """Its line."""
+    if _NOTES_BYTES:
+        from tests.crash.offload.traffic import Content
+
+        return b"%s %d %d\n" % (Content.of_message(message).hash.encode(), partition, offset)
+    words = (message.key() or b"", message.value() or b"", (message.topic() or "").encode())
+    return b"%s %s %s %d %d\n" % (*words, partition, time.time_ns())
 
 
 def main() -> None:
@@ -87,8 +99,7 @@ def main() -> None:
             partition, offset = message.partition(), message.offset()
             assert partition is not None
             assert offset is not None
-            words = (message.key() or b"", message.value() or b"", (message.topic() or "").encode())
-            lines.append(b"%s %s %s %d %d\n" % (*words, partition, time.time_ns()))
+            lines.append(describe(message, partition, offset))
             # With the leader's epoch, as every client's own commit has it.
             epoch = message.leader_epoch()
             at = TopicPartition(topic, partition, offset + 1)

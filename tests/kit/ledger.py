@@ -1,8 +1,10 @@
-"""Values for the tests, with what matters said by name."""
+"""Gaps, plans and recoveries in a ledger, as short as a test wants to say them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from backlogctl.ledger import Ledger
 from backlogctl.values import (
@@ -15,6 +17,7 @@ from backlogctl.values import (
     Recovery,
     RecoveryState,
     Sample,
+    hash_value,
 )
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
@@ -66,6 +69,31 @@ def make_chunk(slot: int, number: int) -> Chunk:
     return Chunk(slot, number, 500, 2**33, "ab" * 32, f"messages/{name}", f"ids/{name}", number < 3)
 
 
+def create_recovery(
+    ledger: Ledger,
+    kind: str,
+    stream: str = "orders",
+    *,
+    topic: str = "",
+    group: str = "service",
+    plan: Mapping[str, Any] | None = None,
+    plan_hash: str = "",
+    gaps: Sequence[str] = (),
+    by: str = "ada",
+    stops_consumers: bool = True,
+    holds_when_failed: bool | None = None,
+) -> Recovery:
+    """As a planner leaves it; the hash is the plan's, where none is given."""
+    document = dict(plan or {})
+    holds = stops_consumers if holds_when_failed is None else holds_when_failed
+    return ledger.recoveries.create(
+        *(kind, stream, "main", topic or stream, group, document),
+        *(plan_hash or hash_value(document), gaps, by),
+        stops_consumers=stops_consumers,
+        holds_when_failed=holds,
+    )
+
+
 def plan(
     ledger: Ledger,
     *gap_ids: str,
@@ -75,18 +103,16 @@ def plan(
     plan_hash: str = "hash",
     kind: str = "rebuild",
 ) -> Recovery:
-    return ledger.recoveries.create(
+    return create_recovery(
+        ledger,
         kind,
         stream,
-        "main",
-        topic or stream,
-        group or f"{stream}-service",
-        {"counts": {"rebuilt": 1000}, "note": "zwölf \u0000 1.0"},
-        plan_hash,
-        gap_ids,
-        "ada",
+        topic=topic or stream,
+        group=group or f"{stream}-service",
+        plan={"counts": {"rebuilt": 1000}, "note": "zwölf \x00 1.0"},
+        plan_hash=plan_hash,
+        gaps=gap_ids,
         stops_consumers=kind != "rebuild",
-        holds_when_failed=kind != "rebuild",
     )
 
 
