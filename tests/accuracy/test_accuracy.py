@@ -18,9 +18,7 @@ from backlogctl.partitioners import hash_murmur2
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Bookmark, Sample
 from tests.accuracy.measure import run_scenario
-from tests.accuracy.planning import Measured, Method
-from tests.accuracy.promises import find_broken
-from tests.accuracy.pure import Placed, place
+from tests.accuracy.planning import Measured, Method, find_broken, list_handled
 from tests.accuracy.scenarios import (
     BEGIN,
     PARTITIONS,
@@ -32,13 +30,14 @@ from tests.accuracy.scenarios import (
     judge,
     list_lost,
 )
-from tests.accuracy.services import list_handled
 from tests.accuracy.traffic import Traffic, simulate
 from tests.accuracy.watching import (
     CLUSTER,
     GROUP,
     STREAM,
+    Placed,
     Sampling,
+    place,
     thin_bookmarks,
     thin_samples,
     watch,

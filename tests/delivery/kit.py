@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol, Self
 
 import pytest
+import redis
 import sqlalchemy as sa
 from confluent_kafka import Message, Producer
 from sqlalchemy import create_engine, select, text, update
@@ -25,6 +26,7 @@ from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import Admin
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.lookback.admin import show_message
 from backlogctl_delivery.lookback.asker import make_checker
@@ -153,6 +155,13 @@ class Payment(Base):
 
 class WorkFailed(Exception):
     pass
+
+
+def make_marks(client: redis.Redis, consumer: str, **settings: Any) -> RedisMarks:
+    """Marks in Redis that last for minutes, and never wait."""
+    long = timedelta(minutes=5)
+    given = {"lease": long, "keep": long, "when_away": "closed", "wait": timedelta(0), **settings}
+    return RedisMarks(client, consumer, **given)
 
 
 def make_message(*headers: tuple[str, bytes | None]) -> Message:

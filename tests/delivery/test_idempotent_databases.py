@@ -25,6 +25,7 @@ from backlogctl_delivery.idempotent.attempts import (
 from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import MESSAGE_ID
+from tests.delivery.kit import WorkFailed, list_marks, make_marks
 from tests.kit.kafka import wait_until
 from tests.kit.services import EmbeddedRedis
 
@@ -51,11 +52,6 @@ def marks(engine: sa.Engine) -> Marks:
     marks = Marks("handled")
     marks.create_tables(engine)
     return marks
-
-
-def list_marks(engine: sa.Engine, marks: Marks) -> list[str]:
-    with engine.connect() as connection:
-        return sorted(connection.execute(sa.select(marks.table.c.message_id)).scalars())
 
 
 def handle(marks: Marks, connection: sa.Connection, message_id: str) -> bool:
@@ -357,21 +353,6 @@ def test_autocommit_that_only_the_driver_knows_of_is_refused(
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=50)
 NO_WAIT = timedelta(0)
-
-
-class WorkFailed(Exception):
-    pass
-
-
-@pytest.fixture
-def client(redis_server: EmbeddedRedis) -> Iterator[redis.Redis]:
-    with redis_server.connect() as client:
-        yield client
-
-
-def make_marks(client: redis.Redis, consumer: str, **settings: Any) -> RedisMarks:
-    given = {"lease": LONG, "keep": LONG, "when_away": "closed", "wait": NO_WAIT, **settings}
-    return RedisMarks(client, consumer, **given)
 
 
 def make_message(message_id: bytes = b"m-1", value: bytes = b"v") -> Message:

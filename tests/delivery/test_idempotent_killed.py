@@ -1,6 +1,6 @@
 """A consumer whose marks are in Redis, killed at each of its steps, or whose Redis is emptied.
 
-With marks in SQL: tests/crash/test_delivery.py.
+With marks in SQL: tests/crash/test_crash.py.
 """
 
 from __future__ import annotations

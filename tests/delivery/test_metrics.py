@@ -44,7 +44,7 @@ from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
 from backlogctl_delivery.outbox.metrics import OutboxCollector
 from backlogctl_delivery.outbox.sender import OutboxSender
-from tests.delivery.kit import Shop, Teller
+from tests.delivery.kit import Shop, Teller, WorkFailed, make_marks
 from tests.kit.kafka import wait_until
 from tests.kit.prometheus import EmbeddedPrometheus, scrape_registry
 from tests.kit.services import EmbeddedRedis
@@ -172,28 +172,6 @@ def _read(prometheus: EmbeddedPrometheus, expr: str) -> float:
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=50)
 WITHOUT_ID = Message(topic="orders", partition=2, offset=17, value=b"v")
-
-
-class WorkFailed(Exception):
-    pass
-
-
-@pytest.fixture
-def client(redis_server: EmbeddedRedis) -> Iterator[redis.Redis]:
-    with redis_server.connect() as client:
-        yield client
-
-
-@pytest.fixture
-def marks(engine: sa.Engine) -> Marks:
-    marks = Marks("payments_handled")
-    marks.create_tables(engine)
-    return marks
-
-
-def make_marks(client: redis.Redis, consumer: str, **settings: Any) -> RedisMarks:
-    given = {"lease": LONG, "keep": LONG, "when_away": "closed", "wait": timedelta(0), **settings}
-    return RedisMarks(client, consumer, **given)
 
 
 def list_counted(counts: Counts) -> Mapping[str, int]:

@@ -46,7 +46,6 @@ from backlogctl.values import Cause, Gap, GapState, OffsetRange, RecoveryState
 from backlogctl_delivery import stamps
 from tests.kit.kafka import commit, move_log_start, read_all, set_config, wait_until
 from tests.kit.ledger import NOON, create_recovery, make_gap
-from tests.kit.recoveries import open_desk
 from tests.kit.shop import (
     DONE,
     LOCAL_SPARK,
@@ -392,11 +391,6 @@ def upload(client: Any, folder: Path, prefix: str) -> None:
 
 
 TOPIC = "topic-id"
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Workspace:
-    return open_desk(tmp_path)
 
 
 def wait_in_archive(desk: Workspace) -> Gap:
