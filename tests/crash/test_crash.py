@@ -24,7 +24,7 @@ from tests.crash.points import POINTS
 from tests.crash.runner import read_copies, start_runner
 from tests.crash.scenario import judge, make_scenario
 from tests.crash.schedule import Kill, Schedule, run_schedule
-from tests.kit.shop import ROOT
+from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -19,7 +19,7 @@ from backlogctl.values import Recovery
 from tests.crash.offload.schedule import OffloadSchedule, make_crash_world, run_offload
 from tests.crash.offload.world import CrashWorld, judge_cancelled, judge_end, judge_offloaded
 from tests.crash.points import OFFLOAD_POINTS
-from tests.kit.shop import ROOT
+from tests.kit.processes import ROOT
 from tests.replay.offload.world import find_place
 
 if TYPE_CHECKING:

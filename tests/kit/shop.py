@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from examples.stage import SHORT_LIVED_JVM
 from tests.kit.kafka import commit, move_log_start, read_all, set_offsets_raw
 from tests.kit.ledger import create_recovery
+from tests.kit.processes import start_backlogctl
 from tests.spark_backfill.world import (
     FIELDS,
     ORDERS,
@@ -83,7 +83,6 @@ def _turned(out: IO[str], err: IO[str]) -> Iterator[None]:
         yield
 
 
-ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 3
 PROCESSED = "CREATE TABLE processed (order_id BIGINT NOT NULL)"
 LOCAL_SPARK = {"master": "local[2]", "conf": {"spark.sql.shuffle.partitions": "2"}}
@@ -190,23 +189,8 @@ class Shop:
         self, *words: str, module: str = "backlogctl.replay.cli", **environment: str
     ) -> subprocess.Popen[str]:
         """Starts `backlogctl` in a process group of its own."""
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM,
-            **self.environment,
-            **environment,
-        }
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *words],
-            cwd=self.directory,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        own = {"JDK_JAVA_OPTIONS": SHORT_LIVED_JVM, **self.environment, **environment}
+        return start_backlogctl(self.directory, *words, environment=own, module=module)
 
     def open(self) -> Workspace:
         """The workspace, in this process."""

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -55,6 +50,7 @@ from tests.kit.kafka import (
     set_offsets_raw,
     wait_until,
 )
+from tests.kit.processes import watching
 from tests.kit.prometheus import Scraped, scrape
 
 # The thread that passes over all groups, whatever fails in it.
@@ -370,7 +366,8 @@ def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
             "streams": {"orders": {"cluster": "main", "topic": "orders", "group": "service"}},
         }
         (tmp_path / "backlog.yaml").write_text(json.dumps(document))
-        with watch(tmp_path) as (url, process):
+        with watching(tmp_path) as running:
+            url = running.url
             wait_until(lambda: ask(url, "readyz").status_code == 200, what="ready")
             wait_until(lambda: sees_lags(url, 5, 3), what="both groups")
             kafka.kill()
@@ -382,37 +379,7 @@ def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
             publish(properties, "orders", {0: 10})
             wait_until(lambda: sees_lags(url, 15, 13), what="new samples")
             wait_until(lambda: ask(url, "readyz").status_code == 200, what="ready again")
-            assert process.poll() is None
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENT) == 0
-
-
-@contextmanager
-def watch(directory: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "backlogctl.replay.cli", "watch", "--listen", "127.0.0.1:0"]
-    with (directory / "log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=directory,
-            stderr=log,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-
-    def find_address() -> re.Match[str] | None:
-        text = (directory / "log").read_text()
-        assert process.poll() is None, text
-        return re.search(r"^serving (http://\S+?)/?\s", text, re.MULTILINE)
-
-    try:
-        wait_until(find_address, what="it serves")
-        found = find_address()
-        assert found is not None
-        yield found[1], process
-    finally:
-        print((directory / "log").read_text())  # shown where the test fails
-        process.kill()
-        process.wait(PATIENT)
+            assert running.process.poll() is None
 
 
 def ask(url: str, path: str) -> httpx.Response:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,7 +32,8 @@ from backlogctl_delivery.visible import escape_name
 from scripts.metrics_reference import render_reference
 from tests.kit.kafka import StreamStub, expire_unread, properties_of, wait_until
 from tests.kit.ledger import create_recovery
-from tests.kit.prometheus import LABELS, ROOT, EmbeddedPrometheus, Scraped, run_promtool, scrape
+from tests.kit.processes import watching
+from tests.kit.prometheus import LABELS, EmbeddedPrometheus, Scraped, run_promtool, scrape
 from tests.monitoring.recorded import record_all
 from tests.monitoring.test_rules import DASHBOARDS, FILES, list_targets
 
@@ -433,40 +430,6 @@ def test_what_the_sequence_check_cannot_tell_is_absent(tmp_path: Path) -> None:
 OLD, READ = {0: 40, 1: 50}, {0: 10, 1: 50}
 
 
-@contextmanager
-def watch(config: Path) -> Iterator[str]:
-    """`backlogctl watch` as a process; gives the address that it serves on."""
-    log = config.with_name("watch.log")
-    command = [sys.executable, "-m", "backlogctl.replay.cli", "watch", "--listen", "127.0.0.1:0"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, "--config", str(config)],
-            cwd=config.parent,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-
-    def find_address() -> re.Match[str] | None:
-        assert process.poll() is None, log.read_text()
-        return re.search(r"http://(127\.0\.0\.1:\d+)/metrics", log.read_text())
-
-    try:
-        wait_until(find_address, what="watch serves")
-        found = find_address()
-        assert found is not None
-        yield found[1]
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
-
-
 @pytest.mark.prometheus
 def test_a_real_loss_fires_an_alert_with_the_next_command(
     kafka: EmbeddedKafka, topic: Callable[..., str], group: str, tmp_path: Path
@@ -479,9 +442,11 @@ def test_a_real_loss_fires_an_alert_with_the_next_command(
         "watch": {"interval": "500ms", "window": "10s", "groups": {"allow": [group]}},
         "streams": {"orders": {"cluster": "main", "topic": name, "group": group}},
     }
-    config = tmp_path / "backlog.yaml"
-    config.write_text(json.dumps(document))  # JSON is YAML
-    with watch(config) as address, EmbeddedPrometheus(tmp_path, address, FILES) as prometheus:
+    (tmp_path / "backlog.yaml").write_text(json.dumps(document))  # JSON is YAML
+    with (
+        watching(tmp_path) as running,
+        EmbeddedPrometheus(tmp_path, running.url.removeprefix("http://"), FILES) as prometheus,
+    ):
         wait_until(lambda: prometheus.query("backlog_verdict"), what="a verdict is scraped")
         assert prometheus.list_alerts("BacklogLost") == []
 

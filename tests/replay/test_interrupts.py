@@ -30,6 +30,7 @@ from backlogctl.values import RecoveryState
 from backlogctl_delivery.visible import escape_name
 from tests.conftest import MakeTopic
 from tests.kit.kafka import expire_unread, join, set_offsets_raw, wait_until
+from tests.kit.processes import ROOT
 from tests.kit.recoveries import (
     change_ledger,
     find_detail,
@@ -39,7 +40,7 @@ from tests.kit.recoveries import (
     store_plan,
     write_config,
 )
-from tests.kit.shop import ROOT, call_main
+from tests.kit.shop import call_main
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
 

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import html
 import json
-import os
-import re
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +27,7 @@ from backlogctl.replay.web import exporter
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Gap, Sample
 from tests.kit.kafka import commit, properties_of, publish, wait_until
+from tests.kit.processes import Watch, watching
 from tests.kit.prometheus import Scraped
 from tests.kit.recoveries import write_config
 from tests.kit.shop import call_main
@@ -200,7 +195,6 @@ def test_a_cluster_without_streams_is_watched_all_the_same(
     assert json.loads(capfd.readouterr().out)["rounds"] == 1
 
 
-ROOT = Path(__file__).parents[2]
 SECRETS = {"KEY": "hunter2" * 4, "TOKEN": "hunter2-token"}
 
 
@@ -215,46 +209,6 @@ def describe_hooks(good: HookServer, bad: HookServer) -> dict[str, Any]:
 def make_environment(good: HookServer) -> dict[str, str]:
     team = f"json://127.0.0.1:{good.port}/hunter2-team"
     return {**SECRETS, "TEAM": team, "NO_PROXY": "127.0.0.1"}
-
-
-@dataclass(frozen=True)
-class Watch:
-    """`backlogctl watch --json` as a process."""
-
-    url: str
-    out: Path
-    err: Path
-
-    @property
-    def said(self) -> str:
-        return self.out.read_text() + self.err.read_text()
-
-
-@contextmanager
-def watch(directory: Path, environment: dict[str, str]) -> Iterator[Watch]:
-    out, err = directory / "out", directory / "err"
-    words = ["watch", "--listen", "127.0.0.1:0", "--json"]
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "backlogctl.replay.cli", *words],
-            cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
-    try:
-        address = re.compile(r"serving (http://127\.0\.0\.1:\d+)/")
-        wait_until(lambda: address.search(err.read_text()) or process.poll() is not None)
-        found = address.search(err.read_text())
-        assert found is not None, err.read_text()
-        yield Watch(found[1], out, err)
-        process.terminate()
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait(10)
 
 
 def list_of(server: HookServer, path: str) -> list[Any]:
@@ -292,7 +246,7 @@ def test_hooks_are_told_what_the_page_shows_and_nobody_sees_their_secrets(
                 "hooks": describe_hooks(good, bad),
             },
         )
-        with watch(tmp_path, make_environment(good)) as running:
+        with watching(tmp_path, "--json", **make_environment(good)) as running:
             wait_until(lambda: has_verdict(running, "ok"), what="the stream is ok")
             publish(properties, name, {0: 90})
             wait_until(lambda: list_of(good, "/webhook"), what="nobody reads")

@@ -31,8 +31,9 @@ from backlogctl.values import ChunkState, Recovery
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from tests.crash.offload.traffic import Content, Place, Traffic
 from tests.kit.kafka import read_all, wait_until
+from tests.kit.processes import ROOT
 from tests.kit.recoveries import PAST, change_ledger
-from tests.kit.shop import LOCAL_SPARK, ROOT
+from tests.kit.shop import LOCAL_SPARK
 from tests.kit.shortened import STOP_INSTEAD
 from tests.replay.expand.world import PARTITIONS, REPLICAS, WITHIN
 from tests.replay.offload.world import OffloadWorld, find_fence, find_place

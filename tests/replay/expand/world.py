@@ -43,7 +43,8 @@ from backlogctl.replay.opening import open_workspace
 from backlogctl.values import Recovery
 from backlogctl_delivery import crashpoints
 from tests.kit.kafka import repeating, wait_until
-from tests.kit.shop import ROOT, Said
+from tests.kit.processes import ROOT, start_backlogctl
+from tests.kit.shop import Said
 from tests.kit.shortened import MODULE, QUIET, SHORTENED, WORLD
 
 CONSUMER = ROOT / "tests/kit/consumer.py"
@@ -311,21 +312,11 @@ class World:
 
     def start(self, *words: str, crash_at: str = "", whole: bool = False) -> subprocess.Popen[str]:
         """Starts `backlogctl` in a process group of its own; `whole`: nothing in it is shortened."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), WORLD: str(self.directory)}
-        environment[SHORTENED] = self.shortened
+        environment = {WORLD: str(self.directory), SHORTENED: self.shortened}
         if crash_at:
             environment[crashpoints.VARIABLE] = crash_at
         module = "backlogctl.replay.cli" if whole else MODULE
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
-            cwd=self.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        process = start_backlogctl(self.directory, *words, environment=environment, module=module)
         self.started.append(process)
         return process
 
