@@ -26,7 +26,7 @@ from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import MESSAGE_ID
 from tests.delivery.kit import WorkFailed, list_marks, make_marks
-from tests.kit.kafka import wait_until
+from tests.kit.kafka import run_together, wait_until
 from tests.kit.services import EmbeddedRedis
 
 # The order of the blocks is what is tested.
@@ -422,11 +422,7 @@ def test_fault_55_the_same_id_at_the_same_time_has_one_turn(
         for number in range(25):
             firsts.extend([number] if take(patient, f"n-{number}")[0] else [])
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
+    run_together(*[work] * 4)
     assert sorted(firsts) == list(range(25))
 
 

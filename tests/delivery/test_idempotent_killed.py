@@ -24,6 +24,7 @@ from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.stamps import EVENT_ID
 from tests.conftest import MakeTopic
 from tests.delivery.paying import IDENTITY
+from tests.kit.kafka import run_together
 from tests.kit.services import EmbeddedRedis
 
 ROOT = Path(__file__).parents[2]
@@ -152,11 +153,7 @@ def test_fault_56_flushall_in_the_middle_of_a_run_repeats_what_came_before_and_n
                 with lock:
                     done[attempt.message_id or ""] += 1
 
-        workers = [threading.Thread(target=work) for _ in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(120)
+        run_together(*[work] * 2)
     assert failed == []
     assert done == Counter(dict.fromkeys(_IDS, 3))
     assert set(before + after) == set(_IDS)

@@ -60,6 +60,16 @@ def repeating(action: Callable[[], object], each: float = 0.1) -> Iterator[None]
         thread.join()
 
 
+def run_together(*actions: Callable[[], object], within: float = 120.0) -> None:
+    """Each on a thread of its own, until all have ended."""
+    threads = [threading.Thread(target=action) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(within)
+        assert not thread.is_alive()
+
+
 def properties_of(bootstrap: str) -> dict[str, str]:
     """Client properties of a plain broker."""
     return {"bootstrap.servers": bootstrap}

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from tests.kit.kafka import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,3 +76,11 @@ def watching(directory: Path, *words: str, **environment: str) -> Iterator[Watch
         print(err.read_text())  # shown where the test fails
         process.kill()
         process.wait(10)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and no zombie that its new parent has not reaped."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -86,6 +86,17 @@ def _turned(out: IO[str], err: IO[str]) -> Iterator[None]:
 PARTITIONS = 3
 PROCESSED = "CREATE TABLE processed (order_id BIGINT NOT NULL)"
 LOCAL_SPARK = {"master": "local[2]", "conf": {"spark.sql.shuffle.partitions": "2"}}
+SOURCE = {
+    "database": "shop",
+    "table": "orders",
+    "primary_key": ["order_id"],
+    "time_column": "updated_at",
+    "mutable": False,
+    "message": {"key": "order_id", "value": {"json": FIELDS}},
+    "identity": {"row": "order_id", "message": "key"},
+    "stale": "restate",
+}
+CONSUMED = {"consumed": {"database": "shop", "table": "processed", "column": "order_id"}}
 DONE, LOST, TOTAL = 60, 90, 240  # of 240 orders 60 are handled, the next 90 are lost
 
 
@@ -135,17 +146,7 @@ class Shop:
     def write_config(self, **extra: Any) -> None:
         """Writes backlog.yaml; `extra` are keys of the stream. JSON is YAML."""
         self.extra.update(extra)
-        source = {
-            "database": "shop",
-            "table": "orders",
-            "primary_key": ["order_id"],
-            "time_column": "updated_at",
-            "mutable": False,
-            "message": {"key": "order_id", "value": {"json": FIELDS}},
-            "identity": {"row": "order_id", "message": "key"},
-            "consumed": {"database": "shop", "table": "processed", "column": "order_id"},
-            "stale": "restate",
-        }
+        source = {**SOURCE, **CONSUMED}
         stream = {"cluster": "main", "topic": self.topic, "group": self.group, "source": source}
         document = {
             "ledger": self.ledger,

@@ -47,6 +47,7 @@ from tests.kit.kafka import (
     join,
     properties_of,
     publish,
+    run_together,
     set_offsets_raw,
     wait_until,
 )
@@ -340,12 +341,7 @@ def test_two_watchers_of_one_loss_write_one_gap(
         for _ in range(3):
             observe_stream(ledger, stream, properties)
 
-    threads = [threading.Thread(target=watch) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * PATIENT)
-        assert not thread.is_alive()
+    run_together(*[watch] * 2)
     expired = [gap for gap in ledger.gaps.list("orders") if gap.cause is Cause.EXPIRED]
     assert [(gap.partition, gap.start, gap.end) for gap in expired] == [(0, 10, 40)]
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -29,18 +28,12 @@ from backlogctl.sandbox.embedded import (
 )
 from backlogctl.sandbox.secured import HOST, free_port
 from backlogctl.spark_backfill.spark.session import SPARK_JARS, ensure_spark_jars
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+from tests.kit.processes import is_running
 
 
 def _gone_within(pid: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while _runs(pid):
+    while is_running(pid):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
@@ -79,14 +72,14 @@ def test_data_and_port_survive_a_restart(tmp_path: Path, kill: bool) -> None:
             kafka.kill()
         else:
             kafka.stop()
-        assert not _runs(old)
+        assert not is_running(old)
         kafka.restart()
         assert kafka.bootstrap == before
         assert kafka.pid != old
         _produce(kafka.bootstrap, "orders", b"two")
         assert _values(kafka.bootstrap, "orders", 2) == [b"one", b"two"]
         last = kafka.pid
-    assert not _runs(last)
+    assert not is_running(last)
 
 
 @pytest.mark.kafka
@@ -126,7 +119,7 @@ def test_the_broker_dies_with_a_killed_owner(tmp_path: Path) -> None:
     )
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
-    assert _runs(pid)
+    assert is_running(pid)
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
@@ -155,7 +148,7 @@ def test_a_detached_broker_outlives_its_starter(tmp_path: Path) -> None:
         assert start_broker(tmp_path / "link") == state
     finally:
         assert stop_broker(tmp_path)
-    assert not _runs(state.pid)
+    assert not is_running(state.pid)
     assert broker_state(tmp_path) is None
     assert not stop_broker(tmp_path)
 

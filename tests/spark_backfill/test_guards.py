@@ -6,7 +6,7 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -519,21 +519,6 @@ def test_without_a_plan_no_directory_is_guessed() -> None:
         raise Py4JError(PARQUET)
     assert "no space left in the directory that it writes to" in caught.value.message
     assert "planned" not in caught.value.hint
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with few bytes."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount: list[Any] = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a file system can be mounted by root only")
-    try:
-        yield place
-    finally:
-        # Lazily: after a failed test a task of Spark may still have a file open there.
-        subprocess.run(["umount", "-l", place], check=True)
 
 
 @pytest.mark.parametrize("rows_fit", [False, True])

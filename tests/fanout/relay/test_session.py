@@ -11,7 +11,6 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
 
 from backlogctl.errors import KafkaFailure, LeaseHeld, ProducerFenced, Refused
@@ -53,6 +52,7 @@ from tests.kit.kafka import (
     set_offsets_raw,
     wait_until,
 )
+from tests.kit.processes import is_running
 
 
 def go_on(session: RelaySession, world: RelayWorld, seconds: float = 120.0) -> None:
@@ -396,14 +396,6 @@ def test_fault_01_the_processes_end_with_a_runner_that_is_killed(
         again.start()
         run_on(again)
     assert check_copied(here) == []
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process is there, and no zombie that its new parent has not reaped."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_failure_that_would_come_again_is_raised(make_world: MakeWorld, tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.sequenced.sequence import SEQUENCE, Stamp, write_stamp
 from tests.kit.kafka import move_log_start, properties_of, set_offsets_raw, wait_until
 from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
-from tests.kit.shop import LOCAL_SPARK, PROCESSED, Shop, call_main
-from tests.spark_backfill.world import FIELDS, ORDERS, fill_table, make_order
+from tests.kit.shop import CONSUMED, LOCAL_SPARK, PROCESSED, SOURCE, Shop, call_main
+from tests.spark_backfill.world import ORDERS, fill_table, make_order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -235,16 +235,6 @@ def secured_shop(
     rows = [{**make_order(number), "updated_at": sent} for number in range(30)]
     fill_table(url, ORDERS, rows)
     fill_table(url, PROCESSED, [{"order_id": number} for number in range(30)], "processed")
-    source = {
-        "database": "shop",
-        "table": "orders",
-        "primary_key": ["order_id"],
-        "time_column": "updated_at",
-        "mutable": False,
-        "message": {"key": "order_id", "value": {"json": FIELDS}},
-        "identity": {"row": "order_id", "message": "key"},
-        "consumed": {"database": "shop", "table": "processed", "column": "order_id"},
-    }
     document = {
         "ledger": "sqlite:///ledger.db",
         "staging": {"dir": "./staging"},
@@ -252,7 +242,12 @@ def secured_shop(
         "clusters": {"main": {}},
         "sources": {"shop": {"url": url}},
         "streams": {
-            "orders": {"cluster": "main", "topic": "orders", "group": GROUP, "source": source}
+            "orders": {
+                "cluster": "main",
+                "topic": "orders",
+                "group": GROUP,
+                "source": {**SOURCE, **CONSUMED},
+            }
         },
     }
     (tmp_path / "backlog.yaml").write_text(json.dumps(document))

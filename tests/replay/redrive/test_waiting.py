@@ -50,6 +50,7 @@ from tests.kit.shop import (
     DONE,
     LOCAL_SPARK,
     PARTITIONS,
+    SOURCE,
     Shop,
     call_main,
     count_by_partition,
@@ -60,7 +61,6 @@ from tests.replay.redrive.world import UNREAD, Message, carry_out, plain_shop, p
 from tests.spark_backfill.archive import archiving
 from tests.spark_backfill.archive.test_s3 import BUCKET, KEYS, endpoint
 from tests.spark_backfill.world import (
-    FIELDS,
     ORDERS,
     fill_table,
     make_order,
@@ -210,16 +210,6 @@ def test_fault_81_keys_go_where_they_belong_now(plain_shop: Shop, spark: SparkSe
 
 
 WAVE = 60  # orders: handled, expired, offloaded, expired, still there
-SOURCE = {
-    "database": "shop",
-    "table": "orders",
-    "primary_key": ["order_id"],
-    "time_column": "updated_at",
-    "mutable": False,
-    "message": {"key": "order_id", "value": {"json": FIELDS}},
-    "identity": {"row": "order_id", "message": "key"},
-    "stale": "restate",
-}
 NIGHT = name_origin("nightly_backfill", "manual__1")
 
 

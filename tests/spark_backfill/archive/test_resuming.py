@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,20 +274,6 @@ def test_messages_that_retention_deletes_in_a_batch_are_named(
         write_archive(spark, job)
     assert caught.value.moved == {0: (0, 10)}
     assert archiving.list_data(tmp_path / "a") == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with few bytes."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount: list[Any] = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", place]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a file system can be mounted by root only")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
 
 
 def test_fault_12_a_full_disk_stops_it_and_with_more_space_it_goes_on(
