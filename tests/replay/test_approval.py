@@ -47,6 +47,7 @@ from tests.kit.recoveries import (
     write_config,
 )
 from tests.kit.shop import Shop
+from tests.replay.conftest import Verb
 
 S = RecoveryState
 
@@ -317,17 +318,9 @@ def test_command_holds_shows_and_releases(shop: Shop) -> None:
         (["orders", "--for", "6h", "--allow", "all"], "disk"),
     ],
 )
-def test_bad_usage(
-    tmp_path: Path,
-    words: list[str],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_usage(tmp_path: Path, verb: Verb, words: list[str], told: str) -> None:
     write_config(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert main(["hold", *words]) == 2
-    assert told in capfd.readouterr().err
+    assert told in verb("hold", *words, code=2).err
 
 
 def test_hold_is_extended_by_what_is_new(holding: Desk) -> None:

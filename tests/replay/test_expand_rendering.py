@@ -13,7 +13,6 @@ import pytest
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.ledger import BurndownSample
-from backlogctl.replay.cli import main, shared
 from backlogctl.replay.engine.approval import approve_automatically, approve_plan, reject_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_changes
@@ -32,6 +31,7 @@ from tests.kit.recoveries import (
     store_expand_plan,
     store_plan,
 )
+from tests.replay.conftest import Verb
 from tests.replay.present.test_rendering import ODD, draw, draw_told
 
 MINUTE = NOON + timedelta(minutes=1)
@@ -218,17 +218,10 @@ def test_the_time_left_goes_by_the_last_seconds_of_the_step_at_work() -> None:
     assert (down["eta_seconds"], down["handled_per_second"]) == (None, 0.0)
 
 
-def test_show_and_recoveries_take_both_kinds(
-    desk: Workspace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_show_and_recoveries_take_both_kinds(desk: Workspace, verb: Verb) -> None:
     rebuild = store_plan(desk)
     expansion = store_expand_plan(desk)
-    assert main(["recoveries"]) == 0
-    told = capfd.readouterr().out
+    told = verb("recoveries").out
     assert rebuild.id in told
     assert expansion.id in told
     approve_plan(desk, expansion, by="ada")
@@ -236,21 +229,17 @@ def test_show_and_recoveries_take_both_kinds(
     desk.ledger.steps.start(expansion.id, "stop_consumers")
     for sample in make_burndown(3):
         desk.ledger.burndown.add(replace(sample, recovery_id=expansion.id))
-    assert main(["show", expansion.id]) == 0
-    told = capfd.readouterr().out
+    told = verb("show", expansion.id).out
     assert "now: stop consumers" in told
     assert "97,000 left" in told
     assert "drained in about" in told
     desk.ledger.recoveries.advance(expansion.id, RecoveryState.FAILED, "ada")
     # At an end: the watch draws once and ends.
-    assert main(["show", expansion.id, "--watch"]) == 0
-    assert "stop consumers" in capfd.readouterr().out
-    assert main(["show", expansion.id, "--watch", "--json"]) == 2
-    capfd.readouterr()
+    assert "stop consumers" in verb("show", expansion.id, "--watch").out
+    verb("show", expansion.id, "--watch", "--json", code=2)
     rejected = store_expand_plan(desk)
-    monkeypatch.setattr(shared, "SESSION", shared.Session())
-    assert main(["reject", rejected.id]) == 0
-    assert capfd.readouterr().out == f"{rejected.id} rejected; the layout is as it was\n"
+    told = verb("reject", rejected.id).out
+    assert told == f"{rejected.id} rejected; the layout is as it was\n"
 
 
 def test_why_a_plan_needs_its_retention_raised_by_now_is_said_as_it_is() -> None:

@@ -36,6 +36,7 @@ from tests.kit.ledger import create_recovery
 from tests.kit.recoveries import open_desk, store_plan
 from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
 from tests.kit.shop import call_main
+from tests.replay.conftest import Verb
 
 _IMPLY = {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER}
 GROUP = "order-service"
@@ -286,15 +287,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(("name", "words"), VERBS, ids=[name for name, _ in VERBS])
 def test_every_verb_refuses_it(
-    desk: Workspace,
-    name: str,
-    words: tuple[str, ...],
-    state: RecoveryState,
-    capfd: pytest.CaptureFixture[str],
+    desk: Workspace, verb: Verb, name: str, words: tuple[str, ...], state: RecoveryState
 ) -> None:
     recovery = store_mystery(desk, state)
-    assert main([name, recovery.id, *words, "--json"]) == 5
-    said = json.loads(capfd.readouterr().out)["error"]
+    said = verb(name, recovery.id, *words, "--json", code=5).error
     assert WORDS in said["message"]
     assert said["subject"] == f"recovery {recovery.id}"
     assert "use the version of backlogctl that planned it" in said["hint"]

@@ -20,7 +20,6 @@ from backlogctl.formats import format_plural
 from backlogctl.ledger import BurndownSample
 from backlogctl.monitoring.verdict.status import PartitionStatus
 from backlogctl.monitoring.verdict.summary import summarize_group
-from backlogctl.replay.cli import main
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.cancelling import telling_standing
 from backlogctl.replay.engine.kind import Workspace
@@ -62,6 +61,7 @@ from backlogctl.values import (
 from tests.kit.ledger import NOON
 from tests.kit.recoveries import make_step, open_desk, store_approved, store_expand_plan, store_plan
 from tests.kit.shop import call_main
+from tests.replay.conftest import Verb
 
 ODD = "ann [/ops] [red] :smile:"
 
@@ -120,20 +120,11 @@ def test_foreign_text_is_not_markup(desk: Workspace) -> None:
         assert draw(thing, width=300).count("[/ops]") >= times
 
 
-def test_messages_of_verbs_are_not_markup(
-    desk: Workspace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_messages_of_verbs_are_not_markup(desk: Workspace, verb: Verb) -> None:
     recovery = store_plan(desk).id
-    assert main(["approve", recovery, "--by", ODD]) == 0
-    assert f"approved by {ODD} (" in capfd.readouterr().out
-    assert main(["show", recovery]) == 0
-    assert "[/ops]" in capfd.readouterr().out
-    assert main(["show", "[/ops]"]) == 2
-    assert "recovery [/ops]: there is no such recovery" in capfd.readouterr().err
+    assert f"approved by {ODD} (" in verb("approve", recovery, "--by", ODD).out
+    assert "[/ops]" in verb("show", recovery).out
+    assert "recovery [/ops]: there is no such recovery" in verb("show", "[/ops]", code=2).err
 
 
 def test_progress_texts_are_not_markup() -> None:
@@ -247,22 +238,15 @@ RUN = {
 @pytest.mark.parametrize("kind", ["rebuild", "expand"])
 def test_json_is_what_others_build_on(
     desk: Workspace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    verb: Verb,
     kind: str,
 ) -> None:
     """What `plan`, `show`, `recoveries` and `run` print for programs, of each kind."""
-    monkeypatch.chdir(tmp_path)
     store = store_plan if kind == "rebuild" else store_expand_plan
     recovery = store(desk, warnings=["beware"])
-    asked = (["show", recovery.id, "--json"], ["recoveries", "--json"])
     planned = describe_recovery(desk, recovery)  # what `plan` prints
-    documents = [json.loads(json.dumps(planned))]
-    for arguments in asked:
-        assert main(list(arguments)) == 0
-        documents.append(json.loads(capfd.readouterr().out))
-    documents[2] = documents[2]["recoveries"][0]
+    documents = [json.loads(json.dumps(planned)), verb("show", recovery.id, "--json").document]
+    documents += verb("recoveries", "--json").document["recoveries"]
     for document in documents:
         assert (document["id"], document["kind"]) == (recovery.id, kind)
         assert (document["stream"], document["state"]) == ("orders", "planned")

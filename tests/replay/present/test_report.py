@@ -13,7 +13,6 @@ import pytest
 
 from backlogctl.clock import format_time, read_time
 from backlogctl.errors import BacklogError, Refused, UsageError
-from backlogctl.replay.cli import main
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present.progress import thin
@@ -40,6 +39,7 @@ from tests.kit.recoveries import (
     store_expand_plan,
     store_plan,
 )
+from tests.replay.conftest import Verb
 
 S = RecoveryState
 
@@ -468,20 +468,10 @@ def test_a_file_is_written_whole_or_not_at_all(
             write_whole(wrong, "x")
 
 
-def test_the_verb(
-    desk: Workspace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_verb(desk: Workspace, verb: Verb, tmp_path: Path) -> None:
     recovery = put_back(desk).id
-    assert main(["report", recovery, "--html", "out.html"]) == 0
+    assert verb("report", recovery, "--html", "out.html").out.strip() == "wrote out.html"
     assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
-    assert capfd.readouterr().out.strip() == "wrote out.html"
-    assert main(["report", recovery, "--html", "-"]) == 0
-    assert capfd.readouterr().out.startswith("<!doctype html>")
-    assert main(["report", recovery]) == 0
-    assert "hash chain verified" in capfd.readouterr().out
-    assert main(["report", recovery, "--html", "."]) == 2
-    assert "it is a directory" in capfd.readouterr().err
+    assert verb("report", recovery, "--html", "-").out.startswith("<!doctype html>")
+    assert "hash chain verified" in verb("report", recovery).out
+    assert "it is a directory" in verb("report", recovery, "--html", ".", code=2).err

@@ -17,6 +17,7 @@ from backlogctl.replay.web.deliveries import DeliveryLook
 from backlogctl.replay.web.page.overview import DeliveryRow, list_rows
 from backlogctl.values import RecoveryState
 from tests.kit.recoveries import make_expand_plan, make_rebuild_plan
+from tests.replay.conftest import Verb
 from tests.replay.web.page.night import SECRET, Night, make_stream
 from tests.replay.web.page.story import tell_night
 from tests.replay.web.page.visits import (
@@ -239,26 +240,22 @@ def beside(quiet: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nig
 
 @pytest.mark.parametrize(("kind", "what"), CASES)
 def test_show_and_recoveries_say_why_a_plan_cannot_be_read(
-    beside: Night, capfd: pytest.CaptureFixture[str], kind: str, what: str
+    beside: Night, verb: Verb, kind: str, what: str
 ) -> None:
     plan = make_unread(kind, what)
     found = bring_to(beside, kind, plan, S.FAILED)
     for arguments in (["show", found], ["show", found, "--watch"]):
-        assert main(arguments) == 0
-        told = " ".join(capfd.readouterr().out.split())
+        told = " ".join(verb(*arguments).out.split())
         assert found in told
         assert "failed" in told
         assert "relay" in told
-    assert main(["show", found]) == 0
-    told = " ".join(capfd.readouterr().out.replace("│", "").split())
+    told = " ".join(verb("show", found).out.replace("│", "").split())
     assert WHY[what] in told
     assert "use the version that planned it" in told
-    assert main(["recoveries"]) == 0
-    told = capfd.readouterr().out
+    told = verb("recoveries").out
     assert found in told
     assert "unknown" in told
-    assert main(["show", found, "--json"]) == 0
-    document = json.loads(capfd.readouterr().out)
+    document = verb("show", found, "--json").document
     assert WHY[what] in document["problem"]
     assert document["plan"] == plan
     contract = {"id", "kind", "stream", "state", "plan_hash", "verdict", "counts", "partitions"}
