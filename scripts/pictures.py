@@ -229,6 +229,14 @@ def picture_airflow(address: str, password: str) -> None:
 
 
 if __name__ == "__main__":
-    what, *arguments = sys.argv[1:]
-    pictures = {"demo": draw_demo, "page": picture_page, "loss": picture_loss}
-    ({**pictures, "airflow": picture_airflow}[what])(*arguments)
+    match sys.argv[1:]:
+        case ["demo"]:
+            draw_demo()
+        case ["page"]:
+            picture_page()
+        case ["loss"]:
+            picture_loss()
+        case ["airflow", address, password]:
+            picture_airflow(address, password)
+        case _:
+            sys.exit(__doc__)

@@ -47,6 +47,9 @@ _JUDGES = "CI" in os.environ or "PYTEST_XDIST_WORKER" in os.environ
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if _JUDGES else "quick"))
 
 
+# Each Spark of a test lives for seconds: without the optimizing compiler it takes half the CPU.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 _LENDER = pytest.StashKey[Lender]()
 
 

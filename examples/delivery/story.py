@@ -162,25 +162,40 @@ def playing(
 
 
 def kill_at_random(
-    players: Sequence[Player], seconds: float, apart: tuple[float, float]
+    players: Sequence[Player],
+    seconds: float,
+    apart: tuple[float, float],
+    count: Callable[[], int],
 ) -> Iterator[float]:
-    """For so long each is killed after some time at work, and started again.
+    """For so long, and at least twice, each is killed after some time at work, and started again.
+
+    A busy machine starts them slowly: who is killed has seen a row committed since it was started,
+    and the time begins with the first row.
 
     Args:
         apart: the shortest and the longest time between two kills of one.
+        count: how many rows are committed.
 
     Yields:
         now and then, how much of the time is over: 0 to 1.
     """
-    chance, began = random.Random(), time.monotonic()
-    due = {player.name: began + chance.uniform(*apart) for player in players}
-    while (passed := time.monotonic() - began) < seconds:
+    chance = random.Random()
+    _await(lambda: count() > 0, "a row is committed")
+    began, limit = time.monotonic(), Deadline(seconds + _PATIENCE_SECONDS)
+    due = {player.name: (began + chance.uniform(*apart), 0) for player in players}
+    while (passed := time.monotonic() - began) < seconds or any(
+        player.kills < 2 for player in players
+    ):
+        if limit.expired:
+            raise _late("rows are committed between the kills")
         for player in players:
-            if time.monotonic() >= due[player.name]:
+            at, rows = due[player.name]
+            if time.monotonic() >= at and count() > rows:
                 player.kill()
+                rows = count()
                 player.start()
-                due[player.name] = time.monotonic() + chance.uniform(*apart)
-        yield passed / seconds
+                due[player.name] = (time.monotonic() + chance.uniform(*apart), rows)
+        yield min(1.0, passed / seconds)
         time.sleep(_TICK)
 
 
@@ -520,7 +535,9 @@ class _Story:
         ):
             task = progress.add_task("", total=1.0)
             restarting: Future[None] | None = None
-            for passed in kill_at_random(players, seconds, self._size.apart):
+            for passed in kill_at_random(
+                players, seconds, self._size.apart, lambda: ledger.count()[0]
+            ):
                 if restarts and passed > 0.5 and restarting is None:
                     restarting = aside.submit(self._kafka.restart)
                 committed, handled = ledger.count()
@@ -547,7 +564,11 @@ def _await(condition: Callable[[], bool], what: str) -> None:
     limit = Deadline(_PATIENCE_SECONDS)
     while not condition():
         if limit.expired:
-            raise BacklogError(
-                f"not within {_PATIENCE_SECONDS:g} s: {what}", subject="demo", hint="run it again"
-            )
+            raise _late(what)
         time.sleep(0.1)
+
+
+def _late(what: str) -> BacklogError:
+    return BacklogError(
+        f"not within {_PATIENCE_SECONDS:g} s: {what}", subject="demo", hint="run it again"
+    )

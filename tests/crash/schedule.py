@@ -2,7 +2,7 @@
 
 Of an injection: a small staged recovery; the runner's process group is killed with SIGKILL at a
 named point or a random moment, one to three times, and then it runs to the end. The oracle compares
-what a read_committed reader sees with what was staged. Of an expansion: see `expand_schedule`; of a
+what a read_committed reader sees with what was staged. Of an expansion: see `expand_schedule`; of an
 offload and what is put back after it: `offload.schedule`; of outbox, look-back and idempotent consumer:
 `delivery.schedule`.
 """

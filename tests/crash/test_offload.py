@@ -124,7 +124,7 @@ def test_a_schedule_is_the_same_for_the_same_seed() -> None:
     assert OffloadSchedule.draw(11) != OffloadSchedule.draw(12)
 
 
-def test_every_point_of_a_offload_is_listed() -> None:
+def test_every_point_of_an_offload_is_listed() -> None:
     found: set[str] = set()
     for room in ("replay/kinds/offload", "spark_backfill/archive"):
         for path in (ROOT / room).rglob("*.py"):

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,12 @@ WRONG = "not-the-password-at-all"
 GIVEN = 120.0  # seconds that a call may take; none of them is waited for
 SOON = 60.0
 
+
+def list_all_groups(properties: Properties) -> object:
+    with closing(BulkReader(properties, seconds=GIVEN)) as reader:
+        return reader.list_groups()
+
+
 CALLS: dict[str, Callable[[Properties], object]] = {
     "state": lambda p: read_group_state(p, "service", Deadline(GIVEN)),
     "commits": lambda p: committed_offsets(p, "service", "orders", [0], Deadline(GIVEN)),
@@ -40,7 +46,7 @@ CALLS: dict[str, Callable[[Properties], object]] = {
     "rights": lambda p: read_rights(
         p, [Right(Resource.TRANSACTIONAL_ID, "x", Operation.WRITE, "write")], Deadline(GIVEN)
     ),
-    "all groups": lambda p: BulkReader(p, seconds=GIVEN).list_groups(),
+    "all groups": list_all_groups,
 }
 
 
