@@ -27,9 +27,7 @@ from benchmarks.harness import (
     tabulate,
     take_turns,
 )
-from tests.mariadb import EmbeddedMariaDb
-from tests.redis_server import EmbeddedRedis
-from tests.services import EmbeddedPostgres
+from tests.kit.services import EmbeddedMariaDb, EmbeddedPostgres, EmbeddedRedis
 
 # A name's figure, what it is, its unit, and the figure of which it is a multiple.
 ROWS: tuple[tuple[str, str, str, str | None], ...] = (

@@ -44,7 +44,7 @@ from backlogctl.spark_backfill.request import RebuildOutcome, RebuildRequest
 from backlogctl.spark_backfill.spark.session import open_session
 from backlogctl.values import Cause, Certainty, Gap, GapState
 from benchmarks.harness import Benchmark, Figures, open_world, run_apart, send, tabulate
-from tests.services import EmbeddedPostgres
+from tests.kit.services import EmbeddedPostgres
 
 PARTITIONS = 4
 # One executor of two cores beside the driver: with local[*] both are one JVM.

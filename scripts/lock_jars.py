@@ -34,7 +34,9 @@ _SDK = (
 LISTS = (
     Wanted("sandbox/kafka.jars", (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", _SLF4J), True),
     Wanted(
-        "tests/kafka-tools.jars", (f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}", _SLF4J), True
+        "tests/kit/kafka-tools.jars",
+        (f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}", _SLF4J),
+        True,
     ),
     # Spelled out: the rest of what the connector needs is in Spark's own jars, and a second Scala
     # library or Spark core on the class path breaks it.

@@ -27,8 +27,7 @@ MOST = 4
 EXACTLY_ONCE = (
     "tests/crash/",
     "tests/delivery/test_idempotent_killed.py",
-    "tests/delivery/test_idempotent_mariadb.py",
-    "tests/delivery/test_idempotent_redis.py",
+    "tests/delivery/test_idempotent_databases.py",
     "tests/delivery/test_idempotent_sql.py",
     "tests/fanout/relay/",
     "tests/replay/offload/",

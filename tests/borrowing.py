@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.services import EmbeddedPostgres
+from tests.kit.services import EmbeddedPostgres
 
 _WITHIN = 200.0  # seconds; a service that does not start gives up before, and says why
 _PAUSE = 0.05

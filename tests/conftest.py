@@ -18,12 +18,12 @@ from backlogctl.clock import Deadline
 from backlogctl.config import root
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.borrowing import Lender, borrow, start_kafka
 from tests.durations import Durations
-from tests.mariadb import EmbeddedMariaDb
+from tests.kit.services import BorrowedKafka, EmbeddedMariaDb, EmbeddedPostgres, Postgres
 from tests.quick import Quick
-from tests.services import BorrowedKafka, EmbeddedPostgres, Postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +34,8 @@ MakeTopic = Callable[..., str]
 
 _TOPIC_SECONDS = 90.0
 _MARKED_BY = {"kafka": "kafka", "postgres": "postgres", "spark": "spark"}
+# Each starts a dozen processes, one after the other.
+_STORIES, _LONG = ("tests/replay/expand/", "tests/replay/offload/"), 600
 
 settings.register_profile(
     "quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -117,6 +119,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture in getattr(item, "fixturenames", ()):
             if fixture in _MARKED_BY:
                 item.add_marker(_MARKED_BY[fixture])
+                if item.nodeid.startswith(_STORIES):
+                    item.add_marker(pytest.mark.timeout(_LONG))
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +148,12 @@ def kafka(
 def admin(kafka: EmbeddedKafka) -> Admin:
     """An admin client of the shared broker; it does not tell stderr that the broker has ended."""
     return make_admin({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+
+
+@pytest.fixture
+def properties(kafka: EmbeddedKafka) -> dict[str, str]:
+    """Client properties for the shared broker."""
+    return {"bootstrap.servers": kafka.bootstrap}
 
 
 @pytest.fixture
@@ -226,6 +236,13 @@ def pg_url(postgres: Postgres, unique: str) -> Iterator[str]:
     postgres.execute(f"CREATE DATABASE {database}")
     yield postgres.url(database)
     postgres.execute(f"DROP DATABASE {database} WITH (FORCE)")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """A ledger of the test's own."""
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,10 @@ from examples.delivery.facts import Facts, Row, Sent, audit_facts
 from examples.delivery.story import Result
 from examples.expand import read_logs
 from examples.shop import CONFIG, Size, count_expected, render_configuration
-from tests.kafka_tools import wait_until
-from tests.leftovers import find_processes
+from tests.kit.kafka import wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
 
 SMALL = delivery.Size(seconds=8.0, rate=60.0, apart=(1.5, 3.0))
 ROWS = tuple(Row(f"o-{number}", f"c-{number % 2}", number // 2) for number in range(8))
@@ -186,7 +188,6 @@ SMALL_BACKLOG = Size(
     most_seconds=60.0,
 )
 SECOND = 1_000_000_000
-pytestmark = pytest.mark.timeout(600)
 
 
 def write_log(directory: Path, name: str, lines: Iterable[tuple[float, int, int]]) -> None:
@@ -265,3 +266,18 @@ def test_a_user_with_the_documented_rights_puts_every_order_back_once() -> None:
     told = out.getvalue()
     assert "backlogctl acl" in told
     assert "a-long-password" not in told
+
+
+def find_processes(word: str) -> list[str]:
+    """Command lines and directories of the processes that have to do with a directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                place = str((entry / "cwd").readlink())
+            except OSError:
+                continue
+            if word in told.decode(errors="replace") or word in place:
+                found.append(told[:200].decode(errors="replace"))
+    return found

@@ -27,13 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.accuracy.planning import Measured, Method, measure
-from tests.accuracy.promises import find_broken
+from tests.accuracy.planning import Measured, Method, find_broken, measure, set_stage
 from tests.accuracy.scenarios import MESSAGES, SCENARIOS, Scenario, Shape
-from tests.accuracy.services import set_stage
 from tests.accuracy.traffic import simulate
 from tests.accuracy.watching import Sampling, watch
-from tests.services import EmbeddedPostgres, Postgres
+from tests.kit.services import EmbeddedPostgres, Postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

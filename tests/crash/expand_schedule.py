@@ -25,7 +25,8 @@ from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.values import Recovery
 from tests.crash.points import RUNNER_POINTS
-from tests.kafka_tools import delete_topic, read_all, wait_until
+from tests.kit.kafka import delete_topic, read_all, wait_until
+from tests.kit.shortened import WORLD
 from tests.replay.expand.oracle import (
     SETTINGS,
     await_handled,
@@ -33,7 +34,6 @@ from tests.replay.expand.oracle import (
     find_layout_problems,
     read_log,
 )
-from tests.replay.expand.shortened import WORLD
 from tests.replay.expand.world import PARTITIONS, WITHIN, World
 
 BACKLOG = 600

@@ -22,7 +22,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         "tests.crash.runner",
-        "tests.crash.delivery.servers",
+        "tests.crash.delivery.schedule",
         "tests.crash.offload.schedule",
         "tests.crash.expand_schedule",
     ]

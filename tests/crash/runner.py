@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,32 @@ from backlogctl.spark_backfill.injection.ledger_topic import make_record
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
     ChunkResult,
+    ChunkWriter,
     TransactionalWriter,
     WriterSettings,
 )
-from backlogctl.spark_backfill.injection.waves import inject_with
+from backlogctl.spark_backfill.injection.waves import ChunkOutcome, ChunkTask, inject_with, run_task
 from backlogctl.values import Chunk
 from backlogctl_delivery.crashpoints import reach
 from tests.crash.forking import start_process
-from tests.crash.local_runner import LocalChunkRunner
 from tests.crash.scenario import load_job
+
+
+class LocalChunkRunner:
+    """Writes in this process, one chunk after another."""
+
+    parallelism = 1
+
+    def __init__(self, writer: ChunkWriter) -> None:
+        self._writer = writer
+
+    def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
+        """See `ChunkRunner.run_wave`."""
+        return [outcome for task in tasks for outcome in run_task(self._writer, task)]
+
+    def close(self) -> None:
+        """Closes the producers."""
+        self._writer.close()
 
 
 class BrokenWriter(TransactionalWriter):

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.crash.delivery.schedule import DeliverySchedule
-from tests.crash.delivery.servers import run_alone
+from tests.crash.delivery.schedule import DeliverySchedule, run_alone
 from tests.crash.expand_schedule import ExpandSchedule, run_expansion
 from tests.crash.forking import kill_process
 from tests.crash.offload.schedule import OffloadSchedule, run_offload

@@ -1,18 +1,34 @@
-"""Fault 1: killed at every point, run again, the same set. And the oracle can fail."""
+"""Killed at random points, an injection and a chain of delivery still do all exactly once."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from examples.delivery.facts import audit_facts
+from tests.crash import points
+from tests.crash.delivery import cast
+from tests.crash.delivery.chain import READER, OutboxChain, Part
+from tests.crash.delivery.schedule import (
+    CHAINS,
+    LOOK_BACK,
+    Blow,
+    DeliverySchedule,
+    list_points,
+    run_delivery,
+)
 from tests.crash.points import POINTS
 from tests.crash.runner import read_copies, start_runner
 from tests.crash.scenario import judge, make_scenario
 from tests.crash.schedule import Kill, Schedule, run_schedule
+from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.timeout(900)
+
+
 WITHIN = 150.0  # seconds; the first runner waits for the imports
 
 
@@ -66,3 +82,79 @@ def test_a_schedule_is_the_same_for_the_same_seed() -> None:
     assert Schedule.draw(11) == Schedule.draw(11)
     assert Schedule.draw(11) != Schedule.draw(12)
     assert str(Kill(point="p3.2.init.before:1")) == "p3.2.init.before:1"
+
+
+OUTBOXES = tuple(chain for chain in CHAINS if chain != LOOK_BACK)
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, chain: str, tmp_path: Path) -> str:
+    """The URL of an empty one, as the chain needs it."""
+    if chain == "sqlite":
+        return f"sqlite:///{tmp_path / 'shop.db'}"
+    name = "mariadb_url" if chain == "mariadb" else "pg_url"
+    return str(request.getfixturevalue(name))
+
+
+@pytest.mark.parametrize(
+    ("chain", "sends"),
+    [*((chain, sends) for chain in OUTBOXES for sends in (False, True)), (LOOK_BACK, False)],
+)
+def test_fault_45_46_54_killed_at_each_step(
+    kafka: EmbeddedKafka, tmp_path: Path, chain: str, sends: bool, database: str
+) -> None:
+    found = list_points(chain, sends, fails=False)
+    # Of two that do the same, one: what it leaves the other takes over.
+    blows = [
+        Blow((name,), point)
+        for name, own in found.items()
+        for point in own
+        if not name.endswith(" 2")
+    ]
+    schedule = DeliverySchedule(0, chain, sends, tuple(blows), broker="")
+    verdict = run_delivery(kafka.bootstrap, tmp_path, schedule, database)
+    assert verdict.is_good, verdict
+    assert verdict.reached == len(blows)
+
+
+@pytest.mark.parametrize(
+    ("chain", "seed"), [("postgresql", 38), ("mariadb", 8), ("sqlite", 39), (LOOK_BACK, 12)]
+)
+def test_fault_45_46_54_random_schedules(
+    kafka: EmbeddedKafka, tmp_path: Path, chain: str, seed: int, database: str
+) -> None:
+    schedule = DeliverySchedule.draw_of(chain, seed)
+    verdict = run_delivery(kafka.bootstrap, tmp_path, schedule, database)
+    assert verdict.is_good, f"{schedule}: {verdict}"
+
+
+@pytest.mark.parametrize("chain", ["sqlite"])
+def test_the_oracle_sees_a_consumer_that_keeps_no_marks(
+    kafka: EmbeddedKafka, tmp_path: Path, database: str
+) -> None:
+    """So what is killed here does lead to repeats."""
+    chain = OutboxChain(kafka.bootstrap, tmp_path, database)
+    chain.parts[READER] = Part(cast.consume_always, chain.parts[READER].arguments)
+    with chain:
+        for _ in range(2):
+            chain.kill_at(READER, "once.committed")
+        audit = audit_facts(chain.read_facts())
+    assert chain.find_problems() == []
+    assert audit.twice
+    assert {name for name, ids in audit.list_wrong().items() if ids} == {"twice"}
+
+
+def test_every_point_of_delivery_is_killed_at() -> None:
+    texts = [path.read_text() for path in (ROOT / "delivery").rglob("*.py")]
+    there = {name for text in texts for name in re.findall(r'reach\("([^"]+)"\)', text)}
+    told = (
+        *(points.ADDING_POINTS, points.HINT_POINTS, points.SENDER_POINTS, points.FAILING_POINTS),
+        *(points.PREPARING_POINTS, points.LOOK_BACK_POINTS, points.KEEPER_POINTS),
+    )
+    assert there == {name for names in told for name in names}
+
+
+def test_a_schedule_of_a_chain_is_the_same_for_the_same_seed() -> None:
+    assert DeliverySchedule.draw(11) == DeliverySchedule.draw(11)
+    assert DeliverySchedule.draw(11) != DeliverySchedule.draw(15)
+    assert [DeliverySchedule.draw(seed).chain for seed in range(4)] == list(CHAINS)

@@ -15,7 +15,7 @@ from backlogctl.replay.engine.brakes import CancelRequested
 from backlogctl.replay.kinds.expand import canary
 from backlogctl.values import Recovery
 from tests.crash.points import RUNNER_POINTS
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 from tests.replay.expand.oracle import judge, read_log
 from tests.replay.expand.world import WITHIN, World
 

@@ -16,12 +16,11 @@ from backlogctl.replay.engine.brakes import CancelRequested
 from backlogctl.replay.kinds.offload.plan import FORWARD
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Recovery
-from tests.crash.offload.oracle import judge_cancelled, judge_end, judge_offloaded
 from tests.crash.offload.schedule import OffloadSchedule, make_crash_world, run_offload
-from tests.crash.offload.world import CrashWorld
+from tests.crash.offload.world import CrashWorld, judge_cancelled, judge_end, judge_offloaded
 from tests.crash.points import OFFLOAD_POINTS
+from tests.kit.processes import ROOT
 from tests.replay.offload.world import find_place
-from tests.replay.shop import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,10 +20,9 @@ from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.kinds.redrive.planning import plan_redrive
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Recovery
-from tests.crash.offload.content import Content, Place
-from tests.crash.offload.oracle import Found, judge_end, judge_offloaded, judge_put_back
 from tests.crash.offload.schedule import make_crash_world
-from tests.crash.offload.world import CrashWorld
+from tests.crash.offload.traffic import Content, Place
+from tests.crash.offload.world import CrashWorld, Found, judge_end, judge_offloaded, judge_put_back
 from tests.replay.offload.world import find_place
 
 if TYPE_CHECKING:

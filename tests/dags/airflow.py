@@ -215,11 +215,6 @@ class Airflow:
         """What a task returned."""
         return self.get(f"{run.task(task_id)}/xcomEntries/{key}", deserialize=True)["value"]
 
-    def read_mapped(self, run: DagRun, task_id: str, index: int) -> Any:
-        """What a mapped task returned."""
-        path = f"{run.task(task_id)}/xcomEntries/return_value"
-        return self.get(path, map_index=index, deserialize=True)["value"]
-
     def logs(self, run: DagRun, task_id: str, attempt: int | None = None) -> str:
         """What a task wrote, at its last attempt unless another is named."""
         number = attempt or self.read_task(run, task_id)["try_number"]

@@ -15,7 +15,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.stage import SHORT_LIVED_JVM
 from tests.dags.airflow import Airflow
 from tests.dags.slots import Slots, SlotShop, SlotWorld
-from tests.replay.shop import ROOT
+from tests.kit.processes import ROOT
 
 TakeShop = Callable[..., SlotShop]
 TakeWorld = Callable[..., SlotWorld]

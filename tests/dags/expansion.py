@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -25,7 +24,7 @@ from backlogctl.replay.kinds import EXPAND
 from backlogctl.values import Recovery
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import SlotWorld
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 APPROVE, WORK, RESTORE = "expand.approve", "expand.carry_out", "expand.restore_layout"
 # As if consumers were so slow that retention would win: it is raised, from unset.
@@ -55,12 +54,7 @@ class Witness:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         document = {"messages": self._found, "open": False}

@@ -12,7 +12,7 @@ from backlogctl.replay.kinds.offload.plan import ALLOW_DISK
 from backlogctl.values import Recovery
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import Slots, SlotWorld
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 from tests.replay.offload.world import OffloadWorld
 
 OFFLOAD = "emergency_offload"

@@ -18,9 +18,9 @@ from backlogctl.config import load_config
 from backlogctl.fanout.launchers import Fleet, Role
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.opening import open_workspace
+from tests.kit.shop import PARTITIONS, Shop
 from tests.replay.expand.world import CONSUMER, FACTOR, REPLICAS, World
 from tests.replay.expand.world import PARTITIONS as EXPAND_PARTITIONS
-from tests.replay.shop import PARTITIONS, Shop
 from tests.spark_backfill.world import FIELDS
 
 NIGHT_ZONE, MINUTE_ZONE = "Asia/Shanghai", "Asia/Tokyo"

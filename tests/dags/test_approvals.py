@@ -1,4 +1,4 @@
-"""Approvals in Airflow: what an answer changes, what it cannot change, and whose it is."""
+"""Approvals in Airflow, and restores where no teardown will run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ from backlogctl.dags import questions
 from backlogctl.dags.layout import ApprovePlan
 from backlogctl.dags.policies import APPROVE, REJECT
 from backlogctl.dags.task_context import translated_errors
+from backlogctl.fanout.launchers import Role
 from backlogctl.replay.engine.approval import approve_plan, check_approval, reject_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import Approver, acting_as
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap
+from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.replay.opening import open_workspace
 from backlogctl.values import GapState, Recovery, RecoveryState
 from tests.dags.airflow import Airflow, DagRun
+from tests.dags.conftest import TakeWorld
+from tests.dags.expansion import RESTORE, relaying, start
 from tests.dags.slots import Slots
-from tests.kernel.ledger.makers import make_gap
-from tests.replay.makers import (
+from tests.kit.ledger import make_gap
+from tests.kit.recoveries import (
     PAST,
     change_ledger,
     keep_plan,
@@ -39,6 +43,7 @@ from tests.replay.makers import (
     read_actions,
     store_plan,
 )
+from tests.replay.expand.oracle import judge
 
 S = RecoveryState
 FORM = "recover_backlog"
@@ -250,3 +255,43 @@ def test_fault_63_an_expired_approval_is_asked_for_again(desk: Workspace) -> Non
     with pytest.raises(AirflowSkipException, match="rejected by bob; nothing was changed"):
         answer(expired, REJECT, id="bob", name="bob")
     assert desk.ledger.recoveries.get(planned.id).state is S.CANCELLED
+
+
+RECOVER = "recover_backlog"
+
+
+@contextmanager
+def paused(airflow: Airflow, dag_id: str) -> Iterator[None]:
+    """The scheduler leaves the DAG alone meanwhile."""
+    path = f"/api/v2/dags/{dag_id}"
+    assert airflow.client().patch(path, json={"is_paused": True}).is_success
+    try:
+        yield
+    finally:
+        assert airflow.client().patch(path, json={"is_paused": False}).is_success
+
+
+def test_a_paused_dag_whose_run_is_marked_failed(airflow: Airflow, take_world: TakeWorld) -> None:
+    """Its teardown is never scheduled. It is said at once, and the next look gives all back."""
+    world = take_world()
+    one = start(airflow, world)
+    with relaying(one), paused(airflow, RECOVER):
+        process = one.find_process()
+        process.suspend()  # it does not see the mark
+        airflow.mark(one.run, "failed")
+        process.kill()
+        assert world.list_pids(Role.ORIGINAL) == []
+        workspace = world.open()
+        entry = sample_stream(workspace, workspace.config.stream(world.stream))[1]
+        assert entry["verdict"] in ("stop", "warn")
+        assert f"its consumers are stopped by expand {one.recovery.id}" in entry["sentence"]
+        assert f"only in {one.recovery.plan['temporary']['topic']}" in entry["sentence"]
+
+        one.go_on()
+        look = airflow.trigger("detect_backlog", {"streams": [world.stream]})
+        airflow.await_state(look, "restore_left_open", {"success"}, within=300)
+        told = airflow.logs(look, "restore_left_open")
+        assert f"{one.recovery.id}: no task works on it, or will" in told
+        assert airflow.read_states(one.run)[RESTORE] != "success"
+    assert judge(world, one.recovery, state="cancelled") == []
+    airflow.await_run(look, {"success", "failed"})

@@ -1,12 +1,16 @@
-"""The tasks of `recover_backlog`: a group for each kind, one kind after the other."""
+"""Tasks of `recover_backlog`, what is told to Airflow, and kinds that are not known."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import runpy
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +18,56 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+import structlog
 from airflow.sdk import DAG, Context
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.api.datamodels._generated import DagRunState
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowRuntimeError,
+    AirflowSkipException,
+    ErrorType,
+)
+from airflow.sdk.execution_time.comms import ErrorResponse
 
 import backlogctl.dags.bundle
-from backlogctl.dags.policies import EXPAND_POOL, SPARK_POOL
-from backlogctl.dags.task_context import opened
+from backlogctl.clock import utc_now
+from backlogctl.dags import detection, nights, questions, recoveries, task_context
+from backlogctl.dags.layout import ApprovePlan
+from backlogctl.dags.policies import APPROVE, EXPAND_POOL, REJECT, SPARK_POOL
+from backlogctl.dags.task_context import (
+    DELETED,
+    ENDED,
+    REASON,
+    RunbookError,
+    RunbookRefusal,
+    find_run_state,
+    is_served,
+    opened,
+    skipping,
+    translated_errors,
+    was_marked_failed,
+)
+from backlogctl.errors import KafkaFailure, Refused
 from backlogctl.replay import kinds as registered
-from backlogctl.replay.engine.kind import Kind, Registry
+from backlogctl.replay.engine.brakes import CANARY, INTERRUPTED, PausedBecause
+from backlogctl.replay.engine.kind import Kind, Registry, Workspace
+from backlogctl.replay.engine.plan import Approver, acting_as
 from backlogctl.replay.kinds import KINDS, OFFLOAD
 from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.kinds.rebuild.kind import Rebuild
+from backlogctl.replay.runbooks.nights import Tonight
+from backlogctl.replay.runbooks.work import WorkTask
+from backlogctl.values import Recovery, RecoveryState
+from tests.replay.runbooks.desks import (
+    AIRFLOW_USER,
+    MYSTERY,
+    RUN,
+    TOPIC_ID,
+    lose,
+    name_states,
+    open_shop,
+    store_unknown,
+)
 
 FILE = backlogctl.dags.bundle.RUNBOOKS / "recover_backlog.py"
 
@@ -218,3 +261,314 @@ def test_the_first_task_says_what_is_wrong(
     ):
         pass
     assert str(file) in str(told.value)
+
+
+def test_a_slow_canary_is_not_tried_again() -> None:
+    """It would be as slow, over and over, while nobody reads the topic."""
+    told = r"recovery r-1: it is slow. It ends here, and the layout is given back"
+    with pytest.raises(RunbookRefusal, match=told), translated_errors():
+        raise PausedBecause(CANARY, "it is slow", subject="recovery r-1", hint="resume it")
+
+
+def test_an_interrupted_task_is_tried_again() -> None:
+    with pytest.raises(RunbookError, match="it stopped"), translated_errors():
+        raise PausedBecause(INTERRUPTED, "it stopped", subject="recovery r-1")
+
+
+# How what went wrong is told: masked, in one message, with nothing of the original behind it.
+
+SECRET = "hunter2-of-the-broker"
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A task's first try of three; the secret is known."""
+    monkeypatch.setattr("backlogctl.config.root._SECRETS", {SECRET})
+    return {"ti": MagicMock(try_number=1, max_tries=2)}
+
+
+def break_with(error: Exception) -> None:
+    """As a client does it: the reason behind the error holds more than the error."""
+    try:
+        raise OSError(f"SASL password {SECRET} was refused")
+    except OSError as cause:
+        raise error from cause
+
+
+def fail(context: dict[str, Any], error: Exception) -> Exception:
+    """What Airflow gets."""
+    with (
+        pytest.raises((RunbookError, RunbookRefusal)) as caught,
+        translated_errors(cast("Context", context)),
+    ):
+        break_with(error)
+    return caught.value
+
+
+def list_kept(context: dict[str, Any]) -> dict[str, Any]:
+    return {call.kwargs["key"]: call.kwargs["value"] for call in context["ti"].xcom_push.mock_calls}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KafkaFailure(f"it said {SECRET}", subject="cluster main"),
+        Refused(f"no: {SECRET}"),
+        ValueError(f"a fault with {SECRET}"),
+    ],
+)
+def test_no_secret_is_behind_a_failure(context: dict[str, Any], error: Exception) -> None:
+    """Airflow logs an exception with all that stands behind it."""
+    failure = fail(context, error)
+    assert (failure.__context__, failure.__cause__) == (None, None)
+    told = "".join(traceback.format_exception(failure))
+    assert SECRET not in told
+    assert "***" in str(failure)
+    assert SECRET not in str(list_kept(context))
+    assert list_kept(context)[REASON] == str(failure)
+
+
+def test_what_ended_by_itself_is_known_as_that(context: dict[str, Any]) -> None:
+    """A failed task without it was marked by a person."""
+    fail(context, KafkaFailure("away"))
+    assert ENDED not in list_kept(context)
+    fail(context, Refused("no"))
+    assert list_kept(context)[ENDED] is True
+    last = {"ti": MagicMock(try_number=3, max_tries=2)}
+    fail(last, KafkaFailure("away"))
+    assert list_kept(last)[ENDED] is True
+
+
+def test_its_log_has_the_reason_and_no_traceback(context: dict[str, Any]) -> None:
+    out = io.StringIO()
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
+        logger_factory=structlog.PrintLoggerFactory(out),
+    )
+    try:
+        for error in (Refused("no room"), RuntimeError("of somebody else")):
+            try:
+                with translated_errors(cast("Context", context)):
+                    if isinstance(error, Refused):
+                        raise error
+                raise error
+            except (RunbookRefusal, RuntimeError):
+                structlog.get_logger().exception("Task failed with exception")
+    finally:
+        structlog.configure(**before)
+    first, _, rest = out.getvalue().partition("\n")
+    assert "no room" in first
+    assert "Traceback" not in first
+    assert "Traceback" in rest
+
+
+def test_who_skips_says_why(context: dict[str, Any]) -> None:
+    raised = skipping(cast("Context", context), "nothing to do")
+    assert isinstance(raised, AirflowSkipException)
+    assert list_kept(context)[REASON] == "nothing to do"
+
+
+# Whether a task of Airflow works on a recovery, or will.
+
+TASKS = ("expand.carry_out", "expand.restore_layout")
+
+
+def make_context(state: Any = DagRunState.RUNNING, **states: str | None) -> Context:
+    """A task's, whose Airflow answers so."""
+    task = MagicMock()
+    task.get_dagrun_state.side_effect = [state] if isinstance(state, Exception) else None
+    task.get_dagrun_state.return_value = state
+    found = {name.replace("__", "."): now for name, now in states.items()}
+    task.get_task_states.return_value = {"run-1": found}
+    return cast("Context", {"ti": task, "dag_run": SimpleNamespace()})
+
+
+def gone() -> AirflowRuntimeError:
+    detail = {"status_code": 404}
+    return AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail=detail))
+
+
+def test_a_run_that_was_deleted_is_one_of_its_states() -> None:
+    assert find_run_state(make_context(DagRunState.FAILED), "d", "run-1") == "failed"
+    assert find_run_state(make_context(gone()), "d", "run-1") == DELETED
+
+
+@pytest.mark.parametrize(
+    ("paused", "work", "teardown", "served"),
+    [
+        (False, "running", None, True),
+        (False, "up_for_retry", None, True),
+        (False, "up_for_reschedule", None, True),
+        (False, "failed", None, True),  # the teardown is scheduled soon
+        (False, "failed", "success", False),  # somebody marked it: nothing is given back
+        (False, "removed", "removed", False),
+        (True, "running", None, True),
+        (True, "queued", None, True),
+        (True, "up_for_retry", None, False),
+        (True, "failed", None, False),
+    ],
+)
+def test_who_will_work_on_it(
+    monkeypatch: pytest.MonkeyPatch, paused: bool, work: str, teardown: str | None, served: bool
+) -> None:
+    monkeypatch.setattr(task_context, "is_paused", lambda _: paused)
+    states = {"expand__carry_out": work, "expand__restore_layout": teardown, "report": None}
+    context = make_context(**states)
+    assert is_served(context, "d", "run-1", TASKS) is served
+    for over in (DagRunState.FAILED, DagRunState.SUCCESS, gone()):
+        assert not is_served(make_context(over, **states), "d", "run-1", TASKS)
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "marked"),
+    [("failed", None, True), ("failed", True, False), ("success", None, False)],
+)
+def test_a_mark_is_a_failure_that_no_task_made(state: str, ended: Any, marked: bool) -> None:
+    context = make_context(work=state, put_back_3=state)
+    cast("Any", context)["ti"].xcom_pull.return_value = ended
+    for task in (WorkTask("d", "run-1", "work"), WorkTask("d", "run-1", "put_back", 3)):
+        assert was_marked_failed(context, task) is marked
+
+
+S = RecoveryState
+STATES: tuple[tuple[S, ...], ...] = (
+    (),
+    (S.APPROVED,),
+    (S.APPROVED, S.RUNNING),
+    (S.APPROVED, S.RUNNING, S.FAILED),
+    (S.APPROVED, S.RUNNING, S.VERIFIED),
+)
+
+
+@pytest.fixture
+def mystery_context() -> dict[str, Any]:
+    """Of the run `RUN`, for every task."""
+    instance = MagicMock(try_number=1, max_tries=2, map_index=-1)
+    instance.xcom_pull.return_value = None
+    instance.get_task_states.return_value = {}
+    instance.get_dagrun_state.return_value = "failed"
+    run = SimpleNamespace(
+        dag_id=RUN.dag_id,
+        run_id=RUN.run_id,
+        triggering_user_name="grace",
+        conf={},
+        run_type="manual",
+    )
+    return {"ti": instance, "dag_run": run, "params": {"stream": "orders"}}
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mystery_context: dict[str, Any]
+) -> Workspace:
+    """Tasks without Airflow around them, whose looks need no Kafka."""
+    workspace = open_shop(tmp_path, auto_plan=True)
+
+    @contextmanager
+    def open_it(_: Context, person: Approver | None = None) -> Iterator[Workspace]:
+        with translated_errors(), acting_as(person or AIRFLOW_USER):
+            yield workspace
+
+    def look(desk: Workspace, stream: Any) -> tuple[Any, dict[str, Any]]:
+        seen = SimpleNamespace(sample=SimpleNamespace(topic_id=TOPIC_ID))
+        words = {"verdict": "ok", "course": "ok", "sentence": "told", "warnings": []}
+        return seen, {**words, "lag": 0, "lost": None, "seconds_to_loss": None}
+
+    for module in (recoveries, nights, detection, questions, detection):
+        monkeypatch.setattr(module, "opened", open_it)
+    for module in (recoveries, nights, detection, detection):
+        monkeypatch.setattr(module, "get_current_context", lambda: mystery_context)
+    monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
+    variables = MagicMock()
+    variables.get.return_value = ""
+    monkeypatch.setattr(detection, "Variable", variables)
+    mystery_context["outlet_events"] = MagicMock()
+    return workspace
+
+
+def ask(mystery_context: Any, recovery: Recovery) -> Any:
+    return _make_question(recovery).execute(mystery_context)
+
+
+def answer(option: str) -> Callable[[Any, Recovery], Any]:
+    def give(mystery_context: Any, recovery: Recovery) -> Any:
+        event = {
+            "chosen_options": [option],
+            "params_input": {},
+            "responded_at": utc_now(),
+            "responded_by_user": {"id": "bob", "name": "bob"},
+        }
+        return _make_question(recovery).execute_complete(mystery_context, event)
+
+    return give
+
+
+def _make_question(recovery: Recovery) -> ApprovePlan:
+    plan = {"recovery": recovery.id, "plan_hash": recovery.plan_hash}
+    return ApprovePlan(task_id="approve", plan=plan)
+
+
+def named(act: Callable[[], Any]) -> Callable[[Any, Recovery], Any]:
+    """A task whose form names the recovery."""
+
+    def call(mystery_context: Any, recovery: Recovery) -> Any:
+        mystery_context["params"]["recovery"] = recovery.id
+        return act()
+
+    return call
+
+
+GIVEN: dict[str, Callable[[Any, Recovery], Any]] = {
+    "choose": named(lambda: recoveries.choose(["expand", "rebuild"])),
+    "plan": named(lambda: recoveries.plan("expand", ["expand.plan"])),
+    "report what the form names": named(recoveries.report),
+    "report what the run planned": lambda _, recovery: recoveries.report(),
+    "ask": ask,
+    "approve": answer(APPROVE),
+    "reject": answer(REJECT),
+    "carry out": lambda _, recovery: recoveries.run_approved({"recovery": recovery.id}),
+    "restore": lambda _, recovery: recoveries.restore({"recovery": recovery.id}),
+    "put back": lambda _, recovery: nights.put_back(
+        {"action": Tonight.RUN, "stream": "orders", "recovery": recovery.id, "why": ""}
+    ),
+}
+
+
+@pytest.mark.parametrize("states", STATES, ids=name_states)
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_task_that_is_given_it_fails_at_once(
+    desk: Workspace, mystery_context: dict[str, Any], name: str, states: tuple[S, ...]
+) -> None:
+    """Without another try, and without a change."""
+    recovery = store_unknown(desk, *states)
+    before = read(desk, recovery)
+    told = f"recovery {recovery.id}: this program does not know the kind {MYSTERY}"
+    with pytest.raises(RunbookRefusal, match=told):
+        GIVEN[name](mystery_context, recovery)
+    assert read(desk, recovery) == before
+
+
+PASSING: dict[str, tuple[Callable[[], Any], str, Any]] = {
+    "look": (lambda: detection.sample_and_judge("orders"), "starts", False),
+    "night": (lambda: nights.plan_night("orders"), "action", "nothing"),
+    "left open": (lambda: {"restored": detection.restore_left_open()}, "restored", []),
+}
+
+
+@pytest.mark.parametrize("states", STATES[:-1], ids=name_states)
+@pytest.mark.parametrize("name", PASSING)
+def test_a_task_that_passes_it_by_leaves_it_alone(
+    desk: Workspace, name: str, states: tuple[S, ...]
+) -> None:
+    recovery = store_unknown(desk, *states)
+    lose(desk)
+    before = read(desk, recovery)
+    act, key, expected = PASSING[name]
+    assert act()[key] == expected
+    assert read(desk, recovery) == before
+
+
+def read(desk: Workspace, recovery: Recovery) -> tuple[Any, ...]:
+    """All that the ledger has of it."""
+    return desk.ledger.recoveries.get(recovery.id), desk.ledger.events.list(recovery.id)

@@ -1,4 +1,4 @@
-"""The page inside a real API server of Airflow: who may look, what they see, what breaks."""
+"""The page inside a real API server of Airflow; the form and the page by clicks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,26 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import name_origin
 from backlogctl.replay.present.report import make_report
 from backlogctl.replay.present.report_page import render_page
-from backlogctl.values import Recovery
-from tests.replay.expand_makers import store_expand_plan
-from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk, write_config
-from tests.replay.report_makers import note
+from backlogctl.values import Recovery, RecoveryState
+from tests.dags.airflow import Airflow
+from tests.dags.browsing import RECOVER, Visit, open_browser
+from tests.dags.slots import Slots
+from tests.dags.test_approvals import Asked
+from tests.kit.recoveries import (
+    keep_plan,
+    make_rebuild_plan,
+    note,
+    open_desk,
+    store_expand_plan,
+    write_config,
+)
 
 # What the page in Airflow keeps open, how many it serves at once, and the links of tasks.
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.airflow
 def test_a_few_requests_at_once_so_that_airflow_keeps_its_threads() -> None:
     page = LazyPage()
     now = most = 0
@@ -73,6 +83,7 @@ class Loader:
         return load_config(self.path)
 
 
+@pytest.mark.airflow
 def test_what_was_opened_is_kept_until_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +122,7 @@ def test_what_was_opened_is_kept_until_it_changes(
     second.workspace.ledger.close()
 
 
+@pytest.mark.airflow
 def test_tasks_link_to_their_recovery_and_the_plugin_is_light(tmp_path: Path) -> None:
     write_config(tmp_path)
     env = {
@@ -264,9 +276,7 @@ def list_pages(kept: Kept) -> list[str]:
     ]
 
 
-pytestmark = pytest.mark.airflow
-
-
+@pytest.mark.airflow
 def test_airflow_lists_the_page_and_the_tab(site: Site) -> None:
     answer = site.ask("/api/v2/plugins").json()
     [plugin] = [one for one in answer["plugins"] if one["name"] == "backlogctl"]
@@ -280,6 +290,7 @@ def test_airflow_lists_the_page_and_the_tab(site: Site) -> None:
     assert site.ask("/api/v2/plugins/importErrors").json()["total_entries"] == 0
 
 
+@pytest.mark.airflow
 def test_nothing_is_shown_without_a_login(site: Site, kept: Kept) -> None:
     for path in list_pages(kept):
         for token in (None, "no-token"):
@@ -293,6 +304,7 @@ def test_nothing_is_shown_without_a_login(site: Site, kept: Kept) -> None:
             assert not re.search(r"orders|clicks|r-20", answer.text.replace(quote(path, ""), ""))
 
 
+@pytest.mark.airflow
 def test_a_browser_is_led_to_the_login_and_back(site: Site) -> None:
     there = "/backlogctl/streams/orders?a=b"
     answer = site.ask(there, None, headers={"Sec-Fetch-Dest": "document"})
@@ -302,6 +314,7 @@ def test_a_browser_is_led_to_the_login_and_back(site: Site) -> None:
     assert (login.status_code, quote(there, "") in login.headers["location"]) == (307, True)
 
 
+@pytest.mark.airflow
 def test_a_viewer_sees_the_page(site: Site, kept: Kept) -> None:
     page = site.read("/backlogctl/")
     assert 'href="./streams/orders"' in page
@@ -319,6 +332,7 @@ def test_a_viewer_sees_the_page(site: Site, kept: Kept) -> None:
     assert site.ask("/backlogctl/", None, cookies=cookies).status_code == 200
 
 
+@pytest.mark.airflow
 def test_only_airflow_itself_may_frame_it(site: Site, kept: Kept) -> None:
     for path in list_pages(kept):
         for user in ("viewer", "stranger", None):
@@ -329,6 +343,7 @@ def test_only_airflow_itself_may_frame_it(site: Site, kept: Kept) -> None:
             assert headers["cache-control"] == "no-store"
 
 
+@pytest.mark.airflow
 def test_nothing_can_be_changed(site: Site) -> None:
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         answer = site.ask("/backlogctl/recoveries/r-1", "admin", method=method)
@@ -336,6 +351,7 @@ def test_nothing_can_be_changed(site: Site) -> None:
         assert "only looked at" in answer.text
 
 
+@pytest.mark.airflow
 def test_who_may_not_read_the_dag_is_refused(site: Site, kept: Kept) -> None:
     for path in list_pages(kept):
         if "static" not in path:
@@ -344,6 +360,7 @@ def test_who_may_not_read_the_dag_is_refused(site: Site, kept: Kept) -> None:
             assert "clicks" not in refused
 
 
+@pytest.mark.airflow
 def test_who_may_read_one_dag_sees_what_its_runs_planned(site: Site, kept: Kept) -> None:
     run = f"/backlogctl/runs/nights_in_tokyo/{quote(ONE)}"
     assert kept.tokyo.id in site.ask(run, "tokyo").headers["location"]
@@ -356,6 +373,7 @@ def test_who_may_read_one_dag_sees_what_its_runs_planned(site: Site, kept: Kept)
     site.read(f"/backlogctl/runs/recover_backlog/{quote(ONE)}", "tokyo", 403)
 
 
+@pytest.mark.airflow
 def test_the_other_tab_of_a_run_shows_its_report(site: Site, kept: Kept) -> None:
     base = "/backlogctl/run-reports/recover_backlog/"
     found = site.ask(base + quote(ONE, safe=""), follow_redirects=True)
@@ -366,6 +384,7 @@ def test_the_other_tab_of_a_run_shows_its_report(site: Site, kept: Kept) -> None
     assert site.ask(base + quote(ONE, safe=""), "stranger").status_code == 403
 
 
+@pytest.mark.airflow
 def test_the_tab_of_a_run_shows_its_recovery(site: Site, kept: Kept) -> None:
     base = "/backlogctl/runs/recover_backlog/"
     found = site.ask(base + quote(ONE, safe=""), follow_redirects=True)
@@ -381,6 +400,7 @@ def test_the_tab_of_a_run_shows_its_recovery(site: Site, kept: Kept) -> None:
         assert "<script>" not in nothing
 
 
+@pytest.mark.airflow
 def test_a_report_is_the_one_of_the_command(site: Site, kept: Kept) -> None:
     def cut(text: str) -> str:
         """Without moments and durations."""
@@ -397,6 +417,7 @@ def test_a_report_is_the_one_of_the_command(site: Site, kept: Kept) -> None:
     assert "There is no such recovery" in missing
 
 
+@pytest.mark.airflow
 def test_a_wrong_configuration_is_told_and_airflow_goes_on(site: Site, kept: Kept) -> None:
     path = write_config(site.home, streams={"orders": {"topik": "orders"}})
     try:
@@ -414,6 +435,7 @@ def test_a_wrong_configuration_is_told_and_airflow_goes_on(site: Site, kept: Kep
     assert "topik" in (site.home / "server.log").read_text()
 
 
+@pytest.mark.airflow
 def test_a_connection_holds_the_secret_and_nobody_sees_it(site: Site, kept: Kept) -> None:
     write_config(site.home, sources=SHOP)
     try:
@@ -430,3 +452,41 @@ def test_a_connection_holds_the_secret_and_nobody_sees_it(site: Site, kept: Kept
     finally:
         write_config(site.home)
     assert SECRET not in (site.home / "server.log").read_text()
+
+
+@pytest.mark.browser
+def test_a_person_triggers_looks_and_answers(airflow: Airflow, slots: Slots) -> None:
+    """Five clicks: opening, two choices, a section, sending; the first choice of both needs two."""
+    asked = Asked.take(slots)
+    standalone = airflow.standalone
+    with open_browser() as browser:
+        visit = Visit(browser, standalone.address)
+        visit.log_in("oncall", standalone.password_of("oncall"))
+        visit.open_form()
+        visit.choose("stream", asked.stream)
+        visit.choose("action", "rebuild")
+        visit.fill_existing("Approval and record", "recovery", asked.first)
+        run_id = visit.trigger()
+        assert visit.clicks == 5
+
+        run = airflow.list_runs(RECOVER)[-1]
+        airflow.await_question(run, "rebuild.approve")
+        visit.open_question(run_id, "rebuild.approve")
+        # The buttons may be there before the text is.
+        visit.page.get_by_text("All figures and ranges").first.wait_for()
+        assert visit.sees_buttons()
+        told = visit.page.locator("body").inner_text()
+        assert asked.first in told
+        assert asked.read().plan_hash[:12] in told
+
+        page = visit.open_backlogs()
+        page.get_by_text(asked.stream).first.wait_for()
+        page.get_by_role("link", name=asked.first).first.click()
+        page.get_by_text("planned by").wait_for()
+
+        visit.open_question(run_id, "rebuild.approve")
+        airflow.await_parked(run, "rebuild.approve")
+        visit.answer("Reject")
+        airflow.await_run(run, {"success"})
+        assert asked.read().state is RecoveryState.REJECTED
+        assert asked.read().detail["by"] == "oncall"

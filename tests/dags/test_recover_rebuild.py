@@ -1,28 +1,45 @@
-"""A rebuild by Airflow: from the form to verified, and what stops it in the middle."""
+"""Rebuilds, expansions, offloads and nights by Airflow, from the form to the end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import psutil
 import pytest
+from pyspark.sql import SparkSession
 
+from backlogctl.fanout.launchers import Role
+from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import name_origin
-from backlogctl.replay.kinds import REBUILD
-from backlogctl.values import ChunkState, RecoveryState
+from backlogctl.replay.kinds import EXPAND, REBUILD
+from backlogctl.replay.kinds.rebuild.plan import RebuildOptions
+from backlogctl.replay.kinds.rebuild.planning import plan_rebuild
+from backlogctl.replay.observe.stream import note_stream
+from backlogctl.values import ChunkState, Recovery, RecoveryState
 from tests.dags.airflow import Airflow, DagRun
-from tests.dags.conftest import TakeShop
-from tests.dags.slots import SlotShop
-from tests.kafka_tools import wait_until
-from tests.replay.makers import read_actions
+from tests.dags.conftest import TakeShop, TakeWorld
+from tests.dags.expansion import APPROVE, WORK, Expansion, relaying, start
+from tests.dags.offloads import APPROVE as APPROVE_OFFLOAD
+from tests.dags.offloads import RESTORE, SlotOffload, start_offload, take_offload
+from tests.dags.offloads import WORK as OFFLOAD
+from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, drop_table
+from tests.kit.kafka import wait_until
+from tests.kit.recoveries import read_actions
+from tests.replay.expand.oracle import judge
+from tests.replay.offload.world import find_place
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+pytestmark = pytest.mark.timeout(900)
+
 
 S = RecoveryState
-FORM, APPROVE, WORK = "recover_backlog", "rebuild.approve", "rebuild.carry_out"
+FORM, APPROVE_REBUILD, CARRY_OUT = "recover_backlog", "rebuild.approve", "rebuild.carry_out"
 
 
 def count_chunks(desk: Workspace, recovery_id: str) -> tuple[int, int]:
@@ -78,7 +95,7 @@ def test_fault_39_from_the_form_to_verified_and_again(
         assert "stream" in refused.text
     form = {"stream": shop.stream, "action": "auto", "note": "INC-4711 *orders*"}
     run = airflow.trigger(FORM, form, user="oncall")
-    asked = airflow.await_question(run, APPROVE, within=300)
+    asked = airflow.await_question(run, APPROVE_REBUILD, within=300)
     desk = shop.open()
     (planned,) = desk.ledger.recoveries.list(stream=shop.stream)
     plan = REBUILD.read_plan(planned)
@@ -93,16 +110,18 @@ def test_fault_39_from_the_form_to_verified_and_again(
     assert r"INC-4711 \*orders\*" in body
     assert f"/recoveries/{planned.id}" in body
 
-    airflow.answer(run, APPROVE, user="oncall")
+    airflow.answer(run, APPROVE_REBUILD, user="oncall")
     wait_until(
-        lambda: airflow.read_task(run, APPROVE)["try_number"] == 2, 120, what="it is asked again"
+        lambda: airflow.read_task(run, APPROVE_REBUILD)["try_number"] == 2,
+        120,
+        what="it is asked again",
     )
-    airflow.await_question(run, APPROVE)
+    airflow.await_question(run, APPROVE_REBUILD)
     assert desk.ledger.recoveries.get(planned.id).state is S.PLANNED
     assert read_actions(desk, planned.id) == ["planned"]
-    assert "another person must approve" in airflow.logs(run, APPROVE, 1)
+    assert "another person must approve" in airflow.logs(run, APPROVE_REBUILD, 1)
 
-    airflow.answer(run, APPROVE, user="second")
+    airflow.answer(run, APPROVE_REBUILD, user="second")
     check_verified(airflow, desk, run, planned.id)
     shop.check_same_set()
     verified = desk.ledger.recoveries.get(planned.id)
@@ -110,7 +129,7 @@ def test_fault_39_from_the_form_to_verified_and_again(
     assert str(verified.approved_identity).startswith("airflow:second@")
     told = airflow.logs(run, "report")
     assert f"{airflow.standalone.address}/backlogctl/reports/{planned.id}" in told
-    links = airflow.get(f"{run.task(WORK)}/links")["extra_links"]
+    links = airflow.get(f"{run.task(CARRY_OUT)}/links")["extra_links"]
     assert f"/recoveries/{planned.id}" in links["Recovery"]
     assert links["Report"].endswith(f"/backlogctl/reports/{planned.id}")
 
@@ -133,19 +152,21 @@ def test_fault_38_killed_cleared_and_restarted_it_goes_on(
     recovery = shop.plan_approved().id
     run = airflow.trigger(FORM, {"stream": shop.stream, "action": "rebuild", "recovery": recovery})
     desk = shop.open()
-    airflow.await_state(run, WORK, {"running"}, within=200)
+    airflow.await_state(run, CARRY_OUT, {"running"}, within=200)
     await_middle(desk, recovery)
-    task = airflow.find_task(run, WORK)
+    task = airflow.find_task(run, CARRY_OUT)
     family = list_family(task)
     task.kill()
     await_end(family, 120)
     await_progress(shop)
 
-    tried = airflow.read_task(run, WORK)["try_number"]
+    tried = airflow.read_task(run, CARRY_OUT)["try_number"]
     assert tried == 2
-    airflow.clear(run, WORK, downstream=False)
+    airflow.clear(run, CARRY_OUT, downstream=False)
     wait_until(
-        lambda: airflow.read_task(run, WORK)["try_number"] > tried, 120, what="it is tried again"
+        lambda: airflow.read_task(run, CARRY_OUT)["try_number"] > tried,
+        120,
+        what="it is tried again",
     )
     await_progress(shop)
 
@@ -163,3 +184,215 @@ def await_progress(shop: SlotShop) -> None:
     """Waits until more is put back than now."""
     sent = len(shop.read_injected())
     wait_until(lambda: len(shop.read_injected()) > sent, 240, what="it goes on")
+
+
+def check_outlives(expansion: Expansion) -> None:
+    """The original consumers belong to nobody: no task, no worker, no Airflow's process group."""
+    pids = expansion.world.list_pids(Role.ORIGINAL)
+    assert len(pids) == 2
+    for pid in pids:
+        assert os.getsid(pid) not in (os.getsid(0), expansion.airflow.standalone.pid)
+        above = [parent.cmdline() for parent in psutil.Process(pid).parents()]
+        assert not any("worker --" in " ".join(words) for words in above), above
+        told = Path(f"/proc/{pid}/environ").read_text()
+        assert "AIRFLOW__" not in told
+
+
+def test_fault_38_39_killed_in_the_relay_tried_again_and_cleared(
+    airflow: Airflow, take_world: TakeWorld
+) -> None:
+    """The whole story; its task is killed in the middle, and cleared when all is done."""
+    world = take_world()
+    one = start(airflow, world, note="INC-4711")
+    body = airflow.await_question(one.run, APPROVE)["body"]
+    for told in ("**Stops**", "**Creates**", "**Raises**", "**Gives back**", "is deleted"):
+        assert told in body
+    assert "INC-4711" in body
+    assert one.now.state == "planned"
+    assert len(world.list_pids(Role.ORIGINAL)) == 2
+
+    with relaying(one):
+        consumers, relays = world.list_pids(Role.RECOVERY, one.recovery), world.list_relays()
+        assert len(consumers) == EXPAND.read_plan(one.recovery).consumers == 4
+        assert relays
+        one.find_process().kill()
+        airflow.await_another_try(one.run, WORK, 1)
+        wait_until(lambda: not any(map(psutil.pid_exists, relays)), 60, "its relays end")
+        airflow.await_state(one.run, WORK, {"running"})
+        one.await_relayed()
+        assert world.list_pids(Role.RECOVERY, one.recovery) == consumers
+        one.go_on()
+        airflow.await_run(one.run, {"success"})
+    world.release_holds()
+    assert judge(world, one.recovery) == []
+    assert one.task["try_number"] == 2
+    assert one.list_actions().count("taken over") == 1
+    check_outlives(one)
+
+    before = one.list_actions(), world.list_pids(Role.ORIGINAL)
+    airflow.clear(one.run, "choose")
+    airflow.await_run(one.run, {"success"})
+    assert (one.list_actions(), world.list_pids(Role.ORIGINAL)) == before
+    assert one.task["try_number"] == 3
+
+
+NIGHT = "nightly_backfill"
+
+
+@pytest.fixture
+def world(airflow: Airflow, slots: Slots, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlotOffload]:
+    made = take_offload(slots, monkeypatch)
+    yield made
+    made.end()
+
+
+def test_fault_43_marked_failed_while_it_archives(airflow: Airflow, world: SlotOffload) -> None:
+    """Nothing was deleted yet: the consumers are started, and the archive is thrown away."""
+    one = start_offload(airflow, world)
+    before = world.read_lows()
+    airflow.answer(one.run, APPROVE_OFFLOAD)
+    one.await_step("archive")
+    process = airflow.find_task(one.run, OFFLOAD)
+    airflow.mark(one.run, "failed")
+    airflow.await_run(one.run, {"failed"}, within=300)
+    wait_until(lambda: not process.is_running(), 90, "its process ends")
+    assert airflow.read_states(one.run)[RESTORE] == "success"
+    assert one.now.state == "cancelled"
+    assert world.read_lows() == before
+    assert len(world.list_pids(Role.ORIGINAL)) == 2
+    assert not list(find_place(one.recovery).rglob("*.parquet"))
+    assert world.open().ledger.gaps.list(world.stream) == ()
+
+
+RECOVER = "recover_backlog"
+# Shorter than the injection takes, and enough for Airflow and Spark to start on a busy machine.
+START_WITHIN = tuple(timedelta(seconds=seconds) for seconds in (60, 75))
+# Of the plan before it, by a Spark that runs.
+PLAN_WITHIN = timedelta(seconds=12)
+CLOSED_FOR = timedelta(seconds=20)
+# What is asked for first comes first: the order of the file.
+GOOD, ASKED, BROKEN, LATER = range(4)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A run whose window closes in the middle of its injection, for a while."""
+
+    run: DagRun
+    planned: Recovery
+
+
+@pytest.mark.timeout(900)
+def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: SparkSession) -> None:
+    """Two zones at once: streams that do not wait for each other, and a window that closes."""
+    good, asked = take_shop("night"), take_shop("night-asked")
+    broken, later, minute = take_shop("night-broken"), take_shop("night-later"), take_shop("minute")
+    drop_table(broken)
+    find_gaps(good, asked, broken, later, minute)
+    # Planned earlier than the night, so that only two of them start Spark to plan.
+    assert plan(asked).state is RecoveryState.PLANNED
+    assert plan(later).state is RecoveryState.APPROVED
+
+    audited = take_shop("audited")
+    audit = airflow.trigger("nightly_audit", {"streams": [audited.stream]})
+    crossing = cross_closing(airflow, slots, minute)
+    first, planned = crossing.run, crossing.planned
+    streams = {"streams": [shop.stream for shop in (good, asked, broken, later)]}
+    night = airflow.trigger(NIGHT, streams)
+
+    # Fault 42: it ends between two chunks, well, and the next night goes on.
+    airflow.await_run(first, {"success"})
+    paused = read(minute, planned.id)
+    assert (paused.state, paused.detail["why"]) == (RecoveryState.PAUSED, "window")
+    assert 0 < len(minute.read_injected()) < 90
+    second = airflow.trigger(NIGHT, {"streams": [minute.stream]})
+
+    airflow.await_mapped(night, "stream.put_back", GOOD, {"success"})
+    good.check_same_set()
+    airflow.await_mapped(night, "stream.ask", ASKED, {"success"})
+    airflow.await_mapped(night, "stream.plan_night", BROKEN, {"up_for_retry", "failed"})
+    told = airflow.logs_of_mapped(night, "stream.plan_night", BROKEN)
+    assert "looking at the source" in told
+    assert "starting Spark" not in told
+    # Without a worker, until its window opens.
+    airflow.await_mapped(night, "stream.put_back", LATER, {"up_for_reschedule"})
+    assert not later.read_injected()
+    question = DagRun(
+        RECOVER, f"nightly__{asked.open().ledger.recoveries.list(asked.stream)[0].id}"
+    )
+    airflow.await_question(question, "rebuild.approve")
+    airflow.mark(night, "failed")
+
+    # Fault 39: old dates send nothing, and ask nothing twice.
+    date = datetime(2026, 3, 2, tzinfo=ZoneInfo(NIGHT_ZONE))
+    old = airflow.trigger_at(NIGHT, date, streams)
+    airflow.await_mapped(old, "stream.put_back", GOOD, {"skipped"})
+    airflow.await_mapped(old, "stream.ask", ASKED, {"skipped"})
+    good.check_same_set()
+    assert not asked.read_injected()
+    airflow.mark(old, "failed")
+    airflow.answer(question, "rebuild.approve", "Reject")
+
+    airflow.await_run(second, {"success"}, within=300)
+    assert read(minute, planned.id).state is RecoveryState.VERIFIED
+    minute.check_same_set()
+
+    airflow.await_run(audit, {"success"}, within=400)
+    records = audited.open().ledger.audits.list_latest(audited.stream)
+    assert {one.audit for one in records} == {"producers", "consumed"}
+
+
+def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> Crossing:
+    """Has begun to inject before its window closes, and will not be done by then.
+
+    A plan freezes its window: where a busy machine was too slow to start within it, another one is
+    planned.
+    """
+    for start_within in START_WITHIN:
+        closes = datetime.now(ZoneInfo(MINUTE_ZONE)) + PLAN_WITHIN + start_within
+        reopens = closes + CLOSED_FOR
+        window = {"from": f"{reopens:%T}", "to": f"{closes:%T}", "timezone": MINUTE_ZONE}
+        slots.change_stream(shop.stream, off_peak=window)
+        planned = plan(shop)
+        assert planned.state is RecoveryState.APPROVED
+        # Not so early that it is done before.
+        time.sleep(max(0.0, (closes - start_within - datetime.now(closes.tzinfo)).total_seconds()))
+        run = airflow.trigger(NIGHT, {"streams": [shop.stream]})
+        if begins(airflow, run, shop):
+            return Crossing(run, planned)
+        workspace = shop.open()
+        assert not shop.read_injected()
+        cancel_work(workspace, planned.id, wait=60)
+    raise AssertionError("its injection never began before the window closed")
+
+
+def begins(airflow: Airflow, run: DagRun, shop: SlotShop) -> bool:
+    """Waits until it injects; False where the window closed before. Nothing of it runs then."""
+    limit = time.monotonic() + 240
+    while not shop.read_injected():
+        assert time.monotonic() < limit, airflow.explain(run)
+        if airflow.read_states(run).get("stream.put_back[0]") == "up_for_reschedule":
+            airflow.mark(run, "failed")
+            return False
+        if airflow.await_run(run, {"running", "queued", "success"}) == "success":
+            return bool(shop.read_injected())
+        time.sleep(0.5)
+    return True
+
+
+def plan(shop: SlotShop) -> Recovery:
+    """A plan of the shop's stream, made in this process."""
+    workspace = shop.open()
+    return plan_rebuild(workspace, workspace.config.stream(shop.stream), RebuildOptions())
+
+
+def read(shop: SlotShop, recovery_id: str) -> Recovery:
+    """A recovery as it is now."""
+    return shop.open().ledger.recoveries.get(recovery_id)
+
+
+def find_gaps(*shops: SlotShop) -> None:
+    """Samples the streams, so that their gaps are known before the night."""
+    for shop in shops:
+        workspace = shop.open()
+        note_stream(workspace, workspace.config.stream(shop.stream))

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import kafka as kafka_python
 import pytest
+import redis
 import sqlalchemy as sa
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -18,7 +19,7 @@ from backlogctl_delivery.lookback.grpc_service import SERVICE, add_look_back
 from backlogctl_delivery.lookback.settings import LookBackSettings
 from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from tests.delivery.kit import Answerer, Base, ServeGrpc, Shop, Teller, make_settings, serve_answers
-from tests.redis_server import EmbeddedRedis
+from tests.kit.services import EmbeddedRedis
 
 
 @pytest.fixture
@@ -63,6 +64,12 @@ def redis_server() -> Iterator[EmbeddedRedis]:
     """One for the process; a test that kills it starts it again."""
     with EmbeddedRedis() as running:
         yield running
+
+
+@pytest.fixture
+def client(redis_server: EmbeddedRedis) -> Iterator[redis.Redis]:
+    with redis_server.connect() as client:
+        yield client
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -11,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Protocol, Self
 
+import pytest
+import redis
 import sqlalchemy as sa
 from confluent_kafka import Message, Producer
 from sqlalchemy import create_engine, select, text, update
@@ -24,6 +26,7 @@ from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import Admin
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.lookback.admin import show_message
 from backlogctl_delivery.lookback.asker import make_checker
@@ -53,7 +56,7 @@ from backlogctl_delivery.outbox.database import OutboxDatabase, messages
 from backlogctl_delivery.sequenced.checker import SequenceChecker, SequenceVerdict
 from backlogctl_delivery.sequenced.sequence import Stamp, read_stamp
 from backlogctl_delivery.stamps import EVENT_ID, find_header
-from tests.kafka_tools import properties_of, read_all, wait_until
+from tests.kit.kafka import properties_of, read_all, wait_until
 
 FAST = Settings(scan_every=timedelta(seconds=0.05), first_interval=timedelta(seconds=0.1))
 
@@ -130,12 +133,7 @@ class Shop:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -157,6 +155,13 @@ class Payment(Base):
 
 class WorkFailed(Exception):
     pass
+
+
+def make_marks(client: redis.Redis, consumer: str, **settings: Any) -> RedisMarks:
+    """Marks in Redis that last for minutes, and never wait."""
+    long = timedelta(minutes=5)
+    given = {"lease": long, "keep": long, "when_away": "closed", "wait": timedelta(0), **settings}
+    return RedisMarks(client, consumer, **given)
 
 
 def make_message(*headers: tuple[str, bytes | None]) -> Message:
@@ -510,3 +515,12 @@ def make_topic_on(kafka: EmbeddedKafka, name: str) -> str:
     admin = Admin({"bootstrap.servers": kafka.bootstrap})
     create_topic(admin, name, partitions=1, replication=1, config={}, deadline=Deadline(60))
     return name
+
+
+def list_own(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """The records of our own loggers."""
+    return [
+        one
+        for one in caplog.records
+        if one.name.partition(".")[0] in ("backlogctl", "backlogctl_delivery")
+    ]

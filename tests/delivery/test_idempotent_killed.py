@@ -1,6 +1,6 @@
 """A consumer whose marks are in Redis, killed at each of its steps, or whose Redis is emptied.
 
-With marks in SQL: tests/crash/test_delivery.py.
+With marks in SQL: tests/crash/test_crash.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.stamps import EVENT_ID
 from tests.conftest import MakeTopic
 from tests.delivery.paying import IDENTITY
-from tests.redis_server import EmbeddedRedis
+from tests.kit.kafka import run_together
+from tests.kit.services import EmbeddedRedis
 
 ROOT = Path(__file__).parents[2]
 ORDERS = [f"order-{number}" for number in range(30)]
@@ -152,11 +153,7 @@ def test_fault_56_flushall_in_the_middle_of_a_run_repeats_what_came_before_and_n
                 with lock:
                     done[attempt.message_id or ""] += 1
 
-        workers = [threading.Thread(target=work) for _ in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(120)
+        run_together(*[work] * 2)
     assert failed == []
     assert done == Counter(dict.fromkeys(_IDS, 3))
     assert set(before + after) == set(_IDS)

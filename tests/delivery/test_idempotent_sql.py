@@ -20,7 +20,7 @@ from backlogctl_delivery.idempotent.attempts import NoMessageId
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import EVENT_ID, MESSAGE_ID
 from tests.delivery.kit import Payment, WorkFailed, list_marks, list_orders, make_message, pay
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import run_together, wait_until
 
 # The order of the blocks is what is tested.
 # ruff: noqa: PT012, SIM117
@@ -151,11 +151,7 @@ def test_fault_55_many_workers_each_message_once(engine: sa.Engine, marks: Marks
                 if pay(marks, session, f"m-{number}"):
                     firsts.append(f"m-{number}")
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
+    run_together(*[work] * 4)
     wanted = sorted(f"m-{number}" for number in range(25))
     assert sorted(firsts) == list_orders(engine) == list_marks(engine, marks) == wanted
 
@@ -279,11 +275,7 @@ def test_workers_that_start_at_once_make_one_table(engine: sa.Engine) -> None:
         except sa.exc.DBAPIError as error:
             failed.append(error)
 
-    workers = [threading.Thread(target=start) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
+    run_together(*[start] * 4)
     wait_until(lambda: sa.inspect(engine).has_table("payments_handled"))
     assert failed == []
 

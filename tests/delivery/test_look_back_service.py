@@ -41,14 +41,14 @@ from tests.conftest import MakeTopic
 from tests.delivery.kit import (
     Answerer,
     Teller,
+    list_own,
     make_service,
     make_settings,
     make_topic_on,
     read_ids,
     run_instance,
 )
-from tests.kafka_tools import read_all, wait_until
-from tests.own_logs import list_own
+from tests.kit.kafka import read_all, wait_until
 
 
 def _count_open(database: LookBackDatabase) -> int:

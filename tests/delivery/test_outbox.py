@@ -28,10 +28,9 @@ from backlogctl_delivery.outbox.database import OutboxDatabase, clock_ms, messag
 from backlogctl_delivery.outbox.metrics import CATALOGUE, OutboxCollector, collect_outboxes
 from backlogctl_delivery.outbox.sender import OutboxSender
 from tests.conftest import MakeTopic
-from tests.delivery.kit import FAST, Shop, read_id
-from tests.kafka_tools import properties_of, wait_until
-from tests.monitoring.metric_lines import scrape_registry
-from tests.own_logs import list_own
+from tests.delivery.kit import FAST, Shop, list_own, read_id
+from tests.kit.kafka import properties_of, wait_until
+from tests.kit.prometheus import scrape_registry
 
 
 @pytest.fixture

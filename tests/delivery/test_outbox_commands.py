@@ -21,9 +21,10 @@ from backlogctl_delivery.outbox.database import OutboxDatabase, State
 from backlogctl_delivery.sequenced.clients import place_crc32, place_murmur2
 from tests.conftest import MakeTopic
 from tests.delivery.kit import Shop
-from tests.kafka_tools import wait_until
-from tests.monitoring.metric_lines import Scraped
-from tests.replay.calling import call_main
+from tests.kit.kafka import wait_until
+from tests.kit.processes import ROOT, start_backlogctl
+from tests.kit.prometheus import Scraped
+from tests.kit.shop import call_main
 
 
 @pytest.fixture
@@ -72,17 +73,10 @@ def test_it_runs_until_it_is_asked_to_end(pg_shop: Shop, topic: MakeTopic) -> No
     """A process of its own: it sends, serves its metrics, and ends at SIGTERM."""
     name = topic(1)
     given = pg_shop.add(name, "a", "b")
-    running = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "backlogctl.replay.cli", "outbox", "run", "--json"),
-            *("--bootstrap", pg_shop.bootstrap, "--listen", "127.0.0.1:0"),
-        ],
-        env={**os.environ, "BACKLOG_OUTBOX_URL": pg_shop.url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+    serving = ("outbox", "run", "--json", "--bootstrap", pg_shop.bootstrap)
+    where = ("--listen", "127.0.0.1:0")
+    outbox = {"BACKLOG_OUTBOX_URL": pg_shop.url}
+    running = start_backlogctl(ROOT, *serving, *where, environment=outbox)
     assert running.stderr is not None
     try:
         found = re.search(r"http://\S+", running.stderr.readline())

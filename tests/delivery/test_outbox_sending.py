@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -36,11 +34,11 @@ from backlogctl_delivery.outbox.database import State, clock_ms, messages
 from backlogctl_delivery.outbox.in_flight import InFlight
 from backlogctl_delivery.outbox.messages import Message
 from tests.conftest import MakeTopic
-from tests.delivery.kit import FAST, Shop, read_id
-from tests.kafka_tools import properties_of, wait_until
-from tests.own_logs import list_own
-from tests.replay.calling import call_main
-from tests.secured import start_secured
+from tests.delivery.kit import FAST, Shop, list_own, read_id
+from tests.kit.kafka import properties_of, wait_until
+from tests.kit.processes import ROOT, start_backlogctl
+from tests.kit.secured import start_secured
+from tests.kit.shop import call_main
 from tests.spark_backfill.world import place_key
 
 
@@ -479,13 +477,7 @@ def test_ended_before_all_is_sent_is_no_success(pg_shop: Shop) -> None:
     """By a deadline of the job that runs it, while Kafka is away."""
     pg_shop.add("t", "a")
     words = ("outbox", "run", "--until-sent", "--bootstrap", "127.0.0.1:1")
-    running = subprocess.Popen(
-        [sys.executable, "-m", "backlogctl.replay.cli", *words],
-        env={**os.environ, "BACKLOG_OUTBOX_URL": pg_shop.url},
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+    running = start_backlogctl(ROOT, *words, environment={"BACKLOG_OUTBOX_URL": pg_shop.url})
     assert running.stderr is not None
     while "no broker answers" not in running.stderr.readline():
         assert running.poll() is None

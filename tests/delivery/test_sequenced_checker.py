@@ -25,8 +25,8 @@ from backlogctl_delivery.sequenced.sequence import (
 )
 from backlogctl_delivery.stamps import RECOVERY_ID, stamp
 from tests.conftest import MakeTopic
-from tests.kafka_tools import join, read_all
 from tests.kernel.test_sequence import HOSTILE
+from tests.kit.kafka import join, read_all
 
 Pairs = list[tuple[str, Any]]
 

@@ -33,7 +33,7 @@ from backlogctl_delivery.sequenced.sequence import SKIPPED, Stamp, read_stamp
 from backlogctl_delivery.stamps import find_value
 from tests.conftest import MakeTopic
 from tests.delivery.kit import check_all, make_bare, make_topic_on, read_by_partition, read_stamps
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 
 def test_each_partition_is_numbered_from_zero(kafka: EmbeddedKafka, topic: MakeTopic) -> None:

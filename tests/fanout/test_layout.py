@@ -22,7 +22,7 @@ from backlogctl.fanout.layout import (
 )
 from backlogctl.fanout.retention import TimeToLoss, UnreadRange, find_time_to_loss, needs_hold
 from backlogctl.kafka.peek import Peeked
-from tests.kernel.ledger.makers import NOON
+from tests.kit.ledger import NOON
 
 LAGS = st.dictionaries(st.integers(0, 50), st.integers(0, 10**9), min_size=1, max_size=20)
 RATES = st.floats(0.01, 1e6)

@@ -1,20 +1,27 @@
-"""The temporary topic on a real broker: ours only, kept whole, and read from its beginning."""
+"""The temporary topic and a topic's retention on a real broker, with crashes in between."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
 
-from backlogctl.errors import Refused, UsageError
-from backlogctl.fanout import temporary_topic
+from backlogctl.errors import PlanStale, Refused, UsageError
+from backlogctl.fanout import retention, temporary_topic
+from backlogctl.fanout.retention import (
+    compute_expansion_hold,
+    compute_hold,
+    raise_retention,
+    restore_retention,
+)
 from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
     delete_temporary_topic,
@@ -26,26 +33,22 @@ from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.admin import TopicInfo
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.errors import GroupActive, TopicMissing
-from backlogctl.ledger import Ledger, TemporaryTopic, open_ledger
+from backlogctl.ledger import OPERATOR, Hold, Ledger, TemporaryTopic
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kafka_tools import (
+from tests.conftest import MakeTopic
+from tests.kit.kafka import (
     commit,
     delete_topic,
     join,
     properties_of,
     publish,
     read_all,
+    set_config,
     wait_until,
 )
+from tests.kit.ledger import create_recovery
 
-MakeTopic = Callable[..., str]
 PLAIN: Any = {"compression.type": "none"}
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
 
 
 class Desk:
@@ -54,10 +57,7 @@ class Desk:
     def __init__(self, ledger: Ledger, admin: Admin, topic: str) -> None:
         self.ledger, self.admin, self.topic = ledger, admin, topic
         self.source = verbs.describe_topic(admin, topic)
-        self.id = ledger.recoveries.create(
-            "expand", topic, "main", topic, "g", {}, "hash", (), "ada",
-            stops_consumers=True, holds_when_failed=True,
-        ).id  # fmt: skip
+        self.id = create_recovery(ledger, "expand", topic, group="g", plan_hash="hash").id
         self.name = name_temporary_topic(topic, self.id)
 
     def create(self, partitions: int = 4) -> TemporaryTopic:
@@ -90,12 +90,12 @@ class Desk:
 
 
 @pytest.fixture
-def desk(kafka: EmbeddedKafka, topic: MakeTopic, ledger: Ledger) -> Iterator[Desk]:
-    admin = make_admin(properties_of(kafka.bootstrap))
+def desk(properties: dict[str, str], topic: MakeTopic, ledger: Ledger) -> Iterator[Desk]:
+    admin = make_admin(properties)
     made = Desk(ledger, admin, topic(partitions=2))
     yield made
     if made.exists():
-        delete_topic(properties_of(kafka.bootstrap), made.name)
+        delete_topic(properties, made.name)
 
 
 @pytest.fixture
@@ -306,3 +306,208 @@ def test_fault_67_brokers_with_a_size_limit_keep_all_of_it(tmp_path: Path, ledge
         kept = read_all(properties, desk.name, [0])
         assert len(kept) == 3000
         assert all(message.timestamp()[1] < (time.time() - 47 * 3600) * 1000 for message in kept)
+
+
+MS, BYTES = "retention.ms", "retention.bytes"
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class Keeper:
+    """A ledger, a client and a topic that keeps an hour by its own setting."""
+
+    def __init__(self, ledger: Ledger, admin: Admin, topic: str) -> None:
+        self.ledger, self.admin, self.topic = ledger, admin, topic
+        self.topic_id = verbs.read_topic_id(admin, topic)[0]
+
+    def hold(
+        self, holder: str = OPERATOR, ms: str = "7200000", until: datetime | None = NOON
+    ) -> Hold:
+        return raise_retention(
+            self.ledger,
+            self.admin,
+            stream="orders",
+            cluster="main",
+            topic=self.topic,
+            topic_id=self.topic_id,
+            holder=holder,
+            settings={MS: ms, BYTES: "-1"},
+            until=until,
+            actor="ada",
+        )
+
+    def give_back(self, hold: Hold) -> tuple[str, ...]:
+        return restore_retention(self.ledger, self.admin, hold)
+
+    def read(self) -> tuple[str | None, str | None]:
+        found = verbs.read_topic_overrides(self.admin, self.topic, [MS, BYTES])
+        return found[MS], found[BYTES]
+
+
+@pytest.fixture
+def keeper(properties: dict[str, str], topic: MakeTopic, ledger: Ledger) -> Keeper:
+    admin = make_admin(properties)
+    return Keeper(ledger, admin, topic(partitions=1, config={MS: "3600000", BYTES: "1000000"}))
+
+
+def test_settings_of_a_hold() -> None:
+    six = timedelta(hours=6)
+    both = {MS: "3600000", BYTES: "1000"}
+    assert compute_hold(both, six) == {MS: str(3_600_000 + 21_600_000 + 600_000), BYTES: "-1"}
+    assert compute_hold({MS: "-1", BYTES: "1000"}, six) == {BYTES: "-1"}
+    assert compute_hold({MS: "-1", BYTES: "-1"}, six) == {}
+    assert compute_hold({**both, "cleanup.policy": "compact"}, six) == {}
+    assert compute_hold({**both, "cleanup.policy": "compact,delete"}, six)[BYTES] == "-1"
+    assert compute_hold({MS: str(2**63 - 1)}, six) == {MS: str(2**63 - 1)}
+    assert compute_hold({MS: "5"}, six, margin=timedelta(0)) == {MS: "21600005"}
+    assert compute_expansion_hold(both) == {MS: "-1", BYTES: "-1"}
+    assert compute_expansion_hold({MS: "7"}) == {MS: "-1"}
+
+
+def test_retention_is_raised_and_given_back(keeper: Keeper) -> None:
+    hold = keeper.hold()
+    assert keeper.read() == ("7200000", "-1")
+    assert hold.old == {MS: "3600000", BYTES: "1000000"}
+    assert keeper.hold() == hold, "the same call changes nothing more"
+    assert keeper.give_back(hold) == ()
+    assert keeper.read() == ("3600000", "1000000")
+    assert keeper.ledger.holds.list() == ()
+    assert keeper.give_back(hold) == ()
+
+
+def test_setting_that_was_unset_is_unset_again(
+    properties: dict[str, str], topic: MakeTopic, ledger: Ledger
+) -> None:
+    keeper = Keeper(ledger, make_admin(properties), topic(partitions=1))
+    hold = keeper.hold(ms="-1")
+    assert hold.old == {MS: None, BYTES: None}
+    assert keeper.read() == ("-1", None), "what keeps as long already is left unset"
+    assert keeper.give_back(hold) == ()
+    assert keeper.read() == (None, None)
+
+
+def test_two_holders_in_either_order(keeper: Keeper) -> None:
+    operator, expansion = keeper.hold(), keeper.hold("r-1", "-1", None)
+    assert keeper.read() == ("-1", "-1")
+    assert keeper.give_back(expansion) == ()
+    assert keeper.read() == ("-1", "-1"), "the operator holds it still"
+    assert keeper.give_back(operator) == ()
+    assert keeper.read() == ("3600000", "1000000")
+
+    operator, expansion = keeper.hold(), keeper.hold("r-2", "-1", None)
+    assert keeper.give_back(operator) == keeper.give_back(expansion) == ()
+    assert keeper.read() == ("3600000", "1000000")
+
+
+def test_lower_hold_does_not_lower(keeper: Keeper) -> None:
+    set_config(properties_of(keeper.admin.addresses), keeper.topic, {MS: "99999999999"})
+    hold = keeper.hold()
+    assert keeper.read() == ("99999999999", "-1")
+    assert keeper.give_back(hold) == ()
+    assert keeper.read() == ("99999999999", "1000000")
+
+
+def test_value_that_somebody_changed_is_left_and_told(keeper: Keeper) -> None:
+    hold = keeper.hold()
+    set_config(properties_of(keeper.admin.addresses), keeper.topic, {MS: "5000000"})
+    (warning,) = keeper.give_back(hold)
+    assert "retention.ms" in warning
+    assert "is 5000000 now, not 7200000" in warning
+    assert "it was 3600000 before" in warning
+    assert keeper.read() == ("5000000", "1000000")
+    assert keeper.ledger.holds.list() == ()
+
+
+@pytest.mark.parametrize("crash", ["alter_topic_config", "read_topic_settings"])
+def test_crash_while_raising_loses_no_value(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, crash, fail)
+        with pytest.raises(KeyboardInterrupt):
+            keeper.hold()
+    (hold,) = keeper.ledger.holds.list()
+    assert keeper.give_back(hold) == (), "nothing was raised, so nothing is missed"
+    again = keeper.hold()
+    assert keeper.read() == ("7200000", "-1")
+    assert again.old == {MS: "3600000", BYTES: "1000000"}
+
+
+def test_crash_while_a_second_raise_is_under_way(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = keeper.hold()
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "alter_topic_config", fail)
+        with pytest.raises(KeyboardInterrupt):
+            keeper.hold("r-1", "-1", None)
+    second = keeper.ledger.holds.list(holder="r-1")[0]
+    assert keeper.give_back(first) == keeper.give_back(second) == ()
+    assert keeper.read() == ("3600000", "1000000")
+
+
+def test_crash_before_the_release_is_made_good(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = keeper.hold()
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper.ledger.holds, "release", fail)
+        with pytest.raises(KeyboardInterrupt):
+            keeper.give_back(hold)
+    assert keeper.read() == ("3600000", "1000000")
+    assert len(keeper.ledger.holds.list()) == 1
+    assert keeper.give_back(hold) == ()
+    assert keeper.ledger.holds.list() == ()
+
+
+def test_holder_that_comes_while_another_gives_back_keeps_the_topic(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = keeper.hold()
+    real = verbs.alter_topic_config
+    came: list[Hold] = []
+
+    def alter(*arguments: object) -> None:
+        monkeypatch.setattr(retention, "alter_topic_config", real)
+        came.append(keeper.hold("r-1", "-1", None))
+        real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(retention, "alter_topic_config", alter)
+    assert keeper.give_back(first) == ()
+    assert keeper.read() == ("-1", "-1")
+    assert keeper.give_back(came[0]) == ()
+    assert keeper.read() == ("3600000", "1000000")
+
+
+def test_fault_15_topic_that_is_gone_or_another_is_left_alone(
+    kafka: EmbeddedKafka, ledger: Ledger, unique: str
+) -> None:
+    properties, name = properties_of(kafka.bootstrap), f"hold-{unique}"
+    admin = make_admin(properties)
+    verbs.create_topic(admin, name, partitions=1, config={MS: "3600000"})
+    keeper = Keeper(ledger, admin, name)
+    hold = keeper.hold()
+    delete_topic(properties, name)
+    verbs.create_topic(admin, name, partitions=1, config={MS: "7200000"})
+    with pytest.raises(PlanStale, match="made anew"):
+        keeper.hold()
+    assert keeper.give_back(hold) == (
+        f"topic {name} was made anew, so its retention was left as it is",
+    )
+    assert keeper.read() == ("7200000", None)
+
+    later = Keeper(ledger, admin, name)
+    hold = later.hold(ms="9999999")
+    delete_topic(properties, name)
+    assert later.give_back(hold) == (f"topic {name} is gone, so its retention was not given back",)
+    assert ledger.holds.list() == ()

@@ -1,13 +1,19 @@
-"""Off-peak windows follow the wall clock of their zone; durations and times read back."""
+"""Off-peak windows, durations, polling, progress lines, and names that can be seen and pasted."""
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
+import threading
 from datetime import UTC, datetime, time, timedelta
+from io import StringIO
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from backlogctl.clock import (
     Deadline,
@@ -17,6 +23,20 @@ from backlogctl.clock import (
     parse_time,
     read_time,
 )
+from backlogctl.errors import LedgerError
+from backlogctl.formats import Ticker
+from backlogctl.replay.present.layout import Text
+from backlogctl_delivery.metrics import FRESH_SECONDS, KEPT_SECONDS, Poll
+from backlogctl_delivery.visible import (
+    VisibleFormatter,
+    escape_name,
+    escape_text,
+    join_lines,
+    join_words,
+    quote_word,
+    show_value,
+)
+from tests.kit.kafka import wait_until
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ZONES = st.sampled_from(
@@ -200,3 +220,194 @@ def test_the_night_that_is_open_began_when_its_window_opened() -> None:
     night = datetime(2026, 11, 20, 21, 30, tzinfo=UTC)
     for hours in (0.0, 0.25, 7.4, 20.0):
         assert window.last_opening(night + timedelta(hours=hours)) == night
+
+
+FIGURES = ("figures",)
+
+
+class World:
+    """A database that answers, fails or hangs, and a clock that is turned by hand."""
+
+    def __init__(self, wait: float = 60.0) -> None:
+        self.now = 0.0
+        self.asked = 0
+        self.error: Exception | None = None
+        self.open = threading.Event()
+        self.open.set()
+        self.source = Poll("the ledger", self.collect, wait=wait, clock=lambda: self.now)
+
+    def collect(self) -> tuple[str, ...]:
+        self.asked += 1
+        assert self.open.wait(120)
+        if self.error is not None:
+            raise self.error
+        return FIGURES
+
+    def hang(self) -> None:
+        self.open.clear()
+
+
+def test_it_is_asked_again_when_the_answer_is_not_fresh() -> None:
+    world = World()
+    for turned, asked in ((0.0, 1), (FRESH_SECONDS, 1), (0.1, 2)):
+        world.now += turned
+        assert world.source.read() is FIGURES
+        assert world.asked == asked
+
+
+def test_a_failure_is_kept_too() -> None:
+    world = World()
+    assert world.source.answers()
+    world.now += FRESH_SECONDS + 0.1
+    world.error = LedgerError("it is away", subject="ledger")
+    assert [world.source.read() for _ in range(3)] == [None] * 3
+    assert world.asked == 2
+    world.error = RuntimeError("a bug")
+    world.now += FRESH_SECONDS + 0.1
+    assert not world.source.answers()
+    world.error = None
+    world.now += FRESH_SECONDS + 0.1
+    assert world.source.answers()
+
+
+def test_of_one_that_hangs_the_figures_are_shown_for_a_minute_and_it_is_asked_once() -> None:
+    world = World(wait=0.01)
+    wait_until(world.source.answers, 60)
+    world.hang()
+    for turned, shown in ((KEPT_SECONDS - 1, FIGURES), (2.0, None), (3600.0, None)):
+        world.now += turned
+        assert world.source.read() is shown
+    # Who asks is a thread of its own, and may not have begun.
+    wait_until(lambda: world.asked >= 2, 60)
+    assert world.source.read() is None
+    assert world.asked == 2
+    world.open.set()
+    wait_until(world.source.answers, 60)
+    assert world.asked == 2
+
+
+class Clock:
+    """Waits of a ticker: `ticks` of them pass at once, then it waits until it is stopped."""
+
+    def __init__(self, ticks: int) -> None:
+        self.left = ticks
+        self.asked: list[float] = []
+        self.over = threading.Event()
+
+    def wait(self, stopped: threading.Event, seconds: float) -> bool:
+        self.asked.append(seconds)
+        if self.left:
+            self.left -= 1
+            return stopped.is_set()
+        self.over.set()
+        return stopped.wait(60)
+
+
+def test_a_ticker_ticks_each_ten_seconds_and_its_thread_ends() -> None:
+    clock, told = Clock(3), list[str]()
+    with Ticker(lambda: told.append("tick"), wait=clock.wait):
+        assert clock.over.wait(60)
+        assert "progress" in {thread.name for thread in threading.enumerate()}
+    assert told == ["tick"] * 3
+    assert clock.asked == [10.0] * 4
+    assert "progress" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_tick_that_fails_is_dropped_and_the_next_one_comes() -> None:
+    clock, told = Clock(3), list[int]()
+
+    def tick() -> None:
+        told.append(len(told))
+        raise RuntimeError("nothing to tell")
+
+    with Ticker(tick, wait=clock.wait):
+        assert clock.over.wait(60)
+    assert told == [0, 1, 2]
+
+
+def test_nothing_is_told_of_what_takes_less() -> None:
+    clock, told = Clock(0), list[str]()
+    ticker = Ticker(lambda: told.append("tick"), wait=clock.wait)
+    ticker.start()
+    ticker.stop()
+    ticker.stop()
+    assert not told
+
+
+NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
+TRICKY = st.text(st.sampled_from("\\xu1b0\x1b\nn'$"), max_size=8)
+
+
+def unquote(words: str, locale: str) -> bytes:
+    """What bash makes of the words."""
+    script = f"printf '%s\\0' {words}"
+    done = subprocess.run(
+        ["bash", "-c", script], env={"LC_ALL": locale}, capture_output=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("order-service", "order-service"),
+        ("日本\u3000語 é", "日本\u3000語 é"),
+        (r"DOMAIN\users", r"DOMAIN\users"),
+        ("a\x1b[2J", r"a\x1b[2J"),
+        (r"a\x1b[2J", r"a\\x1b[2J"),
+        ("a\nb\tc\rd\0", r"a\nb\tc\rd\x00"),
+        ("\x9b\u202e\u2066\u2028\u200b\ufeff", r"\u009b\u202e\u2066\u2028\u200b\ufeff"),
+        ("\U000e0041", r"\U000e0041"),
+    ],
+)
+def test_a_name_as_it_is_shown(name: str, shown: str) -> None:
+    assert escape_name(name) == shown
+
+
+@given(st.lists(NAMES | TRICKY, min_size=2, max_size=2, unique=True))
+def test_two_names_never_look_the_same(names: list[str]) -> None:
+    assert escape_name(names[0]) != escape_name(names[1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists((NAMES | TRICKY).filter(lambda name: "\0" not in name), min_size=1, max_size=20))
+def test_a_shell_reads_a_printed_command_back(names: list[str]) -> None:
+    words = join_words(names)
+    assert escape_text(words) == words
+    wanted = b"".join(name.encode() + b"\0" for name in names)
+    assert unquote(words, "C") == unquote(words, "C.UTF-8") == wanted
+
+
+def test_what_no_shell_can_pass_names_nothing_else() -> None:
+    assert unquote(quote_word("a\0b"), "C") == rb"a\x00b" + b"\0"
+
+
+def test_only_lines_of_ours_are_apart() -> None:
+    tail = join_lines(["Traceback:", "\tat Main"])
+    assert escape_text(f"it ended:\n  {tail}") == "it ended:\n  Traceback:\n          at Main"
+    assert escape_text("group a\nerror: b") == r"group a\nerror: b"
+
+
+def test_the_terminal_and_templates_get_nothing_else() -> None:
+    console = Console(file=StringIO(), width=200)
+    for text in (Text("\x1b[1m[b]x\n"), Text.assemble("\x1b[1m", ("[b]x\n", "red")), Text()):
+        console.print(text if text.plain else text.append("\x1b[1m[b]x\n"))
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().splitlines() == [r"\x1b[1m[b]x\n"] * 3
+    assert show_value("\u202e") == r"\u202e"
+    assert show_value(3) == 3
+
+
+def test_a_log_line_stays_one_line_and_a_traceback_its_own() -> None:
+    stream = StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(VisibleFormatter())
+    try:
+        raise ValueError("of \x1b[2Jx")
+    except ValueError:
+        seen = sys.exc_info()
+    record = logging.LogRecord("x", 30, __file__, 1, "group %s", ("a\nb\x07",), seen)
+    handler.emit(record)
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == [r"group a\nb\x07", "Traceback (most recent call last):"]
+    assert lines[-1] == r"ValueError: of \x1b[2Jx"

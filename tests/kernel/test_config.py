@@ -1,17 +1,22 @@
-"""backlog.yaml: what is taken, and what is refused and how."""
+"""backlog.yaml: what is taken, and what is refused and how; consumers, `expand` and hooks."""
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
-from backlogctl.config import Config, load_config, render_template
+from backlogctl.config import Config, Consumers, load_config, mask_secrets, render_template
 from backlogctl.config.base import LATER, find_nearest, known_keys
+from backlogctl.config.consumers import fill_in
+from backlogctl.config.hooks import Severity
 from backlogctl.config.kafka_properties import (
     ALLOWED_PROPERTIES,
     CODE_PROPERTIES,
@@ -19,10 +24,12 @@ from backlogctl.config.kafka_properties import (
 )
 from backlogctl.config.streams import Stream
 from backlogctl.errors import ConfigurationError, Refused, UsageError
+from backlogctl.monitoring.verdict.status import Verdict
 from scripts.config_reference import render_reference
 from tests.kernel.config_texts import (
     BASE,
     ENV,
+    SECRETS,
     load,
     refuse,
     with_property,
@@ -318,3 +325,222 @@ def test_the_environment_names_the_file(tmp_path: Path) -> None:
 def test_absolute_and_memory_ledgers_stay_as_they_are() -> None:
     for url in ("sqlite:////var/lib/x.db", "sqlite:///:memory:", "sqlite://"):
         assert Config.from_text(f"ledger: '{url}'", BASE, {}).ledger_url() == url
+
+
+def with_consumers(text: str) -> tuple[str, str]:
+    return with_stream(f"consumers: {{{text}}}")
+
+
+def load_consumers(text: str, env: dict[str, str] | None = None) -> Consumers:
+    consumers = load(*with_consumers(text), env=env).stream("orders").consumers
+    assert consumers is not None
+    return consumers
+
+
+def test_a_process_launcher_with_its_defaults() -> None:
+    consumers = load_consumers("launcher: process, command: [python, -m, service, '{topic}']")
+    assert consumers.directory == BASE
+    assert consumers.command == ("python", "-m", "service", "{topic}")
+    assert (consumers.replicas, consumers.max_consumers) == (1, None)
+    assert consumers.stop_within == timedelta(seconds=60)
+    assert (consumers.ramp.step, consumers.ramp.every) == (10, timedelta(seconds=1))
+    stream = load().stream("orders")
+    assert stream.consumers is None
+    assert (stream.expand.factor, stream.expand.order) == (10, "key")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("service", BASE / "service"), ("/opt/service", Path("/opt/service")), (".", BASE)],
+)
+def test_the_directory_is_relative_to_the_file(written: str, meant: Path) -> None:
+    assert load_consumers(f"launcher: manual, directory: {written}").directory == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("launcher: process", "`launcher: process` needs `command`"),
+        ("launcher: command, scale: [a]", "`launcher: command` needs `stop`"),
+        ("launcher: manual, command: [a]", "`command` does not go with `launcher: manual`"),
+        ("launcher: process, command: []", "consumers.command"),
+        ("launcher: process, command: [a], lancher: x", "nearest known key is `launcher`"),
+        ("launcher: manual, ramp: {stepp: 2}", "nearest known key is `step`"),
+        ("launcher: manual, replicas: 0", "consumers.replicas"),
+        ("launcher: manual, directory: [a]", "consumers.directory"),
+        ("launcher: swarm", "must be one of `process`, `command` or `manual`"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_key(text: str, told: str) -> None:
+    assert told in refuse(*with_consumers(text))
+
+
+@pytest.mark.parametrize("word", ["topc", "replicas", "", "topic!r", "topic:>9", "topic.name", "0"])
+def test_an_unknown_word_of_a_command_is_refused_with_the_known_ones(word: str) -> None:
+    said = refuse(*with_consumers(f"launcher: process, command: [a, '--x={{{word}}}']"))
+    assert f"`{{{word}}}` is not a placeholder" in said
+    assert "streams.orders.consumers.command (line" in said
+    for known in ("topic", "group", "bootstrap_servers", "index", "role", "stream", "recovery"):
+        assert f"`{{{known}}}`" in said
+
+
+def test_each_command_has_words_of_its_own() -> None:
+    load_consumers("launcher: command, scale: [a, '{replicas}'], stop: [b, '{topic}'], status: [c]")
+    start = "launcher: command, scale: [a], stop: [b], status: [c]"
+    assert "`{index}`" in refuse(*with_consumers(start.replace("[a]", "[a, '{index}']")))
+    assert "consumers.stop" in refuse(*with_consumers(start.replace("[b]", "[b, '{replicas}']")))
+    assert "partner" in refuse(*with_consumers(start.replace("[c]", "[c, 'a}']")))
+
+
+def test_braces_of_ones_own_are_written_twice() -> None:
+    command = load_consumers("launcher: process, command: [a, '{{.Names}}-{topic}']").command
+    assert command is not None
+    assert fill_in(command, {"topic": "x{y}"}) == ["a", "{.Names}-x{y}"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("BACKLOG_TOPIC: x", "sets the variables `BACKLOG_*` itself"),
+        ("backlog_x: x", "sets the variables `BACKLOG_*` itself"),
+        ("'A=B': x", "not a name of an environment variable"),
+        ("DB_PASSWORD: hunter2hunter2", "${env:NAME}"),
+        ("URL: 'http://me:hunter2hunter2@host/'", "${env:NAME}"),
+        ("X: '${env:NOT_SET}'", "NOT_SET is not set"),
+    ],
+)
+def test_variables_that_are_refused(variable: str, told: str) -> None:
+    said = refuse(*with_consumers(f"launcher: manual, environment: {{{variable}}}"))
+    assert told in said
+    assert "streams.orders.consumers.environment." in said
+    assert "hunter2" not in said
+
+
+def test_fault_59_arguments_take_no_reference() -> None:
+    said = refuse(*with_consumers("launcher: process, command: [a, '${env:SHOP_PASSWORD}']"))
+    assert "`environment`" in said
+    assert "s3cr3t" not in said
+
+
+def test_values_of_variables_are_text() -> None:
+    consumers = load_consumers("launcher: manual, environment: {A: 5, B: true, C: '', D: info}")
+    assert consumers.reveal_environment() == {"A": "5", "B": "true", "C": "", "D": "info"}
+
+
+@given(SECRETS)
+def test_fault_59_a_secret_of_the_environment_is_in_no_text(secret: str) -> None:
+    config = load(
+        *with_consumers("launcher: manual, environment: {KEY: '${env:KEY}', LEVEL: info}"),
+        env={**ENV, "KEY": secret},
+    )
+    stream = config.stream("orders")
+    assert stream.consumers is not None
+    assert stream.consumers.reveal_environment()["KEY"] == secret
+    fingerprint = stream.fingerprint()
+    assert fingerprint["consumers"]["environment"] == ["KEY", "LEVEL"]
+    dumped = json.dumps(config.model_dump(mode="json"))
+    for text in (repr(config), str(stream), repr(config.model_dump()), dumped, str(fingerprint)):
+        assert "S3~" not in text
+    assert "S3~" not in config.mask_secrets(f"the consumer said {secret}")
+    assert "S3~" not in mask_secrets(f"the consumer said {secret!r}")
+
+
+def test_a_configuration_made_in_code_needs_no_file() -> None:
+    consumers = Consumers.model_validate({"launcher": "manual", "environment": {"A": "b"}})
+    assert consumers.environment == {"A": SecretStr("b")}
+    assert consumers.directory is None
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_stream_is_not_named_as_a_directory_above(name: str) -> None:
+    with pytest.raises(Exception, match="letters, digits"):
+        Config.from_text(f"clusters: {{'{name}': {{bootstrap.servers: h}}}}", BASE, {})
+
+
+SLACK = "slack://T000/B000/hunter2hunter2"
+HOOK = "https://hooks.example/T000/B000/hunter2hunter2"
+KEY = "hunter2hunter2hunter2hunter2hunt"
+REFERENCES = {**ENV, "SLACK": SLACK, "HOOK": HOOK, "KEY": KEY, "TOKEN": "hunter2-token"}
+
+
+def with_hook(text: str) -> tuple[str, str]:
+    return with_section(f"watch: {{hooks: {{team: {{{text}}}}}}}")
+
+
+def load_hook(text: str) -> Config:
+    return load(*with_hook(text), env=REFERENCES)
+
+
+def refuse_hook(text: str) -> str:
+    said = refuse(*with_hook(text), env=REFERENCES)
+    assert "watch.hooks.team" in said
+    assert "hunter2" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'apprise: "{SLACK}"',
+        'apprise: "slack://${env:KEY}/x/"',
+        'webhook: "https://hooks.example/", token: hunter2-token',
+        'webhook: "https://me:hunter2@hooks.example/"',
+        'webhook: "https://hooks.example/?token=hunter2"',
+    ],
+)
+def test_a_secret_written_into_the_file_is_refused(text: str) -> None:
+    assert "${env:NAME}" in refuse_hook(text)
+
+
+def test_what_a_hook_holds_is_in_no_text() -> None:
+    for text, url in (
+        ('apprise: "${env:SLACK}"', SLACK),
+        ('webhook: "${env:HOOK}", token: "${env:TOKEN}"', HOOK),
+        ('webhook: "https://hooks.example/x"', "https://hooks.example/x"),
+    ):
+        config = load_hook(text)
+        assert config.watch.hooks["team"].reveal_url() == url
+        dumped = json.dumps(config.model_dump(mode="json"))
+        for shown in (repr(config), repr(config.model_dump()), dumped):
+            assert "hunter2" not in shown
+    for secret in (SLACK, HOOK, "hunter2hunter2", "hunter2-token"):
+        assert mask_secrets(f"it says {secret}") == "it says ***"
+    assert mask_secrets("hooks.example T000") == "hooks.example T000"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("from: warn", "needs `apprise` or `webhook`"),
+        ('apprise: "${env:SLACK}", webhook: "${env:HOOK}"', "only one of them"),
+        ('apprise: "${env:KEY}"', "must be a URL of apprise"),
+        ('apprise: "${env:SLACK}", token: "${env:TOKEN}"', "goes with `webhook`"),
+        ('webhook: "ftp://hooks.example/"', "must be a URL"),
+        ('webhook: "https://hooks.example/a b"', "must be a URL"),
+        ('webhook: "https://:1/"', "must be a URL"),
+        ('webhook: "http://hooks.example/", token: "${env:TOKEN}"', "must be https"),
+        ('apprise: "${env:SLACK}", from: ok', "must be one of `lagging`"),
+        ('apprise: "${env:SLACK}", streams: [order]', "nearest known stream is `orders`"),
+        ('apprise: "${env:SLACK}", streams: ["pay*"]', "unknown stream"),
+        ('apprise: "${env:SLACK}", timeout: 10', "must be a duration"),
+        ('apprise: "${env:SLACK}", url: x', "unknown key"),
+    ],
+)
+def test_what_is_wrong_with_a_hook_is_said(text: str, why: str) -> None:
+    assert why in refuse_hook(text)
+
+
+def test_plain_http_is_taken_where_no_secret_goes() -> None:
+    load_hook('webhook: "http://hooks.example:8080/backlog"')
+    load_hook('webhook: "http://127.0.0.1:8080/", token: "${env:TOKEN}"')
+
+
+def test_it_is_told_of_the_streams_that_it_names() -> None:
+    hook = load_hook('apprise: "${env:SLACK}", streams: ["or*", orders]').watch.hooks["team"]
+    assert hook.is_for("orders")
+    assert not hook.is_for("bills")
+
+
+def test_the_least_verdict_is_one_of_the_verdicts() -> None:
+    assert get_args(Severity) == tuple(str(one) for one in Verdict if one is not Verdict.OK)
+    assert load_hook('apprise: "${env:SLACK}"').watch.hooks["team"].from_ == "unknown"

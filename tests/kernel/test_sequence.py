@@ -1,17 +1,35 @@
-"""The stamp reads back as it was written, hostile ones never crash; holes are those of a set."""
+"""Stamps of the producer, message ids, staged messages and partitioners."""
 
 from __future__ import annotations
 
 import itertools
+import pickle
+import random
 import re
+import stat
 import subprocess
 import sys
+import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from backlogctl.errors import BacklogError, PlanStale, StagingError
+from backlogctl.manifests import (
+    CHUNK_SCHEMA,
+    Manifest,
+    hash_chunk,
+    read_chunk,
+    read_manifest,
+    write_chunk,
+    write_manifest,
+)
+from backlogctl.partitioners import hash_murmur2, place_crc32, place_murmur2
 from backlogctl_delivery.sequenced import sequence
 from backlogctl_delivery.sequenced.sequence import (
     HIGHEST,
@@ -27,9 +45,11 @@ from backlogctl_delivery.sequenced.sequence import (
     read_stamp,
     write_stamp,
 )
+from backlogctl_delivery.stamps import find_header, make_message_id, stamp
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 PRODUCERS = st.text("abcXYZ019._-", min_size=1, max_size=64)
 NUMBERS = st.integers(0, HIGHEST) | st.integers(0, 20)
@@ -291,3 +311,180 @@ def test_spark_reads_the_same_pattern(spark: SparkSession) -> None:
     rows = spark.sql(f"SELECT text rlike '{PATTERN}', {extracts} FROM stamps").collect()
     assert tuple(rows[0]) == (True, "shop.a-1_b", "1700000000000000", "3", "12")
     assert [row[0] for row in rows[1:]] == [False] * 5
+
+
+HEADERS = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.text(max_size=4), "value": st.none() | st.binary(max_size=4)}
+    ),
+    max_size=3,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "message_id": st.text("0123456789abcdef", min_size=4, max_size=4),
+            "key": st.none() | st.binary(max_size=5),
+            "value": st.none() | st.binary(max_size=5),
+            "partition": st.integers(0, 2),
+            "headers": HEADERS,
+            "original_time": st.none() | st.just("2026-11-21T01:02:03.000004Z"),
+        }
+    ),
+    max_size=6,
+)
+
+
+def make_table(messages: list[dict[str, object]]) -> pa.Table:
+    return pa.Table.from_pylist(messages, schema=CHUNK_SCHEMA)
+
+
+ONE = {
+    "message_id": "00ff",
+    "key": b"7",
+    "value": b"{}",
+    "partition": 1,
+    "headers": [{"name": "type", "value": b"OrderPaid"}],
+    "original_time": None,
+}
+
+
+@given(MESSAGES, MESSAGES)
+def test_equal_hashes_mean_equal_messages(
+    left: list[dict[str, object]], right: list[dict[str, object]]
+) -> None:
+    same = hash_chunk(make_table(left)) == hash_chunk(make_table(right))
+    assert same == (left == right)
+
+
+@given(MESSAGES, st.integers(0, 6))
+def test_hash_does_not_depend_on_how_the_rows_are_held(
+    messages: list[dict[str, object]], cut: int
+) -> None:
+    whole = make_table(messages)
+    pieces = pa.concat_tables([whole.slice(0, cut), whole.slice(cut)])
+    assert hash_chunk(pieces) == hash_chunk(whole)
+
+
+def test_a_chunk_is_read_back_as_written(tmp_path: Path) -> None:
+    table = make_table([ONE, {**ONE, "message_id": "0100", "key": None, "value": None}])
+    chunk = write_chunk(tmp_path, 1, 0, table, canary=True)
+    assert read_chunk(tmp_path, chunk).equals(table)
+    assert (chunk.count, chunk.bytes, chunk.canary) == (2, 3, True)
+
+
+def test_staged_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    chunk = write_chunk(tmp_path / "r-1", 1, 0, make_table([ONE]))
+    write_manifest(tmp_path / "r-1", Manifest("r-1", "orders", (chunk,), {}))
+    for path in (tmp_path / "r-1").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_damaged_or_missing_chunks_are_noticed(tmp_path: Path) -> None:
+    chunk = write_chunk(tmp_path, 1, 0, make_table([ONE]))
+    other = write_chunk(tmp_path, 1, 1, make_table([{**ONE, "value": b"{ }"}]))
+    (tmp_path / chunk.path).write_bytes((tmp_path / other.path).read_bytes())
+    with pytest.raises(StagingError, match="not those of the plan"):
+        read_chunk(tmp_path, chunk)
+    (tmp_path / chunk.path).write_bytes(b"PAR1")
+    with pytest.raises(StagingError, match="could not be read"):
+        read_chunk(tmp_path, chunk)
+
+
+def test_a_changed_manifest_is_refused(tmp_path: Path) -> None:
+    chunk = write_chunk(tmp_path, 1, 0, make_table([ONE]))
+    manifest = Manifest("r-1", "orders", (chunk,), {"stream": "orders"})
+    sha256 = write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path, sha256) == manifest
+    write_manifest(tmp_path, Manifest("r-1", "orders", (), {"stream": "orders"}))
+    with pytest.raises(StagingError, match="not the one that was approved"):
+        read_manifest(tmp_path, sha256)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        # org.apache.kafka.common.utils.UtilsTest
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_has_kafkas_known_values(key: bytes, expected: int) -> None:
+    assert np.array([hash_murmur2(key)], dtype=np.uint32).view(np.int32)[0] == expected
+
+
+def _make_keys() -> list[bytes | None]:
+    source = random.Random(7)
+    keys: list[bytes | None] = [b"", None, b"\xff" * 9, "\N{SNOWMAN}".encode()]
+    keys += [str(number).encode() for number in range(500)]
+    keys += [source.randbytes(source.randrange(0, 70)) for _ in range(1500)]
+    return keys
+
+
+def test_whole_columns_agree_with_the_reference() -> None:
+    keys = _make_keys()
+    array = pa.array(keys, type=pa.binary())
+    expected = [-1 if k is None else (hash_murmur2(k) & 0x7FFFFFFF) % 7 for k in keys]
+    assert place_murmur2(array, 7).tolist() == expected
+    # A slice has an offset into its buffers.
+    assert place_murmur2(array.slice(11, 600), 7).tolist() == expected[11:611]
+    assert place_murmur2(array.slice(0, 0), 7).tolist() == []
+
+
+def test_murmur2_is_that_of_kafkas_clients(spark: SparkSession) -> None:
+    assert spark._jvm is not None
+    utils = spark._jvm.org.apache.kafka.common.utils.Utils
+    for key in _make_keys()[4::9]:
+        assert key is not None
+        assert utils.toPositive(utils.murmur2(bytearray(key))) == hash_murmur2(key) & 0x7FFFFFFF
+
+
+def test_crc32_is_that_of_librdkafka() -> None:
+    keys = _make_keys()
+    placed = place_crc32(pa.array(keys, type=pa.binary()), 12)
+    assert placed.tolist() == [-1 if k is None else zlib.crc32(k) % 12 for k in keys]
+
+
+PARTS = st.lists(st.none() | st.text(max_size=4), min_size=1, max_size=3)
+
+
+@given(PARTS, st.text(max_size=4), PARTS, st.text(max_size=4))
+def test_ids_are_equal_only_for_equal_parts(
+    key: list[str | None], version: str, other_key: list[str | None], other_version: str
+) -> None:
+    same = make_message_id("t", key, version) == make_message_id("t", other_key, other_version)
+    assert same == ((key, version) == (other_key, other_version))
+
+
+def test_an_id_is_stable_over_releases() -> None:
+    assert make_message_id("orders", ["7"], "v") == "dff0b13459d66bfebe23ffbb7ba89f00"
+
+
+def test_our_headers_follow_the_streams_own() -> None:
+    headers = stamp(
+        [("type", b"OrderPaid")],
+        message_id="m",
+        recovery_id="r-1",
+        original_time="t",
+        fidelity="restated",
+    )
+    assert [name for name, _ in headers] == [
+        "type",
+        "backlog-message-id",
+        "backlog-recovery-id",
+        "backlog-original-time",
+        "backlog-fidelity",
+        "backlog-replays",
+    ]
+    assert find_header(headers, "backlog-replays") == "1"
+    assert find_header(headers, "absent") is None
+
+
+def test_errors_cross_process_borders() -> None:
+    error = PlanStale("changed", subject="topic orders", hint="plan again", retryable=True)
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, BacklogError)
+    assert (type(copy), copy.to_json()) == (type(error), error.to_json())

@@ -9,6 +9,7 @@ from backlogctl.clock import utc_now
 from backlogctl.ledger import Ledger, Owner
 from backlogctl.ledger.measurements import AuditRecord, BurndownSample, DiskReading
 from backlogctl.values import Cause, Certainty, Gap, GapState, RecoveryState
+from tests.kit.ledger import create_recovery
 
 
 def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
@@ -39,14 +40,10 @@ def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
     )
     ledger.gaps.record(replace(gap, partition=1, start=0, end=5))
     plan = {"outcome": {"counts": {"rebuilt": 40, "quarantined": 3}}}
-    rebuild = ledger.recoveries.create(
-        "rebuild", "orders", "main", "orders", "service", plan, "h", [kept.id], "me",
-        stops_consumers=False, holds_when_failed=False,
-    )  # fmt: skip
-    expand = ledger.recoveries.create(
-        "expand", "bills", "main", "bills", "biller", {}, "h", [], "me",
-        stops_consumers=True, holds_when_failed=True,
-    )  # fmt: skip
+    rebuild = create_recovery(
+        ledger, "rebuild", plan=plan, plan_hash="h", gaps=[kept.id], by="me", stops_consumers=False
+    )
+    expand = create_recovery(ledger, "expand", "bills", group="biller", plan_hash="h", by="me")
     ledger.burndown.add(BurndownSample(expand.id, utc_now(), "relay", 50, 10, 60, 40, 3))
     later = utc_now() + timedelta(hours=1)
     ledger.recoveries.approve(rebuild.id, "me", "me", "h", later)

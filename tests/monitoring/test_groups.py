@@ -1,20 +1,37 @@
-"""Passes over all groups of a cluster that is only figures."""
+"""Passes over all groups of a cluster: figures, dates, and partitions judged all at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
-from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout, Offsets
-from backlogctl.monitoring.groups.windows import SampleTimes
-from backlogctl.monitoring.verdict.status import Verdict
-from tests.monitoring.group_world import SCOPE, Topic, make_world
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.monitoring.groups import dating
+from backlogctl.monitoring.groups.dating import (
+    LONGEST,
+    PLACES_A_PASS,
+    ROUNDS,
+    OffsetDates,
+    UndatedOffset,
+)
+from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout, Offsets, TopicLayout
+from backlogctl.monitoring.groups.windows import (
+    JudgingTerms,
+    PartitionSeries,
+    SampleTimes,
+    judge_busy,
+)
+from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
+from backlogctl.monitoring.verdict.status import PartitionStatus, Retention, Verdict
+from tests.monitoring.group_world import SCOPE, START, Topic, World, make_world
 
 
 def test_log_starts_are_read_before_commits_and_ids_around_all() -> None:
@@ -276,3 +293,246 @@ def test_moments_keep_the_newest_and_reach_back(gaps: list[float], count: int, s
     assert all(b - a >= step - 1e-9 for a, b in pairwise(times[:-1]))
     # Nothing is thrown away before its time.
     assert len(rows) == count or times[0] == gaps[0]
+
+
+DAY = 86400.0
+
+
+def make_series(
+    columns: list[list[tuple[int, int, int, int]]], ages: list[float]
+) -> PartitionSeries:
+    """Of each partition's (low, committed, end, high), oldest first."""
+    low, committed, end, high = np.array(columns, np.int64).transpose(2, 1, 0)
+    return PartitionSeries(ages, range(len(columns)), low, committed, end, high)
+
+
+def judge_one(
+    column: list[tuple[int, int, int, int]], ages: list[float], terms: JudgingTerms, number: int
+) -> PartitionStatus:
+    points = [
+        Point(age, low, committed, end, high)
+        for age, (low, committed, end, high) in zip(ages, column, strict=True)
+    ]
+    time = None if terms.retention is None else timedelta(seconds=terms.retention)
+    view = PartitionView(
+        partition=number,
+        points=points,
+        members=terms.members,
+        lost=0,
+        retention=Retention(time),
+        timeline=[(point.seconds, point.high) for point in points],
+        window=terms.window,
+        horizon=terms.horizon,
+    )
+    return judge_partition(view)
+
+
+def assert_same(fast: PartitionStatus, slow: PartitionStatus) -> None:
+    for one in fields(PartitionStatus):
+        got, want = getattr(fast, one.name), getattr(slow, one.name)
+        if one.name == "seconds_to_drain" and max(got or 1e9, want or 1e9) > 1e8:
+            continue  # an even lag, but for rounding
+        assert type(got) is type(want), one.name
+        assert got == (pytest.approx(want, rel=1e-6, abs=1e-6) if type(want) is float else want), (
+            one.name
+        )
+
+
+@st.composite
+def draw_column(draw: st.DrawFn, count: int) -> list[tuple[int, int, int, int]]:
+    """A partition in so many samples; most go on as in a healthy group."""
+    odd = draw(st.integers(0, 5)) == 0
+    least = draw(st.sampled_from([0, 0, 1, 3, 500]))
+    high, committed, low = draw(st.integers(0, 1000)), 0, 0
+    column = []
+    for number in range(count):
+        high += draw(st.sampled_from([0, 10, 100, 1000]))
+        lag = draw(st.integers(least, least + draw(st.sampled_from([0, 3, 200]))))
+        moves = not odd or draw(st.booleans())
+        if number == 0 or moves:
+            committed = max(0, high - lag) if odd else max(committed, high - lag)
+        if odd:
+            low = max(low, draw(st.sampled_from([0, 0, low, committed, high])))
+            committed += draw(st.sampled_from([0, 0, 0, 5000, -committed]))
+        stable = committed if odd and draw(st.booleans()) else high
+        column.append((low, committed, stable if committed <= stable else high, high))
+    return column
+
+
+@given(st.data())
+def test_all_at_once_is_as_one_by_one(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 12))
+    gaps = data.draw(st.lists(st.sampled_from([1.0, 25.0, 30.0, 400.0]), min_size=12, max_size=12))
+    step = data.draw(st.sampled_from([0.0, 60.0]))
+    ages = [-sum(gap + step for gap in gaps[number : count - 1]) for number in range(count)]
+    columns = data.draw(st.lists(draw_column(count), min_size=1, max_size=4))
+    retention = data.draw(st.sampled_from([None, 60.0, 3600.0, DAY, 1.5 * DAY, 7 * DAY]))
+    terms = JudgingTerms(data.draw(st.sampled_from([True, False, None])), retention, 600.0, DAY)
+    found = judge_busy(make_series(columns, ages), terms)
+    event(f"{bool(found)}")
+    for number, status in found.items():
+        assert_same(status, judge_one(columns[number], ages, terms, number))
+        assert status.verdict in (Verdict.OK, Verdict.LAGGING)
+
+
+def test_what_a_busy_cluster_is_made_of_is_judged_at_once() -> None:
+    ages = [-30.0 * number for number in range(24, -1, -1)]
+    terms = JudgingTerms(members=True, retention=7 * DAY, window=600.0, horizon=DAY)
+    steady = [(0, 100 * n - 3, 100 * n, 100 * n) for n in range(1, 26)]
+    uneven = [(0, 100 * n - n % 7, 100 * n, 100 * n) for n in range(1, 26)]
+    found = judge_busy(make_series([steady, uneven], ages), terms)
+    assert [found[number].verdict for number in (0, 1)] == [Verdict.OK] * 2
+    early = judge_busy(make_series([steady[:5]], ages[-5:]), terms)
+    assert early[0].verdict is Verdict.LAGGING
+
+
+def test_what_is_not_plain_is_left() -> None:
+    ages = [-30.0 * number for number in range(24, -1, -1)]
+    short = JudgingTerms(members=True, retention=3600.0, window=600.0, horizon=DAY)
+    steady = [(0, 100 * n - 30, 100 * n, 100 * n) for n in range(1, 26)]
+    stalled = [(0, 97, 100 * n, 100 * n) for n in range(1, 26)]
+    slower = [(0, 90 * n, 100 * n, 100 * n) for n in range(1, 26)]
+    assert judge_busy(make_series([steady, stalled, slower], ages), short) == {}
+    long: Any = JudgingTerms(members=True, retention=7 * DAY, window=600.0, horizon=DAY)
+    assert set(judge_busy(make_series([steady, stalled, slower], ages), long)) == {0}
+
+
+WEEK = str(int(7 * DAY * 1000))
+NOW = START
+
+
+class Log:
+    """A topic that was written once a minute for ten days, and whose leader counts requests."""
+
+    def __init__(self, partitions: int = 1) -> None:
+        ones = np.ones(partitions, np.int32)
+        self.layout = ClusterLayout(1, {"orders": TopicLayout("one", ones, ones, ones)})
+        self.high = 14400
+        self.asked: list[Mapping[tuple[str, int], int]] = []
+
+    def find(
+        self, layout: ClusterLayout, times: Mapping[tuple[str, int], int]
+    ) -> Mapping[tuple[str, int], int]:
+        self.asked.append(times)
+        first = {place: -int((NOW - at / 1000) // -60) for place, at in times.items()}
+        return {
+            place: max(0, self.high - minutes) if minutes > 0 else NONE
+            for place, minutes in first.items()
+        }
+
+    def make(self, minutes: int, retention: float | None, partition: int = 0) -> UndatedOffset:
+        return UndatedOffset("orders", "one", partition, self.high - minutes, self.high, retention)
+
+
+@given(st.integers(1, 14000), st.sampled_from([DAY, 7 * DAY, 30 * DAY, None]))
+def test_an_offset_is_dated_in_one_pass(minutes: int, retention: float | None) -> None:
+    log = Log()
+    dates = OffsetDates(log.find, lambda: NOW)
+    one = log.make(minutes, retention)
+    dates.look(log.layout, [one])
+    age, true = dates.measure_age(one), minutes * 60.0
+    assert age is not None
+    if retention is not None and true > retention:
+        assert age == pytest.approx(retention, rel=0.02), "at any moment"
+    else:
+        sharp = true / 15 if retention is None else min(true / 15, retention / 128)
+        assert abs(age - true) <= max(sharp, 10) + 60
+    assert len(log.asked) <= ROUNDS
+
+
+def test_what_was_found_is_not_asked_again() -> None:
+    log, now = Log(), NOW
+    dates = OffsetDates(log.find, lambda: now)
+    one = log.make(5000, 7 * DAY)
+    dates.look(log.layout, [one])
+    first = len(log.asked)
+    now += 3600
+    dates.look(log.layout, [one])
+    assert len(log.asked) == first
+    age = dates.measure_age(one)
+    assert age == pytest.approx(5000 * 60 + 3600, rel=0.02)
+    dates.look(log.layout, [])
+    assert dates.measure_age(one) is None, "it is forgotten"
+
+
+def test_one_pass_asks_about_so_many_and_the_next_about_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dating, "SECONDS_A_PASS", 60.0)  # a busy machine takes its time
+    log = Log(PLACES_A_PASS + 44)
+    dates = OffsetDates(log.find, lambda: NOW)
+    every = [log.make(3000, 7 * DAY, number) for number in range(PLACES_A_PASS + 44)]
+    dates.look(log.layout, every)
+    assert max(len(times) for times in log.asked) == PLACES_A_PASS
+    assert sum(dates.measure_age(one) is None for one in every) == 44
+    log.asked.clear()
+    dates.look(log.layout, every)
+    assert max(len(times) for times in log.asked) == 44
+    assert all(dates.measure_age(one) is not None for one in every)
+
+
+def test_what_is_older_than_anybody_asks_has_no_time() -> None:
+    log = Log()
+    dates = OffsetDates(lambda _, times: dict.fromkeys(times, 14000), lambda: NOW)
+    for retention in (None, 3 * LONGEST):
+        one = log.make(14400, retention)
+        dates.look(log.layout, [one])
+        assert dates.measure_age(one) is None
+
+
+def test_without_an_answer_there_is_no_time() -> None:
+    def fail(*_: object) -> Mapping[tuple[str, int], int]:
+        raise ClusterUnreachable("away")
+
+    def leave_out(*_: object) -> Mapping[tuple[str, int], int]:
+        return {}
+
+    log = Log()
+    for find in (fail, leave_out):
+        dates = OffsetDates(find, lambda: NOW)
+        dates.look(log.layout, [log.make(100, DAY)])
+        assert dates.measure_age(log.make(100, DAY)) is None
+
+
+def make_stalled() -> World:
+    """A group of which 100 messages are unread since the beginning; retention is a week."""
+    world = make_world([900], Topic([0], [1000]))
+    world.cluster.retention = WEEK
+    world.cluster.written = lambda _, __, offset: START - 3600 * (offset < 900)
+    return world
+
+
+def test_a_group_that_stands_for_days_is_seen_losing_before_retention_gets_there() -> None:
+    world = make_stalled()
+    for _ in range(3 * 48):  # three days
+        world.look(1, 1800)
+    status = world.status(30)
+    assert status.verdict is Verdict.STALL
+    assert status.lag_seconds == pytest.approx(3 * DAY, rel=0.05)
+    for _ in range(3 * 48 + 24):  # six and a half
+        world.look(1, 1800)
+    status = world.status(30)
+    assert status.verdict is Verdict.LOSING
+    assert status.seconds_to_loss == pytest.approx(DAY / 2, abs=7 * DAY / 100)
+
+
+def test_a_group_that_stood_before_the_process_began_is_dated_at_once() -> None:
+    world = make_stalled()
+    world.now += 6.5 * DAY
+    status = world.status()
+    assert status.lag_seconds == pytest.approx(6.5 * DAY, rel=0.02)
+    assert status.verdict is Verdict.LAGGING
+    status = world.status(30)
+    assert (status.verdict, status.expected_loss) == (Verdict.LOSING, 100)
+    world.restart()
+    assert world.status().lag_seconds == pytest.approx(6.5 * DAY, rel=0.02)
+
+
+def test_what_came_while_it_was_watched_is_not_asked_about() -> None:
+    world = make_world([10], Topic([0], [10]))
+    world.cluster.retention = WEEK
+    world.look(3)
+    world.cluster.topics["orders"].high = [20]
+    world.look(40)
+    assert world.cluster.dated == []
+    assert timedelta(seconds=world.status().lag_seconds or 0) > timedelta(minutes=19)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +25,7 @@ from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.raw_client import Coordinators, RawClient
-from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
 from backlogctl.monitoring.groups.layouts import Offsets
 from backlogctl.monitoring.groups.reader import BulkReader
@@ -43,18 +38,21 @@ from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Cause
-from tests.kafka_tools import (
+from tests.conftest import MakeTopic
+from tests.kit.kafka import (
     StreamStub,
+    await_markers,
     commit,
     expire_unread,
     join,
     properties_of,
     publish,
+    run_together,
     set_offsets_raw,
     wait_until,
 )
-from tests.monitoring.markers import await_markers
-from tests.monitoring.metric_lines import Scraped, scrape
+from tests.kit.processes import watching
+from tests.kit.prometheus import Scraped, scrape
 
 # The thread that passes over all groups, whatever fails in it.
 
@@ -222,20 +220,8 @@ def test_what_nobody_answers_is_an_error() -> None:
     assert Reading(Brokers({})).read() == {}
 
 
-MakeTopic = Callable[..., str]
 OTHERS: tuple[Family, ...] = ("kafka_exporter",)
 PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
-
-
-@pytest.fixture
-def properties(kafka: EmbeddedKafka) -> dict[str, str]:
-    return properties_of(kafka.bootstrap)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
 
 
 @contextmanager
@@ -356,12 +342,7 @@ def test_two_watchers_of_one_loss_write_one_gap(
         for _ in range(3):
             observe_stream(ledger, stream, properties)
 
-    threads = [threading.Thread(target=watch) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * PATIENT)
-        assert not thread.is_alive()
+    run_together(*[watch] * 2)
     expired = [gap for gap in ledger.gaps.list("orders") if gap.cause is Cause.EXPIRED]
     assert [(gap.partition, gap.start, gap.end) for gap in expired] == [(0, 10, 40)]
 
@@ -382,7 +363,8 @@ def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
             "streams": {"orders": {"cluster": "main", "topic": "orders", "group": "service"}},
         }
         (tmp_path / "backlog.yaml").write_text(json.dumps(document))
-        with watch(tmp_path) as (url, process):
+        with watching(tmp_path) as running:
+            url = running.url
             wait_until(lambda: ask(url, "readyz").status_code == 200, what="ready")
             wait_until(lambda: sees_lags(url, 5, 3), what="both groups")
             kafka.kill()
@@ -394,37 +376,7 @@ def test_fault_28_the_exporter_outlives_a_broker(tmp_path: Path) -> None:
             publish(properties, "orders", {0: 10})
             wait_until(lambda: sees_lags(url, 15, 13), what="new samples")
             wait_until(lambda: ask(url, "readyz").status_code == 200, what="ready again")
-            assert process.poll() is None
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENT) == 0
-
-
-@contextmanager
-def watch(directory: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "backlogctl.replay.cli", "watch", "--listen", "127.0.0.1:0"]
-    with (directory / "log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=directory,
-            stderr=log,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-
-    def find_address() -> re.Match[str] | None:
-        text = (directory / "log").read_text()
-        assert process.poll() is None, text
-        return re.search(r"^serving (http://\S+?)/?\s", text, re.MULTILINE)
-
-    try:
-        wait_until(find_address, what="it serves")
-        found = find_address()
-        assert found is not None
-        yield found[1], process
-    finally:
-        print((directory / "log").read_text())  # shown where the test fails
-        process.kill()
-        process.wait(PATIENT)
+            assert running.process.poll() is None
 
 
 def ask(url: str, path: str) -> httpx.Response:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition, measure_pace
 from backlogctl.monitoring.verdict.status import Retention, Verdict, find_worst
 from backlogctl.values import PartitionSample, Sample
-from tests.kernel.ledger.makers import NOON
+from tests.kit.ledger import NOON
 
 # How fast a group read while it ran.
 

@@ -1,21 +1,37 @@
-"""Lag, loss and what time is left."""
+"""Lag, loss, forecasts, clocks that differ, and what time is left."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from backlogctl.clock import utc_now
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.offsets import observation, sampler
 from backlogctl.monitoring.offsets.gaps import find_gaps
 from backlogctl.monitoring.offsets.history import READ_SLACK, bound_times, date_loss, estimate_time
 from backlogctl.monitoring.offsets.lag import count_lag, read_retention, read_size_limit
-from backlogctl.monitoring.verdict.status import Retention
+from backlogctl.monitoring.offsets.observation import (
+    CLOCK_NOISE,
+    measure_clock_skew,
+    observe_stream,
+)
+from backlogctl.monitoring.verdict.forecasts import date_by_size, date_by_time, forecast_loss
+from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Retention, Verdict
+from backlogctl.monitoring.verdict.summary import summarize_group
 from backlogctl.monitoring.watch.look import StreamContext, assess_stream
 from backlogctl.values import Cause, GapState, PartitionSample, Sample, TimeBounds
-from tests.kernel.ledger.makers import make_gap
+from tests.kit.kafka import StreamStub, commit, publish
+from tests.kit.ledger import NOON, make_gap
 from tests.monitoring.test_gaps import START, sample
 
 # Offsets to times by stored samples.
@@ -177,3 +193,291 @@ def test_the_size_limit_is_read_from_the_topic() -> None:
     assert read_size_limit({"retention.bytes": "-1"}) is None
     assert read_size_limit({"retention.bytes": "9", "cleanup.policy": "compact"}) is None
     assert Retention().bytes is None
+
+
+SECONDS = st.floats(0, 60).map(lambda value: timedelta(seconds=value))
+AHEAD = st.floats(-86400, 86400).map(lambda value: timedelta(seconds=value))
+
+
+@dataclass
+class World:
+    """A host's clock, and a ledger that takes its time before and after it looks at its own."""
+
+    before: timedelta
+    after: timedelta
+    ahead: timedelta
+    clock: datetime = NOON
+
+    def now(self) -> datetime:
+        there = self.clock + self.before + self.ahead
+        self.clock += self.before + self.after
+        return there
+
+    def measure(self) -> timedelta:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(observation, "utc_now", lambda: self.clock)
+            return measure_clock_skew(self)  # type: ignore[arg-type]
+
+
+@given(SECONDS, SECONDS)
+def test_fault_41_a_ledger_that_answers_late_is_not_ahead(
+    before: timedelta, after: timedelta
+) -> None:
+    assert World(before, after, timedelta(0)).measure() == timedelta(0)
+
+
+@given(SECONDS, SECONDS, AHEAD)
+def test_fault_41_a_clock_that_is_ahead_is_told_as_exactly_as_it_can_be(
+    before: timedelta, after: timedelta, ahead: timedelta
+) -> None:
+    found = World(before, after, ahead).measure()
+    if found:
+        assert abs(found - ahead) <= (before + after) / 2 + timedelta(microseconds=1)  # rounding
+    else:
+        assert abs(ahead) <= max(before, after) + CLOCK_NOISE
+
+
+def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
+    properties: dict[str, str],
+    topic: Callable[..., str],
+    group: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
+    name = topic(partitions=1)
+    stream = StreamStub(name, group)
+    for round_ in range(3):
+        publish(properties, name, {0: 10})
+        commit(properties, group, name, {0: 10 * round_ + 5})
+        slow = timedelta(minutes=5) if round_ % 2 else timedelta(0)
+        for module in (observation, sampler):
+            monkeypatch.setattr(module, "utc_now", lambda slow=slow: utc_now() - slow)
+        observe_stream(ledger, stream, properties)
+    history = ledger.samples.history("orders")
+    assert [one.partitions[0].committed for one in history] == [5, 15, 25]
+    status = assess_stream(history[-1], "read_committed", history)
+    assert status.verdict == "lagging", "no rewind"
+
+
+PART = PartitionStatus(2, 0, 800_000, 2_000_000, 1_200_000, 3000.0, 0)
+
+
+def summarize(*parts: PartitionStatus, **known: object) -> GroupStatus:
+    settings: dict[str, object] = {
+        "stream": "orders",
+        "cluster": "main",
+        "topic": "orders",
+        "group": "order-service",
+        "group_state": "stable",
+        "taken_at": utc_now(),
+        "written": [True] * len(parts),
+        "consumers": 3,
+        "has_consumers": True,
+        "has_source": True,
+    }
+    return summarize_group(parts, **{**settings, **known})  # type: ignore[arg-type]
+
+
+LOSING = replace(
+    PART,
+    verdict=Verdict.LOSING,
+    course=Verdict.LOSING,
+    seconds_to_drain=11_400.0,
+    seconds_to_loss=6000.0,
+    loss_by="time",
+    expected_loss=571_234,
+    needed_per_second=300.0,
+    consumed_per_second=100.0,
+    produced_per_second=50.0,
+)
+
+
+def test_a_loss_to_come_is_told_with_what_would_win() -> None:
+    idle = [replace(PART, partition=n, lag=0, committed=2_000_000) for n in (0, 1)]
+    status = summarize(*idle, LOSING)
+    assert status.sentence == (
+        "orders/2: 1.2 M behind, drained in 3 h 10 min, retention reaches it in 1 h 40 min at the "
+        "earliest: about 570,000 will be lost; 9 consumers would win"
+    )
+    assert status.next_commands == (
+        "backlogctl hold orders --for 6h",
+        "backlogctl plan expand orders",
+    )
+    assert (status.lag, status.seconds_to_drain) == (1_200_000, 11_400.0)
+    assert summarize(*idle, LOSING, consumers=None).consumers_to_win is None
+
+
+def test_what_goes_on_comes_before_what_is_lost() -> None:
+    lost = replace(LOSING, verdict=Verdict.LOST, lost=700)
+    status = summarize(lost)
+    assert (status.verdict, status.course) == (Verdict.LOST, Verdict.LOSING)
+    assert status.sentence.startswith("orders/2: 700 messages lost at most; 1.2 M behind")
+    assert status.next_commands == (
+        "backlogctl hold orders --for 6h",
+        "backlogctl plan expand orders",
+        "backlogctl plan rebuild orders",
+        "backlogctl gaps orders",
+    )
+
+
+def test_one_partition_that_never_drains_leaves_no_time_for_all() -> None:
+    stuck = replace(PART, verdict=Verdict.STALL, course=Verdict.STALL)
+    assert summarize(LOSING, replace(stuck, partition=1)).seconds_to_drain is None
+    # Nor do the few of a partition that keeps up.
+    keeps_up = replace(
+        PART,
+        partition=1,
+        seconds_to_drain=None,
+        lag=90_000,
+        consumed_per_second=9000.0,
+        produced_per_second=9000.0,
+    )
+    assert summarize(LOSING, keeps_up).seconds_to_drain == 11_400.0
+    fine = replace(keeps_up, verdict=Verdict.OK, course=Verdict.OK)
+    assert summarize(fine).sentence == "orders: 90,000 behind, keeping up"
+    # A few messages that come and go do not decide.
+    small = replace(stuck, partition=1, lag=7)
+    assert summarize(LOSING, small).seconds_to_drain == 11_400.0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [
+        (
+            Verdict.STOP,
+            "1.2 M behind, nobody is in the group, and nothing was committed for 10 min",
+        ),
+        (Verdict.STALL, "1.2 M behind, and the committed offset did not move for 10 min"),
+        (Verdict.WARN, "1.2 M behind, and the lag did not fall for 10 min"),
+        (Verdict.REWIND, "the committed offset went back; 1.2 M behind"),
+        (Verdict.BEYOND_END, "the committed offset 800,000 is beyond the end of the log"),
+        (Verdict.LAGGING, "1.2 M behind; too few samples to say more"),
+    ],
+)
+def test_each_verdict_has_its_words(verdict: Verdict, told: str) -> None:
+    status = summarize(replace(PART, verdict=verdict, course=verdict))
+    assert status.sentence == f"orders/2: {told}"
+
+
+def test_a_group_that_is_well_and_one_without_a_stream() -> None:
+    done = replace(PART, lag=0)
+    assert summarize(done).sentence == "orders: nothing unread"
+    assert summarize(done).next_commands == ()
+    foreign = summarize(LOSING, stream="", group="it's; rm -rf /")
+    assert foreign.next_commands == (
+        """backlogctl status --cluster main --group 'it'"'"'s; rm -rf /'""",
+    )
+    assert summarize(done, topic="invoices", stream="").sentence == "invoices: nothing unread"
+
+
+HORIZON = 1e6
+
+
+def run_by_hand(
+    expiry: list[tuple[float, float]], end: int, pace: float
+) -> tuple[float | None, int]:
+    """Each message on its own: deleted before the group is through with it, or read."""
+    clock, lost, first = 0.0, 0, None
+    for (begin, begin_at), (stop, stop_at) in pairwise(expiry):
+        for offset in range(int(begin), int(stop)):
+            share = (offset + 1 - begin) / (stop - begin)
+            deleted_at = begin_at + share * (stop_at - begin_at)
+            done_at = clock + 1 / pace if pace else float("inf")
+            if deleted_at < done_at:
+                first = deleted_at if first is None else first
+                lost += offset < end
+            else:
+                clock = done_at
+    return first, lost
+
+
+@st.composite
+def expiries(draw: st.DrawFn) -> list[tuple[float, float]]:
+    offset, at = 0, draw(st.floats(0, 50))
+    points = [(0.0, at)]
+    for _ in range(draw(st.integers(1, 4))):
+        offset += draw(st.integers(1, 400))
+        at += draw(st.floats(0.01, 300))
+        points.append((float(offset), at))
+    return points
+
+
+@given(expiries(), st.one_of(st.just(0.0), st.floats(0.05, 50)), st.floats(0, 1))
+def test_a_race_ends_as_one_run_message_by_message(
+    expiry: list[tuple[float, float]], pace: float, share: float
+) -> None:
+    end = int(expiry[-1][0] * share)
+    first, lost = run_by_hand(expiry, end, pace)
+    forecast = forecast_loss(expiry, end, pace, HORIZON)
+    if first is None or forecast.seconds is None:
+        assert lost <= 2
+        assert forecast.lost <= 2
+    else:
+        # A message is a step by hand, and a point of a line here.
+        steepest = max((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(expiry))
+        margin = 3 * (steepest + (1 / pace if pace else 0))
+        slower = (
+            [abs(1 / pace - (b[1] - a[1]) / (b[0] - a[0])) for a, b in pairwise(expiry)]
+            if pace
+            else []
+        )
+        if all(each > 0.01 * steepest for each in slower):
+            assert lost == pytest.approx(forecast.lost, abs=4 + 0.02 * end)
+        assert forecast.seconds <= first + margin
+
+
+@given(expiries(), st.floats(1.001, 3))
+def test_the_pace_that_is_needed_loses_nothing_and_less_loses(
+    expiry: list[tuple[float, float]], more: float
+) -> None:
+    end = int(expiry[-1][0])
+    needed = forecast_loss(expiry, end, 0.0, HORIZON).needed_per_second
+    if expiry[0][1] > 0:
+        assert forecast_loss(expiry, end, needed * more, HORIZON).seconds is None
+        assert forecast_loss(expiry, end, needed / more, HORIZON).seconds is not None
+
+
+@given(expiries(), st.floats(0, 50), st.floats(0, 50))
+def test_a_faster_group_loses_no_more_and_no_sooner(
+    expiry: list[tuple[float, float]], one: float, other: float
+) -> None:
+    slow, fast = sorted((one, other))
+    end = int(expiry[-1][0])
+    lazy, quick = (forecast_loss(expiry, end, pace, HORIZON) for pace in (slow, fast))
+    assert quick.lost <= lazy.lost + 1
+    if quick.seconds is not None:
+        assert lazy.seconds is not None
+        assert lazy.seconds <= quick.seconds + 1e-6
+
+
+def test_time_is_dated_by_the_message_and_goes_on_beyond_the_end() -> None:
+    timeline = [(-100.0, 0), (-50.0, 500), (0.0, 1000)]
+    expiry = date_by_time(timeline, 250, 1000, 120.0, produced_per_second=10.0, horizon=30.0)
+    assert expiry == ((250.0, 45.0), (500.0, 70.0), (1000.0, 120.0), (1300.0, 150.0))
+    # The message's own time is what retention goes by.
+    older = date_by_time(timeline, 250, 1000, 120.0, oldest_seconds=110.0, horizon=30.0)
+    assert older[0] == (250.0, 10.0)
+    assert date_by_time([(-5.0, 600), (0.0, 1000)], 250, 1000, 120.0, horizon=30.0) == ()
+
+
+def test_size_reaches_what_more_bytes_follow_than_are_kept() -> None:
+    # 100 bytes each, 50,000 kept: 500 offsets behind the end; 10 offsets a second are written.
+    expiry = date_by_size(700, 1000, 50_000, 100.0, produced_per_second=10.0, horizon=100.0)
+    assert expiry == ((700.0, 20.0), (2000.0, 150.0))
+    assert forecast_loss(expiry, 1000, 0.0, 100.0).seconds == pytest.approx(20.0)
+    # Over the limit already: gone with the next check.
+    over = date_by_size(300, 1000, 50_000, 100.0, produced_per_second=0.0, horizon=100.0)
+    forecast = forecast_loss(over, 1000, 5.0, 100.0)
+    assert (forecast.seconds, forecast.lost) == (0.0, 200)
+    assert date_by_size(600, 1000, 50_000, 100.0, produced_per_second=0.0, horizon=9.0) == ()
+
+
+def test_a_group_at_half_the_pace_is_caught_where_both_lines_meet() -> None:
+    # Written 1,000 s ago till now at 10/s, kept 1,500 s, read at 5/s from now on.
+    expiry = ((0.0, 500.0), (10_000.0, 1500.0))
+    forecast = forecast_loss(expiry, 10_000, 5.0, HORIZON)
+    # 5 t = 10 (t - 500): t = 1000; from there 5 of 10 are lost for the last 5,000 offsets.
+    assert forecast.seconds == pytest.approx(1000.0)
+    assert forecast.lost == 2500
+    assert forecast.needed_per_second == pytest.approx(10_000 / 1500)

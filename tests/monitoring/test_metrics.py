@@ -1,11 +1,14 @@
-"""/metrics: every line is right, once, and escaped; the catalogue says what is there."""
+"""/metrics: every line is right, once, and escaped; a real Prometheus fires what it should."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,24 +26,20 @@ from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, U
 from backlogctl.monitoring.verdict.summary import summarize_group
 from backlogctl.monitoring.watch.board import Board, Checkup, ClusterPass, MemberLook, SequenceLook
 from backlogctl.monitoring.watch.board import TopicPartitionState as PartitionState
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import GapState, RecoveryState
 from backlogctl_delivery.visible import escape_name
 from scripts.metrics_reference import render_reference
-from tests.kafka_tools import StreamStub, wait_until
-from tests.monitoring.metric_lines import Scraped, scrape
-from tests.monitoring.prometheus import run_promtool
-from tests.monitoring.promql import LABELS
+from tests.kit.kafka import StreamStub, expire_unread, properties_of, wait_until
+from tests.kit.ledger import create_recovery
+from tests.kit.processes import watching
+from tests.kit.prometheus import LABELS, EmbeddedPrometheus, Scraped, run_promtool, scrape
 from tests.monitoring.recorded import record_all
+from tests.monitoring.test_rules import DASHBOARDS, FILES, list_targets
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ALL: tuple[Family, ...] = ("kafka_exporter", "kafka_lag_exporter")
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
 
 
 def make_part(number: int, committed: int | None, verdict: Verdict = Verdict.OK) -> PartitionStatus:
@@ -313,10 +312,9 @@ def test_the_ledgers_figures(ledger: Ledger) -> None:
 def test_a_recovery_is_told_of_by_what_it_does_and_not_by_its_kind(ledger: Ledger) -> None:
     record_all(ledger)
     (gap,) = ledger.gaps.list(states=[GapState.OPEN])
-    made = ledger.recoveries.create(
-        "new", "orders", "main", "orders", "service", {}, "h", [gap.id], "me",
-        stops_consumers=True, holds_when_failed=False,
-    )  # fmt: skip
+    made = create_recovery(
+        ledger, "new", plan_hash="h", gaps=[gap.id], by="me", holds_when_failed=False
+    )
     got = scrape_recorded(ledger)
     for name in ("backlog_recovery_state", "backlog_injected_messages"):
         assert got.labels_of(name, "stops_consumers", recovery=made.id) == {"true"}
@@ -355,18 +353,8 @@ def test_consumers_that_a_recovery_keeps_stopped_are_counted_until_they_are_back
 
 def test_of_ended_recoveries_only_a_streams_last_is_there(ledger: Ledger) -> None:
     made = [
-        ledger.recoveries.create(
-            "rebuild",
-            name,
-            "main",
-            name,
-            "g",
-            {},
-            "h",
-            [],
-            "me",
-            stops_consumers=False,
-            holds_when_failed=False,
+        create_recovery(
+            ledger, "rebuild", name, group="g", plan_hash="h", by="me", stops_consumers=False
         ).id
         for name in ("orders", "orders", "bills", "bills")
     ]
@@ -437,3 +425,69 @@ def test_what_the_sequence_check_cannot_tell_is_absent(tmp_path: Path) -> None:
     assert got.labels_of(missing, "certainty", stream="away") == {"suspect"}
     assert got.find("backlog_sequence_behind_messages", stream="away") == {}
     assert got.value("backlog_sequence_up", stream="away") == 0
+
+
+OLD, READ = {0: 40, 1: 50}, {0: 10, 1: 50}
+
+
+@pytest.mark.prometheus
+def test_a_real_loss_fires_an_alert_with_the_next_command(
+    kafka: EmbeddedKafka, topic: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    properties = properties_of(kafka.bootstrap)
+    name = topic(partitions=2, config={"retention.ms": "-1"})
+    document = {
+        "ledger": f"sqlite:///{tmp_path}/ledger.db",
+        "clusters": {"main": {"bootstrap.servers": kafka.bootstrap}},
+        "watch": {"interval": "500ms", "window": "10s", "groups": {"allow": [group]}},
+        "streams": {"orders": {"cluster": "main", "topic": name, "group": group}},
+    }
+    (tmp_path / "backlog.yaml").write_text(json.dumps(document))  # JSON is YAML
+    with (
+        watching(tmp_path) as running,
+        EmbeddedPrometheus(tmp_path, running.url.removeprefix("http://"), FILES) as prometheus,
+    ):
+        wait_until(lambda: prometheus.query("backlog_verdict"), what="a verdict is scraped")
+        assert prometheus.list_alerts("BacklogLost") == []
+
+        expire_unread(properties, name, group, old=OLD, read=READ, young={0: 7, 1: 7})
+        fired: list[dict[str, Any]] = []
+
+        def fires() -> bool:
+            # One scrape that comes too late, and it is silent until the next.
+            fired[:] = prometheus.list_alerts("BacklogLost")
+            return any(alert["state"] == "firing" for alert in fired)
+
+        wait_until(fires, what="the alert fires")
+        (alert,) = fired
+        assert alert["labels"] == {
+            "alertname": "BacklogLost",
+            "severity": "page",
+            "cluster": "main",
+            "group": group,
+            "topic": name,
+            "stream": "orders",
+        }
+        notes = alert["annotations"]
+        assert notes["summary"] == f"{group} lost up to 30 messages of {name}"
+        assert notes["next_command"] == "backlogctl status orders"
+        assert notes["runbook_url"].endswith("alerts.md#backloglost")
+
+        # The dashboard shows the same.
+        query = _find_query("Verdict")
+        shown: list[list[str]] = []
+
+        def shows() -> bool:
+            shown.append([row["value"][1] for row in prometheus.query(query)])
+            return bool(shown[-1])
+
+        wait_until(shows, what="the dashboard shows it")
+        assert shown[-1] == [str(Verdict.LOST.severity)]
+        assert prometheus.list_rule_errors() == []
+
+
+def _find_query(title: str) -> str:
+    """The query of a panel of the stream's dashboard, for all groups."""
+    board = next(board for board in DASHBOARDS if board["uid"] == "backlog-stream")
+    exprs = [one["expr"] for panel, one in list_targets(board) if panel["title"] == title]
+    return re.sub(r"\$\w+", ".*", exprs[0])

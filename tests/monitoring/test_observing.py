@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -17,7 +17,7 @@ from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.errors import TopicMissing
-from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.gaps import Suspicion
 from backlogctl.monitoring.offsets.lag import count_lag, read_tails
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
@@ -26,8 +26,10 @@ from backlogctl.monitoring.watch.look import StreamContext, assess_stream
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
-from tests.kafka_tools import (
+from tests.conftest import MakeTopic
+from tests.kit.kafka import (
     StreamStub,
+    await_markers,
     commit,
     delete_group,
     delete_topic,
@@ -39,20 +41,8 @@ from tests.kafka_tools import (
     set_offsets_raw,
     wait_until,
 )
-from tests.monitoring.markers import await_markers
 
-MakeTopic = Callable[..., str]
 PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return open_ledger(f"sqlite:///{tmp_path}/ledger.db")
-
-
-@pytest.fixture
-def properties(kafka: EmbeddedKafka) -> dict[str, str]:
-    return properties_of(kafka.bootstrap)
 
 
 def spans(gaps: tuple[Gap, ...]) -> list[tuple[Cause, Certainty, int, int | None, int | None]]:

@@ -26,15 +26,15 @@ from starlette.types import ASGIApp
 
 from backlogctl.clock import utc_now
 from backlogctl.errors import LedgerError, UsageError
-from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.metrics.scrape import Exported, Scrape
 from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.replay.web import server as connections
 from backlogctl.replay.web.access import HostGuard, TokenGuard, find_hosts
 from backlogctl.replay.web.app import HealthCheck, make_web_app
 from backlogctl.replay.web.server import Server, bind_address, parse_address
-from tests.kafka_tools import wait_until
-from tests.monitoring.metric_lines import Scraped
+from tests.kit.kafka import wait_until
+from tests.kit.prometheus import Scraped
 from tests.monitoring.test_metrics import make_status
 
 # The server where strangers reach it: half-open connections, other hosts, tokens, TLS (fault 78).
@@ -180,12 +180,6 @@ def test_https_by_files(tmp_path: Path) -> None:
 
 INTERVAL = timedelta(seconds=30)
 PATIENT = 120.0  # seconds; a busy machine may let a server wait
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,46 @@
-"""A stream whose consumers a recovery has stopped is never `ok`."""
+"""Streams that are stopped, healthy, overtaken or near their retention."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException, TopicPartition
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.errors import ClusterUnreachable, KafkaFailure
+from backlogctl.config import Config
+from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
+from backlogctl.kafka import admin as verbs
 from backlogctl.kafka import peek
+from backlogctl.kafka.clients import make_admin, make_producer
 from backlogctl.ledger import BurndownSample, Ledger, open_ledger
+from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps
+from backlogctl.monitoring.offsets.history import StreamHistory, advance_marks
+from backlogctl.monitoring.offsets.observation import Observation, observe_stream
+from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
 from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen, Verdict
-from backlogctl.monitoring.watch import look
-from backlogctl.monitoring.watch.look import with_stopped_warning
-from backlogctl.values import Recovery, RecoveryState
+from backlogctl.monitoring.watch import look, loop
+from backlogctl.monitoring.watch.look import WINDOW, look_at_stream, with_stopped_warning
+from backlogctl.monitoring.watch.loop import Outages, watch_streams
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Certainty, Gap, Recovery, RecoveryState
+from tests.conftest import MakeTopic
+from tests.kit.kafka import (
+    StreamStub,
+    join,
+    move_log_start,
+    properties_of,
+    publish,
+    set_offsets_raw,
+    wait_until,
+)
+from tests.kit.ledger import create_recovery
 
 # What a look does where the brokers tell less than it asks.
 
@@ -51,11 +76,6 @@ S = RecoveryState
 TEMPORARY = "orders.recovery.r"
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-
-
 def make_status(verdict: Verdict = Verdict.OK) -> GroupStatus:
     return GroupStatus(
         stream="orders",
@@ -82,10 +102,7 @@ def make_status(verdict: Verdict = Verdict.OK) -> GroupStatus:
 
 def begin(ledger: Ledger, *steps: str) -> Recovery:
     """An expansion that runs and has begun these steps."""
-    made = ledger.recoveries.create(
-        "expand", "orders", "main", "orders", "order-service", {}, "0" * 64, (), "ada",
-        stops_consumers=True, holds_when_failed=True,
-    )  # fmt: skip
+    made = create_recovery(ledger, "expand", group="order-service", plan_hash="0" * 64)
     ledger.recoveries.approve(
         made.id, by="ada", identity="os:ada@x", plan_hash=made.plan_hash,
         expires_at=utc_now() + timedelta(hours=1),
@@ -142,3 +159,255 @@ def test_a_layout_that_is_restored_is_told_no_more(ledger: Ledger) -> None:
     ledger.steps.complete(recovery.id, "restore", {})
     seen = make_status()
     assert with_stopped_warning(ledger, seen) == seen
+
+
+SAMPLES = 2000
+LOG_STARTS = 200  # fewer, and it was no moving log start that was sampled
+LONG = 600.0  # seconds, on a busy machine
+FULL = 10_000  # messages that wait to be sent
+WRONG_ORDER_TRIES = 20_000
+
+
+@contextmanager
+def run_busy_group(properties: dict[str, str], topic: str, group: str) -> Iterator[list[str]]:
+    """A producer, a consumer that commits, and a log start that follows just below its commits."""
+    stop, problems = threading.Event(), list[str]()
+    committed: dict[int, int] = {}
+    ready = threading.Event()
+
+    def produce() -> None:
+        producer = make_producer(properties, linger_ms="1")
+        number = 0
+        while not stop.is_set():
+            if len(producer) > FULL:  # the broker has no time for more
+                producer.poll(0.1)
+                continue
+            for partition in range(3):
+                producer.produce(topic, b"value", str(number).encode(), partition)
+            number += 1
+            producer.poll(0.001)
+        producer.flush(60)
+
+    def consume() -> None:
+        consumer = join(properties, group, topic)
+        while not stop.is_set():
+            messages = consumer.consume(200, 0.02)
+            ends: dict[int, int] = {}
+            for message in messages:
+                partition, offset = message.partition(), message.offset()
+                if message.error() or partition is None or offset is None:
+                    problems.append(str(message.error()))
+                    continue
+                ends[partition] = offset + 1
+            if ends:
+                offsets = [TopicPartition(topic, p, at) for p, at in ends.items()]
+                consumer.commit(offsets=offsets, asynchronous=False)
+                committed.update(ends)
+                if len(committed) == 3:
+                    ready.set()
+        consumer.close()
+
+    def expire() -> None:
+        admin = make_admin(properties)
+        while not ready.wait(0.1) and not stop.is_set():
+            pass
+        while not stop.is_set():
+            wanted = [TopicPartition(topic, p, at) for p, at in committed.items()]
+            for future in admin.delete_records(wanted).values():
+                future.result(120)
+
+    def guard(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (BacklogError, KafkaException, AssertionError, TimeoutError) as error:
+            problems.append(f"{work.__name__}: {error!r}")
+
+    threads = [threading.Thread(target=guard, args=(w,)) for w in (produce, consume, expire)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: ready.is_set() or problems, 120, "the group commits")
+        assert not problems
+        yield problems
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(120)
+
+
+@pytest.mark.timeout(LONG)
+def test_a_healthy_group_under_moving_retention_has_no_gap(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str
+) -> None:
+    properties, name = properties_of(kafka.bootstrap), topic(partitions=3)
+    stream, admin = StreamStub(name, group), make_admin(properties)
+    gaps: list[Gap] = []
+    alarms: list[OffsetFinding] = []
+    lows: set[int] = set()
+    marks = StreamHistory()
+    with run_busy_group(properties, name, group) as problems:
+        started, taken = time.monotonic(), 0
+        while taken < SAMPLES or (
+            len(lows) <= LOG_STARTS and time.monotonic() < started + LONG / 2
+        ):
+            taken += 1
+            sample = take_sample(stream, admin)
+            judged = find_gaps(marks, sample)
+            marks = advance_marks(marks, sample)
+            gaps += judged.gaps
+            alarms += [f for f in judged.findings if f.kind is not Suspicion.POSSIBLE_EXPIRED]
+            lows.add(sample.partitions[0].low)
+        print(f"{taken} samples in {time.monotonic() - started:.1f} s, {len(lows)} log starts")
+    assert problems == []
+    assert gaps == []
+    assert alarms == []
+    assert len(lows) > LOG_STARTS, "the log start moved all the time, or this proves nothing"
+
+
+@pytest.mark.timeout(LONG)
+def test_in_the_wrong_order_the_same_group_seems_to_lose(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str
+) -> None:
+    properties, name = properties_of(kafka.bootstrap), topic(partitions=3)
+    admin = make_admin(properties)
+    with run_busy_group(properties, name, group):
+        for _ in range(WRONG_ORDER_TRIES):
+            committed = verbs.committed_offsets(admin, group, name, range(3))
+            low = verbs.list_offsets(admin, name, range(3), "earliest")
+            if any((committed[p] or 0) < low[p] for p in range(3)):
+                return  # a loss that never happened
+    pytest.fail("the wrong order was never wrong: the busy group is not busy enough")
+
+
+PER_SECOND = 20
+STEP = 12_000  # what retention deletes at once
+
+
+class Watch:
+    window = WINDOW
+    horizon = timedelta(hours=24)
+
+
+@pytest.mark.timeout(300)
+def test_fault_76_what_a_live_consumer_lost_is_in_bounded_gaps(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, tmp_path: Path
+) -> None:
+    properties, name = properties_of(kafka.bootstrap), topic(partitions=1)
+    small: dict[str, Any] = {"batch.num.messages": "20"}  # or one fetch holds all
+    publish(properties, name, {0: 40_000}, **small)
+    stream, admin = StreamStub(name, group), make_admin(properties)
+    read: list[int] = []
+    stop = threading.Event()
+
+    def consume() -> None:
+        consumer = join(
+            properties,
+            group,
+            name,
+            enable_auto_commit="true",
+            auto_commit_interval_ms="1000",
+            enable_auto_offset_store="true",
+            queued_min_messages="1",
+            queued_max_messages_kbytes="1",
+            fetch_message_max_bytes="2000",
+        )
+        while not stop.is_set():
+            message = consumer.poll(0.1)
+            if message is not None and not message.error() and message.offset() is not None:
+                read.append(message.offset() or 0)
+                time.sleep(1 / PER_SECOND)
+        consumer.close()
+
+    reader = threading.Thread(target=consume)
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        reader.start()
+        try:
+            marks = None
+            began = time.monotonic()
+            steps = [STEP, 2 * STEP, 3 * STEP]
+            while time.monotonic() < began + 52:
+                seen = observe_stream(ledger, stream, admin, marks=marks, settle=False)
+                marks = seen.marks
+                if steps and time.monotonic() > began + 30 + 7 * (3 - len(steps)):
+                    move_log_start(properties, name, {0: steps.pop(0)})
+                time.sleep(1)
+        finally:
+            stop.set()
+            reader.join(60)
+        lost = set(range(min(read), max(read))) - set(read)
+        gaps = ledger.gaps.list(stream=stream.name)
+        covered = {at for gap in gaps for at in range(gap.start or 0, gap.end or 0)}
+        for gap in gaps:
+            print(gap.certainty, gap.start, gap.end, gap.reason)
+        print(f"lost {len(lost)}, covered {len(lost & covered)}, read {len(read)}")
+        assert len(lost) > STEP
+        assert lost <= covered
+        ranged = [gap for gap in gaps if gap.end is not None]
+        assert {gap.certainty for gap in ranged} == {Certainty.BOUNDED}
+        look = look_at_stream(ledger, stream, properties, Watch())
+        assert (look.status.lost or 0) >= len(lost)
+
+
+INTERVAL = timedelta(seconds=6)
+
+
+@pytest.mark.parametrize(("retention", "least", "most"), [("20 s", 5, 30), ("1 h", 2, 3)])
+def test_a_stream_near_its_retention_is_sampled_each_second(
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    unique: str,
+    tmp_path: Path,
+    retention: str,
+    least: int,
+    most: int,
+) -> None:
+    keep = {"20 s": 20, "1 h": 3600}[retention]
+    # The short one is over within four intervals; nothing rolls the segment, so nothing is deleted.
+    name = topic(config={"retention.ms": str(keep * 1000), "segment.ms": "600000"})
+    properties = {"bootstrap.servers": kafka.bootstrap}
+    group = f"g-{unique}"
+    publish(properties, name, {0: 1})
+    set_offsets_raw(properties, group, name, {0: 0})
+    config = Config.model_validate(
+        {
+            "ledger": f"sqlite:///{tmp_path}/ledger.db",
+            "clusters": {"main": {"bootstrap.servers": kafka.bootstrap}},
+            "streams": {"orders": {"cluster": "main", "topic": name, "group": group}},
+        }
+    )
+    ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
+    result = watch_streams(
+        config, ledger, INTERVAL, threading.Event(), on_status=lambda _: None, rounds=2
+    )
+    assert result.error is None
+    assert least <= len(ledger.samples.history("orders")) <= most
+
+
+def test_one_time_out_is_enough_for_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten streams near their retention, of a cluster that is away, do not hold up the next round."""
+    names = [f"s{number}" for number in range(10)]
+    config = Config.model_validate(
+        {
+            "ledger": f"sqlite:///{tmp_path}/ledger.db",
+            "clusters": {"main": {"bootstrap.servers": "127.0.0.1:1"}},
+            "streams": {n: {"cluster": "main", "topic": n, "group": "g"} for n in names},
+        }
+    )
+    ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
+    judging = loop._Judging(INTERVAL, INTERVAL)
+    outages = Outages(lambda *_: None)
+    watch = loop._StreamWatcher(config, ledger, INTERVAL, judging, outages, None, None)
+    asked: list[str] = []
+
+    def observe(stream: StreamLike, *_: object, **__: object) -> Observation:
+        asked.append(stream.name)
+        raise ClusterUnreachable("no broker answered", subject="cluster main")
+
+    monkeypatch.setattr(watch, "_observe", observe)
+    watch.near.update({name: config.streams[name] for name in names})
+    watch.look_closer(threading.Event(), time.monotonic() - 1)
+    assert asked == [], "the next round is due"
+    watch.look_closer(threading.Event(), time.monotonic() + 60)
+    assert (asked, watch.near) == (["s0"], {})

@@ -1,31 +1,53 @@
-"""A user who may see little: what is unknown is said, everywhere (fault 85)."""
+"""What a user may not see is unknown, and said (fault 85); lags beside those of Kafka's tool."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError
-from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.rights import Operation, Resource, Right
+from backlogctl.kafka.admin import create_topic, describe_group_state
+from backlogctl.kafka.clients import make_admin, make_consumer
+from backlogctl.kafka.rights import Operation, Resource, Right, make_bindings
 from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
+from backlogctl.monitoring.groups.reader import BulkReader
+from backlogctl.monitoring.groups.sampler import GroupSampler
+from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.metrics.groups import write_groups
+from backlogctl.monitoring.metrics.scrape import Exported, Scrape
 from backlogctl.monitoring.verdict.status import GroupStatus
-from backlogctl.monitoring.watch.board import Board
+from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.web.app import HealthCheck
-from tests.kafka_tools import publish, set_offsets_raw, wait_until
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import add_rules
+from tests.kit.java import run_line, write_script
+from tests.kit.kafka import (
+    StreamStub,
+    delete_group,
+    join,
+    move_log_start,
+    properties_of,
+    publish,
+    set_offsets_raw,
+    wait_until,
+)
+from tests.kit.prometheus import scrape
+from tests.kit.secured import SecuredKafka, start_secured
+from tests.monitoring.group_world import Topic, make_world
 from tests.monitoring.test_bookmarking import RebuiltStub
-from tests.secured import SecuredKafka, start_secured
 
 STREAM = RebuiltStub("orders", "service")
 WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))
@@ -46,13 +68,6 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
         publish(found.properties, "orders", {0: 9})
         set_offsets_raw(found.properties, "service", "orders", {0: 2})
         yield found
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """A ledger of its own."""
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        yield opened
 
 
 def look(ledger: Ledger, properties: dict[str, str]) -> GroupStatus:
@@ -118,3 +133,273 @@ def test_the_watch_says_it_once_and_is_degraded(secured: SecuredKafka, ledger: L
     assert ready.code == 200
     assert ready.body["status"] == "degraded"
     assert any("retention" in text for text in ready.body["unseen"]["orders"])
+
+
+READ = Right(Resource.TOPIC, "orders", Operation.READ, "read ends")
+ALL_GROUPS = Right(Resource.CLUSTER, "kafka-cluster", Operation.DESCRIBE, "list all groups")
+HIDDEN = Right(Resource.GROUP, "hidden", Operation.DESCRIBE, "read its commits")
+
+
+@pytest.fixture(scope="module")
+def secured_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A topic, and two groups that are one message behind."""
+    with start_secured(tmp_path_factory.mktemp("secured")) as found:
+        create_topic(found.properties, "orders", partitions=1)
+        publish(found.properties, "orders", {0: 9})
+        set_offsets_raw(found.properties, "service", "orders", {0: 8})
+        set_offsets_raw(found.properties, "hidden", "orders", {0: 8})
+        yield found
+
+
+def make_survey(properties: Mapping[str, str]) -> Survey:
+    tails = Tails(make_tail_reader(dict(properties)))
+    return Survey(BulkReader(dict(properties)), SurveyScope("main"), tails)
+
+
+def look_at_cluster(properties: Mapping[str, str], times: int = 1) -> ClusterPass:
+    with closing(make_survey(properties)) as survey:
+        for _ in range(times):
+            done = survey.look()
+    return done
+
+
+def test_fault_85_groups_that_may_not_be_listed_are_unknown(
+    secured_groups: SecuredKafka, tmp_path: Path
+) -> None:
+    done = look_at_cluster(secured_groups.add_user("little", [*LITTLE, SETTINGS, READ]))
+    assert [status.group for status in done.groups] == ["service"], "the broker hides the other"
+    (unseen,) = done.unseen
+    assert str(unseen).startswith("unknown: which other groups")
+    assert "may not list all groups (DESCRIBE on the cluster is missing)" in str(unseen)
+    assert "backlogctl acl see STREAM --principal P" in unseen.error.hint
+    board = Board()
+    board.put_cluster(done)
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        got = scrape(Scrape(board, ledger, Exported({}, ("main",))))
+    assert got.labels_of("backlog_unseen", "what", group="") == {"groups"}
+    ready = HealthCheck(board, lambda: True, timedelta(seconds=30), ("main",)).check_readiness()
+    assert ready.code == 200
+    assert ready.body["status"] == "degraded"
+    assert ready.body["unseen"] == {"cluster main": [str(unseen)]}
+
+
+def test_who_may_see_all_groups_is_told_nothing(secured_groups: SecuredKafka) -> None:
+    done = look_at_cluster(
+        secured_groups.add_user("all", [*LITTLE, SETTINGS, READ, ALL_GROUPS, HIDDEN]), times=2
+    )
+    assert [status.group for status in done.groups] == ["hidden", "service"]
+    assert done.unseen == ()
+    assert [status.unseen for status in done.groups] == [(), ()]
+    # Without an authorizer everything may be seen; that the world below says so too, is its part.
+    assert make_world([5], Topic([0], [10])).look().unseen == ()
+
+
+def test_a_broker_that_does_not_tell_is_no_proof_of_all_groups() -> None:
+    world = make_world([5], Topic([0], [10]))
+    world.cluster.sees_all = None
+    (unseen,) = world.look().unseen
+    assert "do not tell" in str(unseen)
+
+
+def test_fault_85_retention_and_ends_of_groups_that_may_not_be_read(
+    secured_groups: SecuredKafka,
+) -> None:
+    done = look_at_cluster(secured_groups.add_user("blind", [*LITTLE, ALL_GROUPS]), times=2)
+    assert done.unreadable == 1
+    (status,) = done.groups
+    assert [one.what for one in status.unseen] == ["retention", "tails"]
+    assert status.seconds_to_loss is None
+    assert status.lag == 1, "it counts, since nobody knows better"
+    (unseen,) = done.unseen
+    assert unseen.what == "tails"
+    assert "may not read 1 topic (orders): READ is missing" in str(unseen)
+    done = look_at_cluster(
+        secured_groups.add_user("sighted", [*LITTLE, SETTINGS, READ, ALL_GROUPS]), times=2
+    )
+    assert (done.groups[0].unseen, done.unseen) == ((), ())
+
+
+def test_fault_85_the_end_of_a_stream_that_may_not_be_read(
+    secured_groups: SecuredKafka, tmp_path: Path
+) -> None:
+    properties = secured_groups.add_user("streaming", [*LITTLE, SETTINGS, ALL_GROUPS])
+    stream = StreamStub("orders", "service")
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        status = look_at_stream(ledger, stream, properties, WATCH, Deadline(30.0)).status
+    told = {one.what: str(one) for one in status.unseen}
+    assert "tails" in told
+    assert "access denied" in told["tails"]
+
+
+def test_what_is_hidden_is_said_once_and_when_it_ends(secured_groups: SecuredKafka) -> None:
+    properties = secured_groups.add_user("watcher", [*LITTLE, SETTINGS, READ])
+    told: list[tuple[str, BacklogError | None]] = []
+    board = Board()
+    survey = make_survey(properties)
+    interval = timedelta(milliseconds=50)
+    with GroupSampler(survey, board, interval, lambda: None, lambda *what: told.append(what)):
+        wait_until(lambda: board.seen.version >= 4, what="passes")
+        ((what, error),) = told
+        assert what == "the list of groups of cluster main"
+        assert error is not None
+        assert "unknown" in str(error)
+        add_rules(
+            make_admin(secured_groups.properties), make_bindings([ALL_GROUPS], "User:watcher")
+        )
+        wait_until(lambda: told[1:] == [(what, None)], what="it may list all groups now")
+
+
+def test_one_denied_topic_does_not_take_the_turns_of_others() -> None:
+    world = make_world([9, 9, 9], Topic([0, 0, 0], [10, 10, 10]))
+    world.cluster.denied = {"orders"}
+    world.look(2)
+    world.cluster.tails.clear()
+    world.look()
+    assert len(world.cluster.tails) == 1, "one is enough to see that it may be read again"
+    world.cluster.denied = set()
+    world.look()
+    assert [one.what for one in world.look().unseen] == []
+
+
+TOPICS = {f"topic-{number}": 1 + number for number in range(6)}  # name -> partitions
+MESSAGES = 40
+EMPTY = 292
+EXPIRED = 5  # of topic-5's first partition
+
+Place = tuple[str, str, int]  # group, topic, partition
+
+
+class Row(NamedTuple):
+    """What one line says of a partition; None where the tool prints a dash."""
+
+    committed: int | None
+    end: int | None
+    lag: int | None
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """Topics with messages."""
+    with EmbeddedKafka.start(tmp_path_factory.mktemp("kafka")) as kafka:
+        properties = properties_of(kafka.bootstrap)
+        for name, partitions in TOPICS.items():
+            create_topic(properties, name, partitions=partitions)
+            publish(properties, name, {p: MESSAGES - 3 * p for p in range(partitions)})
+        yield kafka
+
+
+def make_empty_groups(properties: Mapping[str, str]) -> None:
+    """Many groups that nobody is in: behind, up to date, in front of the log start, without a
+    commit on some partitions, on several topics."""
+    set_offsets_raw(properties, "first", "topic-0", {0: 0})  # until the coordinators are there
+    admin = make_admin(dict(properties))
+    names = list(TOPICS)
+    futures = []
+    for number in range(EMPTY):
+        places = [
+            TopicPartition(topic, partition, (number * 7 + partition) % (MESSAGES - 3 * partition))
+            for topic in {names[number % 6], names[(number // 6) % 6]}
+            for partition in range(TOPICS[topic])
+            if (number + partition) % 4 or partition == 0
+        ]
+        request = [ConsumerGroupTopicPartitions(f"empty-{number:03}", places)]
+        futures.append(admin.alter_consumer_group_offsets(request)[f"empty-{number:03}"])
+    for future in futures:
+        assert all(item.error is None for item in future.result(60).topic_partitions)
+    set_offsets_raw(properties, "read-all", "topic-0", {0: MESSAGES})
+    set_offsets_raw(properties, "deleted", "topic-1", {0: 1})
+    delete_group(properties, "deleted")
+
+
+@contextmanager
+def run_members(properties: Mapping[str, str]) -> Iterator[None]:
+    """Groups with members of each kind, which have committed and do not move any more."""
+    kinds: Mapping[str, tuple[str, Mapping[str, str]]] = {
+        "classic": ("topic-2", {"group_protocol": "classic"}),
+        "modern": ("topic-3", {"group_protocol": "consumer"}),
+        "static": ("topic-1", {"group_instance_id": "till-1"}),
+        "static-modern": (
+            "topic-4",
+            {"group_protocol": "consumer", "group_instance_id": "till-2"},
+        ),
+        "unread": ("topic-2", {}),
+        "rebalancing": ("topic-2", {"max_poll_interval_ms": "300000"}),
+    }
+    with ExitStack() as stack:
+        for group, (topic, settings) in kinds.items():
+            member = stack.enter_context(closing(join(properties, group, topic, **settings)))
+            if group != "unread":
+                commit_some(member, topic)
+        # The first member does not poll, so it does not give up its partitions for the second.
+        late = make_consumer(properties, {"group.id": "rebalancing"})
+        stack.enter_context(closing(late)).subscribe(["topic-2"])
+        wait_until(
+            lambda: late.poll(0.1) is None and find_state(properties) == "preparing_rebalancing",
+            what="the group waits for its first member",
+        )
+        yield
+
+
+def commit_some(member: Consumer, topic: str) -> None:
+    places = [TopicPartition(topic, p, 2 + 3 * p) for p in range(TOPICS[topic])]
+    for answer in member.commit(offsets=places, asynchronous=False) or ():
+        assert answer.error is None
+
+
+def find_state(properties: Mapping[str, str]) -> str:
+    return describe_group_state(properties, "rebalancing").state
+
+
+def look_at_all(properties: Mapping[str, str]) -> tuple[GroupStatus, ...]:
+    tails = Tails(make_tail_reader(dict(properties)))
+    with closing(Survey(BulkReader(dict(properties)), SurveyScope("main"), tails)) as survey:
+        done = survey.look()
+    assert (done.unreadable, done.left_out) == (0, 0)
+    return done.groups
+
+
+def list_all_rows(groups: Iterable[GroupStatus]) -> dict[Place, Row]:
+    return dict(row for status in groups for row in list_rows(status))
+
+
+def list_rows(status: GroupStatus) -> Iterator[tuple[Place, Row]]:
+    for part in status.partitions:
+        place = (status.group, status.topic, part.partition)
+        # What retention has deleted unread is no lag of ours, but a loss.
+        behind = None if part.lag is None else part.lag + (part.lost or 0)
+        yield place, Row(part.committed, part.end, behind)
+
+
+def read_theirs(bootstrap: str, directory: Path) -> dict[Place, Row]:
+    write_script(directory / "kafka-consumer-groups.sh", "consumer.group.ConsumerGroupCommand")
+    line = f"kafka-consumer-groups.sh --bootstrap-server {bootstrap} --describe --all-groups"
+    found: dict[Place, Row] = {}
+    for text in run_line(line, directory).splitlines():
+        words = text.split()
+        if len(words) < 6 or words[:3] == ["GROUP", "TOPIC", "PARTITION"]:
+            continue
+        if words[2].isdecimal():
+            numbers = (None if word == "-" else int(word) for word in words[3:6])
+            found[words[0], words[1], int(words[2])] = Row(*numbers)
+    return found
+
+
+def test_300_groups_are_as_far_behind_as_kafkas_own_tool_says(
+    broker: EmbeddedKafka, tmp_path: Path
+) -> None:
+    properties = properties_of(broker.bootstrap)
+    make_empty_groups(properties)
+    move_log_start(properties, "topic-5", {0: EXPIRED})
+    with run_members(properties):
+        seen = look_at_all(properties)
+        theirs = read_theirs(broker.bootstrap, tmp_path)
+        again = list_all_rows(look_at_all(properties))
+    ours = list_all_rows(seen)
+    assert ours == again, "nothing moves"
+    assert {status.group_state for status in seen} >= {"empty", "stable", "preparingrebalance"}
+    committed = {place: row for place, row in ours.items() if row.committed is not None}
+    assert len({group for group, _, _ in committed}) >= 300 - 1  # without the one that is deleted
+    assert committed == {p: row for p, row in theirs.items() if row.committed is not None}
+    # Where nothing is committed neither has a lag.
+    assert [place for place in ours.keys() - committed.keys() if ours[place].lag is not None] == []
+    assert "deleted" not in {group for group, _, _ in (*ours, *theirs)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,10 @@ from backlogctl.replay.cli import shared
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.replay.makers import open_desk
-from tests.replay.shop import PARTITIONS, Shop
+from tests.kit.recoveries import open_desk
+from tests.kit.shop import PARTITIONS, Said, Shop, call_main
+
+Verb = Callable[..., Said]
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,18 @@ def fresh_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def desk(tmp_path: Path) -> Workspace:
     """A workspace on a cluster that is not there."""
     return open_desk(tmp_path)
+
+
+@pytest.fixture
+def verb(tmp_path: Path) -> Verb:
+    """`backlogctl` in this process and in the test's directory; its exit code is checked."""
+
+    def call(*words: str, code: int = 0) -> Said:
+        said = Said(*call_main(words, tmp_path, {}))
+        assert said.code == code, said
+        return said
+
+    return call
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ from backlogctl.replay.runbooks.detection import detect_backlog
 from backlogctl.replay.runbooks.requests import find_or_plan, read_request
 from backlogctl.replay.runbooks.work import carry_on
 from backlogctl.values import Recovery, RecoveryState
-from tests.kafka_tools import move_log_start, set_offsets_raw
-from tests.replay.expand.shortened import WORLD, shorten
+from tests.kit.kafka import move_log_start, set_offsets_raw
+from tests.kit.shop import DONE, LOST, PARTITIONS, TOTAL, Shop, count_by_partition
+from tests.kit.shortened import WORLD, shorten
 from tests.replay.expand.world import CONSUMER
-from tests.replay.shop import DONE, LOST, PARTITIONS, TOTAL, Shop, count_by_partition
 from tests.spark_backfill.world import fill_table, make_order, publish_orders
 
 pytestmark = pytest.mark.timeout(600)

@@ -9,8 +9,8 @@ import pytest
 
 from backlogctl.errors import Refused
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
-from tests.kafka_tools import read_all, wait_until
-from tests.replay.shop import DONE, LOST, PARTITIONS, TOTAL
+from tests.kit.kafka import read_all, wait_until
+from tests.kit.shop import DONE, LOST, PARTITIONS, TOTAL
 from tests.replay.test_across_kinds import MORE, Stream, stream
 
 __all__ = ["stream"]

@@ -1,9 +1,10 @@
-"""Approvals: bound to a plan, for a limited time, and renewed by name."""
+"""Approvals are bound to a plan; `hold`; `pause`, `resume` and `cancel` beside each other."""
 
 from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,13 @@ from typing import Any
 import pytest
 
 from backlogctl.clock import utc_now
-from backlogctl.errors import ApprovalNeeded, BacklogError, Refused
+from backlogctl.config import load_config
+from backlogctl.errors import ApprovalNeeded, BacklogError, InvalidTransition, Refused
+from backlogctl.fanout.disk import DiskCheck
+from backlogctl.kafka.admin import alter_topic_config, read_topic_overrides
+from backlogctl.kafka.log_dirs import LogDirs
+from backlogctl.ledger import OPERATOR
+from backlogctl.replay.cli import main
 from backlogctl.replay.engine.approval import (
     SamePerson,
     approve_plan,
@@ -20,12 +27,27 @@ from backlogctl.replay.engine.approval import (
     check_hash,
     reject_plan,
 )
-from backlogctl.replay.engine.cancelling import cancel_work
+from backlogctl.replay.engine.cancelling import cancel_work, request_pause, withdraw_pause
 from backlogctl.replay.engine.kind import TERMS_CHANGED, Workspace, choose_stricter
 from backlogctl.replay.engine.plan import Approver, acting_as, find_identity
+from backlogctl.replay.observe import retention
+from backlogctl.replay.observe.retention import hold_stream, release_due, release_stream
+from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.present.status import describe_recovery_plan, list_next_commands
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import RecoveryState
-from tests.replay.makers import PAST, change_ledger, open_desk, store_approved, store_plan
+from tests.conftest import MakeTopic
+from tests.kit.kafka import properties_of
+from tests.kit.recoveries import (
+    PAST,
+    change_ledger,
+    open_desk,
+    store_approved,
+    store_plan,
+    write_config,
+)
+from tests.kit.shop import Shop
+from tests.replay.conftest import Verb
 
 S = RecoveryState
 
@@ -220,3 +242,214 @@ def test_fault_44_of_two_answers_one_counts(desk: Workspace) -> None:
     with pytest.raises(Refused, match="approved by ada"):
         approve_plan(desk, plan, by="grace", plan_hash=plan.plan_hash)
     assert desk.ledger.recoveries.get(plan.id).approved_by == "ada"
+
+
+MS, BYTES = "retention.ms", "retention.bytes"
+HOUR = 3_600_000
+MARGIN = 600_000
+
+
+class Desk:
+    """A workspace whose stream `orders` is on a real topic that keeps an hour."""
+
+    def __init__(self, directory: Path, bootstrap: str, topic: str, group: str) -> None:
+        stream = {"cluster": "main", "topic": topic, "group": group}
+        self.properties = properties_of(bootstrap)
+        path = write_config(
+            directory, clusters={"main": self.properties}, streams={"orders": stream}
+        )
+        self.workspace = open_workspace(load_config(path))
+        self.stream = self.workspace.config.stream("orders")
+        self.topic = topic
+
+    def read(self) -> tuple[str | None, str | None]:
+        found = read_topic_overrides(self.properties, self.topic, [MS, BYTES])
+        return found[MS], found[BYTES]
+
+    def make_due(self) -> None:
+        change_ledger(self.workspace, f"UPDATE backlog_holds SET until = '{PAST}'")
+
+
+@pytest.fixture
+def holding(
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    group: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Desk]:
+    monkeypatch.chdir(tmp_path)
+    name = topic(partitions=1, config={MS: str(HOUR), BYTES: "5000000"})
+    made = Desk(tmp_path, kafka.bootstrap, name, group)
+    yield made
+    made.workspace.ledger.close()
+
+
+def test_command_holds_shows_and_releases(shop: Shop) -> None:
+    alter_topic_config(shop.properties, shop.topic, {MS: str(100 * HOUR)})
+    held = shop.run("hold", "orders", "--for", "6h", "--json").document
+    (one,) = held["holds"]
+    assert (one["stream"], one["topic"], one["holder"]) == ("orders", shop.topic, "operator")
+    assert (one["old"], one["raised"]) == ({MS: str(100 * HOUR)}, {MS: str(106 * HOUR + MARGIN)})
+    assert held["disk"]["usable_bytes"] > 0
+    assert "not known" in held["warnings"][0], "one sample tells no growth"
+
+    shown = shop.run("hold").out
+    assert "retention.ms" in shown
+    assert "4 d 4 h" in shown
+    assert "`backlogctl watch` gives it back then" in shown
+    assert shop.run("hold", "orders", "--json").document["holds"] == [one]
+
+    assert "released" in shop.run("hold", "orders", "--release").out
+    assert read_topic_overrides(shop.properties, shop.topic, [MS]) == {MS: str(100 * HOUR)}
+    assert shop.run("hold").out == "nothing is held\n"
+    assert "no operator holds stream orders" in shop.run("hold", "orders", "--release").out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--for", "6h"], "name the stream"),
+        (["--release"], "name the stream"),
+        (["orders", "--for", "6h", "--release"], "exclude"),
+        (["orders", "--for", "soon"], "6h"),
+        (["orders", "--for", "0s"], "longer than zero"),
+        (["order", "--for", "6h"], "orders"),
+        (["orders", "--for", "6h", "--allow", "all"], "disk"),
+    ],
+)
+def test_bad_usage(tmp_path: Path, verb: Verb, words: list[str], told: str) -> None:
+    write_config(tmp_path)
+    assert told in verb("hold", *words, code=2).err
+
+
+def test_hold_is_extended_by_what_is_new(holding: Desk) -> None:
+    first = hold_stream(holding.workspace, holding.stream, timedelta(hours=6)).hold
+    assert first is not None
+    assert holding.read() == (str(7 * HOUR + MARGIN), "-1")
+    again = hold_stream(holding.workspace, holding.stream, timedelta(hours=8)).hold
+    assert again is not None
+    assert again.id == first.id
+    kept = int(holding.read()[0] or 0) - (9 * HOUR + MARGIN)
+    assert 0 <= kept < 60_000, "as if it had been held for eight hours from now on"
+    shorter = hold_stream(holding.workspace, holding.stream, timedelta(hours=1)).hold
+    assert shorter is not None
+    assert shorter.until is not None
+    assert again.until is not None
+    assert shorter.until < again.until
+    assert int(holding.read()[0] or 0) >= 9 * HOUR + MARGIN, "what is raised is not lowered"
+    released, warnings = release_stream(holding.workspace, holding.stream)
+    assert ([one.id for one in released], warnings) == ([first.id], [])
+    assert holding.read() == (str(HOUR), "5000000")
+
+
+def test_hold_that_is_due_is_given_back_by_the_next_command(
+    holding: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["hold"], ["status", "--json"], ["watch", "--rounds", "1"]):
+        hold_stream(holding.workspace, holding.stream, timedelta(hours=1))
+        assert holding.read()[1] == "-1"
+        assert release_due(holding.workspace) == [], "not before its time"
+        holding.make_due()
+        assert main(command) == 0
+        assert holding.read() == (str(HOUR), "5000000"), command
+        assert f"retention of topic {holding.topic} was given back" in capfd.readouterr().err
+        assert holding.workspace.ledger.holds.list() == ()
+
+
+def test_what_somebody_changed_is_told_when_it_is_due(holding: Desk) -> None:
+    hold_stream(holding.workspace, holding.stream, timedelta(hours=1))
+    alter_topic_config(holding.properties, holding.topic, {MS: "7777777"})
+    holding.make_due()
+    (warning,) = release_due(holding.workspace)
+    assert "somebody changed it" in warning
+    assert holding.read() == ("7777777", "5000000")
+
+
+def test_full_disks_refuse_a_hold_unless_allowed(
+    holding: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = DiskCheck(2000, 1000, False, "each broker needs more")
+    monkeypatch.setattr(retention, "estimate_hold", lambda *_, **__: full)
+    with pytest.raises(Refused, match="would fill up: each broker needs more"):
+        hold_stream(holding.workspace, holding.stream, timedelta(hours=1))
+    assert holding.read() == (str(HOUR), "5000000")
+    assert holding.workspace.ledger.holds.list() == ()
+    held = hold_stream(holding.workspace, holding.stream, timedelta(hours=1), allow_full=True)
+    assert held.warnings == ("the disks may fill up: each broker needs more",)
+    assert holding.read()[1] == "-1"
+
+
+def test_topic_that_keeps_everything_needs_no_hold(
+    holding: Desk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    alter_topic_config(holding.properties, holding.topic, {MS: "-1", BYTES: "-1"})
+    monkeypatch.setattr(retention, "read_log_dirs", lambda *_: LogDirs(None, "nobody tells"))
+    assert main(["hold", "orders", "--for", "6h"]) == 0
+    assert "nothing deletes the messages" in capfd.readouterr().out
+    assert holding.workspace.ledger.holds.list() == ()
+
+
+def test_hold_of_an_unreachable_cluster_stays_and_is_told(tmp_path: Path) -> None:
+    workspace = open_workspace(load_config(write_config(tmp_path)))
+    held = workspace.ledger.holds.begin(
+        stream="orders",
+        cluster="gone",
+        topic="orders",
+        topic_id="id",
+        holder=OPERATOR,
+        old={MS: None},
+        raised={MS: "5"},
+        until=utc_now() - timedelta(minutes=1),
+        actor="ada",
+    )
+    (told,) = release_due(workspace)
+    assert "could not be" in told
+    assert "no such cluster" in told
+    assert workspace.ledger.holds.list() == (held,)
+
+
+def start(desk: Workspace) -> str:
+    recovery = store_approved(desk).id
+    desk.ledger.recoveries.advance(recovery, S.RUNNING, "op")
+    return recovery
+
+
+def test_pause_does_not_overwrite_cancel(desk: Workspace) -> None:
+    recovery = start(desk)
+    with desk.ledger.leases.hold(recovery):
+        desk.ledger.recoveries.request(recovery, "cancel", "ada")
+        with pytest.raises(InvalidTransition, match="cancel was asked for"):
+            request_pause(desk, recovery)
+    # The runner died before it saw the request.
+    with pytest.raises(Refused, match="to be cancelled"):
+        request_pause(desk, recovery)
+    found = desk.ledger.recoveries.get(recovery)
+    assert (found.state, found.requested) == (S.RUNNING, "cancel")
+
+
+def test_pause_taken_back_in_time_lets_the_runner_go_on(desk: Workspace) -> None:
+    recovery = start(desk)
+    with desk.ledger.leases.hold(recovery) as lease:
+        request_pause(desk, recovery)
+        found, runner = withdraw_pause(desk, recovery)
+    assert (found.state, found.requested, runner) == (S.RUNNING, None, str(lease.owner))
+
+
+def test_pause_that_the_runner_saw_first_needs_a_new_run(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovery = start(desk)
+    ledger = desk.ledger
+    real = ledger.leases.holder
+
+    def look_and_stop(recovery_id: str) -> Any:
+        holder = real(recovery_id)
+        ledger.recoveries.advance(recovery_id, S.PAUSED, "runner", {"why": "operator"})
+        return holder
+
+    with ledger.leases.hold(recovery):
+        request_pause(desk, recovery)
+        monkeypatch.setattr(ledger.leases, "holder", look_and_stop)
+        found, runner = withdraw_pause(desk, recovery)
+    assert (found.state, runner) == (S.PAUSED, None), "nobody is told that it goes on by itself"

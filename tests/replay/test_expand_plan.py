@@ -27,8 +27,8 @@ from backlogctl.replay.observe.snapshot import Draft, take_snapshot
 from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.values import Recovery, RecoveryState
 from tests.conftest import MakeTopic
-from tests.kafka_tools import commit, join, publish, set_config, set_offsets_raw
-from tests.replay.shop import Shop
+from tests.kit.kafka import commit, join, publish, set_config, set_offsets_raw
+from tests.kit.shop import Shop
 from tests.spark_backfill.world import make_stream
 
 SECRET = "hunter2-of-the-consumers"

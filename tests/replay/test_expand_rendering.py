@@ -1,7 +1,8 @@
-"""Plans of expansions and their live view, in narrow and in wide terminals."""
+"""Plans of expansions in any width, and what makes an approved plan stale."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -9,19 +10,30 @@ from typing import Any
 
 import pytest
 
+from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.ledger import BurndownSample
-from backlogctl.replay.cli import main, shared
+from backlogctl.replay.consumers.fleet import fingerprint_with_consumers, keep_waits
 from backlogctl.replay.engine.approval import approve_automatically, approve_plan, reject_plan
+from backlogctl.replay.engine.guards import fingerprint_stream
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import find_changes
+from backlogctl.replay.kinds.expand import planning as expand
 from backlogctl.replay.kinds.expand.steps import explain_missing_hold
+from backlogctl.replay.kinds.rebuild.planning import FINGERPRINT
 from backlogctl.replay.present.progress import describe_progress
 from backlogctl.replay.present.status import describe_recovery, describe_run, list_next_commands
 from backlogctl.replay.present.terminal import render_progress, render_recoveries
 from backlogctl.values import RecoveryState
-from tests.kernel.ledger.makers import NOON
-from tests.replay.expand_makers import make_burndown, make_expand_plan, make_step, store_expand_plan
-from tests.replay.makers import store_plan
+from tests.kit.ledger import NOON
+from tests.kit.recoveries import (
+    make_burndown,
+    make_expand_plan,
+    make_step,
+    store_expand_plan,
+    store_plan,
+)
+from tests.replay.conftest import Verb
 from tests.replay.present.test_rendering import ODD, draw, draw_told
 
 MINUTE = NOON + timedelta(minutes=1)
@@ -208,17 +220,10 @@ def test_the_time_left_goes_by_the_last_seconds_of_the_step_at_work() -> None:
     assert (down["eta_seconds"], down["handled_per_second"]) == (None, 0.0)
 
 
-def test_show_and_recoveries_take_both_kinds(
-    desk: Workspace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_show_and_recoveries_take_both_kinds(desk: Workspace, verb: Verb) -> None:
     rebuild = store_plan(desk)
     expansion = store_expand_plan(desk)
-    assert main(["recoveries"]) == 0
-    told = capfd.readouterr().out
+    told = verb("recoveries").out
     assert rebuild.id in told
     assert expansion.id in told
     approve_plan(desk, expansion, by="ada")
@@ -226,21 +231,17 @@ def test_show_and_recoveries_take_both_kinds(
     desk.ledger.steps.start(expansion.id, "stop_consumers")
     for sample in make_burndown(3):
         desk.ledger.burndown.add(replace(sample, recovery_id=expansion.id))
-    assert main(["show", expansion.id]) == 0
-    told = capfd.readouterr().out
+    told = verb("show", expansion.id).out
     assert "now: stop consumers" in told
     assert "97,000 left" in told
     assert "drained in about" in told
     desk.ledger.recoveries.advance(expansion.id, RecoveryState.FAILED, "ada")
     # At an end: the watch draws once and ends.
-    assert main(["show", expansion.id, "--watch"]) == 0
-    assert "stop consumers" in capfd.readouterr().out
-    assert main(["show", expansion.id, "--watch", "--json"]) == 2
-    capfd.readouterr()
+    assert "stop consumers" in verb("show", expansion.id, "--watch").out
+    verb("show", expansion.id, "--watch", "--json", code=2)
     rejected = store_expand_plan(desk)
-    monkeypatch.setattr(shared, "SESSION", shared.Session())
-    assert main(["reject", rejected.id]) == 0
-    assert capfd.readouterr().out == f"{rejected.id} rejected; the layout is as it was\n"
+    told = verb("reject", rejected.id).out
+    assert told == f"{rejected.id} rejected; the layout is as it was\n"
 
 
 def test_why_a_plan_needs_its_retention_raised_by_now_is_said_as_it_is() -> None:
@@ -254,3 +255,138 @@ def test_why_a_plan_needs_its_retention_raised_by_now_is_said_as_it_is() -> None
     assert "retention reaches the backlog in 10 min by now, and 30 consumers" in told
     told = explain_missing_hold(make_expand_plan(seconds_to_loss=None))
     assert "is not known" in told
+
+
+Fingerprint = Callable[[Config, Stream], Mapping[str, Any]]
+
+
+def fingerprint_expansion(config: Config, stream: Stream) -> dict[str, Any]:
+    return fingerprint_with_consumers(config, stream, expand.FINGERPRINT)
+
+
+KINDS: Mapping[str, Fingerprint] = {
+    "rebuild": lambda _, stream: fingerprint_stream(stream, FINGERPRINT),
+    "expand": fingerprint_expansion,
+}
+TEXT = """
+clusters: {main: {bootstrap.servers: "localhost:9092"}}
+sources: {shop: {url: "sqlite:///shop.db"}}
+streams:
+  orders:
+    cluster: main
+    topic: orders
+    group: service
+    consumers: {launcher: process, command: [python, -m, service], replicas: 2}
+    source:
+      database: shop
+      table: orders
+      primary_key: [order_id]
+      time_column: updated_at
+      message: {key: order_id, value: {json: [order_id]}}
+      identity: {row: order_id, message: key}
+      mutable: false
+      stale: restate
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config.from_text(TEXT, tmp_path)
+
+
+class NewerStream(Stream):
+    """A stream as a newer program knows it: with a section and a switch that this one lacks."""
+
+    archive: dict[str, str] = {"dir": "s3a://bucket"}  # noqa: RUF012 - pydantic copies it
+    edge: str | None = None
+
+
+@pytest.mark.parametrize("fingerprint", KINDS.values(), ids=KINDS)
+def test_a_new_section_makes_no_approved_plan_stale(
+    config: Config, fingerprint: Fingerprint
+) -> None:
+    stream = config.streams["orders"]
+    newer = NewerStream.model_validate(stream.model_dump())
+    planned = fingerprint(config, stream)
+    assert planned
+    assert find_changes(planned, fingerprint(config, newer)) == []
+
+
+@pytest.mark.parametrize("fingerprint", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("name", ["off_peak", "approval", "auto_plan", "limits"])
+def test_what_only_brakes_or_admits_makes_none_stale(
+    config: Config, fingerprint: Fingerprint, name: str
+) -> None:
+    """Those take effect from the configuration: see test_approval.py."""
+    assert name not in fingerprint(config, config.streams["orders"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        ("rebuild", {"topic": "other"}, ["topic"]),
+        ("rebuild", {"partitioner": "crc32"}, ["partitioner"]),
+        ("rebuild", {"consumers": None, "expand": {"factor": 3}}, []),
+        ("expand", {"group": "other"}, ["group"]),
+        ("expand", {"expand": {"factor": 3}}, ["expand.factor"]),
+        ("expand", {"source": None}, []),
+        ("expand", {"consumers": None}, ["consumers"]),
+    ],
+)
+def test_what_the_plan_was_computed_from_makes_it_stale(
+    config: Config, kind: str, changes: dict[str, Any], told: list[str]
+) -> None:
+    stream = config.streams["orders"]
+    data = {**stream.model_dump(), **changes}
+    if isinstance(changes.get("expand"), dict):
+        data["expand"] = {**stream.expand.model_dump(), **changes["expand"]}
+    planned = KINDS[kind](config, stream)
+    now = KINDS[kind](config, Stream.model_validate(data))
+    assert find_changes(planned, now) == told
+
+
+def test_how_long_is_waited_for_consumers_makes_no_expansion_stale(config: Config) -> None:
+    """It may be changed while one is open: it decides no message."""
+    stream = config.streams["orders"]
+    planned = fingerprint_expansion(config, stream)
+    data = stream.model_dump()
+    data["consumers"] |= {"stop_within": "5m", "command_within": "1m"}
+    later = Stream.model_validate(data)
+    assert find_changes(planned, keep_waits(planned, fingerprint_expansion(config, later))) == []
+    data["consumers"]["replicas"] = 7
+    later = Stream.model_validate(data)
+    told = find_changes(planned, keep_waits(planned, fingerprint_expansion(config, later)))
+    assert told == ["consumers.replicas"]
+
+
+def test_a_key_that_the_plan_does_not_know_counts_where_it_is_set() -> None:
+    planned = {"source": {"table": "orders", "margin": 600}}
+    assert find_changes(planned, {"source": {"table": "orders", "margin": 600, "edge": None}}) == []
+    assert find_changes(
+        planned, {"source": {"table": "orders", "margin": 600, "edge": "include"}}
+    ) == ["source.edge"]
+    assert find_changes(planned, {"source": {"table": "orders"}}) == ["source.margin"]
+    assert find_changes({"source": None}, {"source": {"table": "orders"}}) == ["source"]
+
+
+# Only brakes or admits a run, or is another kind's.
+BRAKES = {
+    "approval",
+    "audits",
+    "sequence",
+    "auto_plan",
+    "deliver",
+    "limits",
+    "mask",
+    "off_peak",
+    "redrive",
+}
+ELSEWHERE = {"rebuild": BRAKES | {"consumers", "expand"}, "expand": BRAKES | {"name", "source"}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_of_a_stream_is_on_one_of_the_lists(config: Config, kind: str) -> None:
+    """A new key of a stream: does a plan of this kind depend on it?"""
+    listed = set(KINDS[kind](config, config.streams["orders"]))
+    assert listed | ELSEWHERE[kind] == set(Stream.model_fields)
+    assert not listed & ELSEWHERE[kind]

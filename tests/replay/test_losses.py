@@ -40,8 +40,8 @@ from backlogctl.replay.observe.snapshot import Draft, StreamSnapshot
 from backlogctl.replay.opening import open_workspace
 from backlogctl.spark_backfill.request import Growth, PriorChunk
 from backlogctl.values import Certainty, Chunk, Gap, GapState, OffsetRange, RecoveryState
-from tests.kernel.ledger.makers import NOON, make_gap, make_sample
-from tests.replay.makers import keep_plan, make_rebuild_plan
+from tests.kit.ledger import NOON, make_gap, make_sample
+from tests.kit.recoveries import keep_plan, make_rebuild_plan
 from tests.spark_backfill.world import make_stream
 
 CHUNK = Chunk(0, 0, 10, 100, "hash", "messages/0", "ids/0")

@@ -22,8 +22,8 @@ from backlogctl_delivery.outbox.database import messages
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from tests.delivery.kit import FAST, read_id
 from tests.delivery.kit import Shop as Application
-from tests.kafka_tools import join, read_all, set_config, wait_until
-from tests.replay.shop import PARTITIONS, Shop
+from tests.kit.kafka import join, read_all, set_config, wait_until
+from tests.kit.shop import PARTITIONS, Shop
 from tests.spark_backfill.world import place_key
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]

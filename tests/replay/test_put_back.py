@@ -1,24 +1,33 @@
-"""Two groups lost the same messages: what was put back for one of them is there for the other."""
+"""What was put back for one group is there for the other; marks are evidence as they are."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from backlogctl.ledger.chunks import ChunkRecord
+from backlogctl.replay.audits.audit import AuditOptions
+from backlogctl.replay.audits.consumed import ConsumedAuditing
 from backlogctl.replay.kinds.rebuild.losses import covers, is_there
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap
 from backlogctl.values import Chunk, ChunkState, PartitionSample
-from tests.kafka_tools import move_log_start, set_offsets_raw
-from tests.kernel.ledger.makers import make_gap
-from tests.replay.makers import make_rebuild_plan
-from tests.replay.shop import DONE, LOST, Shop, count_by_partition
+from backlogctl_delivery.idempotent.sql import Marks
+from tests.kit.kafka import move_log_start, read_all, set_offsets_raw
+from tests.kit.ledger import make_gap
+from tests.kit.recoveries import make_rebuild_plan
+from tests.kit.shop import DONE, LOST, PARTITIONS, Shop, count_by_partition
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
+
+
 AT = datetime(2026, 11, 1, 12, tzinfo=UTC)
 CHUNK = Chunk(0, 0, 10, 100, "hash", "messages/0", "ids/0")
 
@@ -113,3 +122,63 @@ def test_a_chunk_is_there_where_it_is_in_the_log_and_was_not_skipped() -> None:
     assert not look(100, 120, 105), "expired again"
     assert not look(100, None, 50), "it may begin anywhere"
     assert not look(None, 10, 50), "where they are is not known"
+
+
+TABLE = "orders_handled"
+
+
+def handle(shop: Shop, marks: Marks, messages: Iterable[Any]) -> None:
+    engine = sa.create_engine(shop.url, poolclass=sa.NullPool)
+    marks.create_tables(engine)
+    with engine.begin() as connection:
+        for message in messages:
+            with marks.handle_once(connection, message) as attempt:
+                assert attempt.is_first
+
+
+def name_marks(shop: Shop, message: str) -> None:
+    """All that the configuration says of them."""
+    source = json.loads((shop.directory / "backlog.yaml").read_text())["streams"]["orders"][
+        "source"
+    ]
+    source["identity"] = {"row": "order_id", "message": message}
+    source["consumed"] = {"database": "shop", "table": TABLE, "column": "message_id"}
+    shop.write_config(source=source)
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_rebuild_leaves_out_what_is_marked(shop: Shop) -> None:
+    """Ten of the lost ones were handled, and the crash came before their offset was committed."""
+    handle(shop, Marks(TABLE), [str(number) for number in range(DONE + 10)])
+    name_marks(shop, "key")
+    counts = shop.plan().plan["outcome"]["counts"]
+    assert (counts["rebuilt"], counts["consumed"]) == (LOST - 10, DONE + 10)
+
+
+@pytest.mark.usefixtures("spark")
+def test_an_audit_finds_what_is_not_marked(empty_shop: Shop) -> None:
+    shop = empty_shop
+    producer = Producer(shop.properties)
+    for number in range(60):
+        headers: Any = [("order-id", str(number).encode())]
+        producer.produce(shop.topic, b"v", b"k", number % PARTITIONS, headers=headers)
+    assert producer.flush(60) == 0
+    messages = read_all(shop.properties, shop.topic, range(PARTITIONS))
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    unhandled = {(message.partition(), message.offset()) for message in messages[20:27]}
+    handle(shop, Marks(TABLE, identity="order-id"), messages[:20] + messages[27:])
+    name_marks(shop, "header:order-id")
+    workspace = shop.open()
+    found = ConsumedAuditing().examine(
+        workspace,
+        workspace.config.stream(shop.stream),
+        AuditOptions.model_validate({"grace": "1ms"}),
+        lambda line: None,
+    )
+    (finding,) = found.findings
+    assert (finding.check, found.figures["handled"]) == ("unprocessed", 53)
+    assert {
+        (item["partition"], at)
+        for item in finding.detail["ranges"]
+        for at in range(item["first"], item["last"] + 1)
+    } == unhandled

@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from tests.kafka_tools import commit, wait_until
-from tests.replay.held import VERIFICATION, WAVE
-from tests.replay.shop import (
+from tests.kit.kafka import commit, wait_until
+from tests.kit.shop import (
     DONE,
     LOST,
     PARTITIONS,
@@ -20,8 +19,9 @@ from tests.replay.shop import (
     count_by_partition,
     upgrade_ledger,
 )
+from tests.kit.shortened import MODULE, SHORTENED, VERIFICATION, WAVE
 
-HELD = "tests.replay.held"
+HELD = {"module": MODULE, SHORTENED: "held"}
 WITHIN = 200.0  # seconds
 # Each starts Java several times, and has the Spark of this process.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.spark]
@@ -154,7 +154,7 @@ def test_pause_resume_and_interrupt(shop: Shop) -> None:
     recovery = shop.plan_approved().id
     ledger = shop.open().ledger
 
-    runner = shop.start("run", recovery, "--json", module=HELD, HELD_AT=WAVE)
+    runner = shop.start("run", recovery, "--json", **HELD, HELD_AT=WAVE)
     wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, WITHIN, "the first chunk")
     shop.call("pause", recovery)
     out, err = runner.communicate(timeout=WITHIN)
@@ -165,7 +165,7 @@ def test_pause_resume_and_interrupt(shop: Shop) -> None:
     assert "resume" in held["hint"]
 
     before = ledger.recoveries.get(recovery).injected
-    runner = shop.start("resume", recovery, module=HELD, HELD_AT=WAVE)
+    runner = shop.start("resume", recovery, **HELD, HELD_AT=WAVE)
     wait_until(lambda: ledger.recoveries.get(recovery).injected > before, WITHIN, "another chunk")
     os.kill(runner.pid, signal.SIGINT)
     out, err = runner.communicate(timeout=WITHIN)
@@ -185,7 +185,7 @@ def test_an_interrupt_of_what_only_reads_is_at_once(shop: Shop) -> None:
     def list_actions() -> list[str]:
         return [event.action for event in ledger.events.list(recovery)]
 
-    runner = shop.start("run", recovery, module=HELD, HELD_AT=VERIFICATION)
+    runner = shop.start("run", recovery, **HELD, HELD_AT=VERIFICATION)
     wait_until(lambda: ledger.steps.get(recovery, "verify"), WITHIN, "the verification")
     os.kill(runner.pid, signal.SIGTERM)
     out, err = runner.communicate(timeout=WITHIN)
@@ -204,7 +204,7 @@ def test_cancel_of_a_live_runner(shop: Shop) -> None:
     shop.write_config(limits={"messages_per_second": 30})
     recovery = shop.plan_approved().id
     ledger = shop.open().ledger
-    runner = shop.start("run", recovery, "--json", module=HELD, HELD_AT=WAVE)
+    runner = shop.start("run", recovery, "--json", **HELD, HELD_AT=WAVE)
     wait_until(lambda: ledger.recoveries.get(recovery).injected > 0, WITHIN, "the first chunk")
     cancelled = shop.call("cancel", recovery, "--json").document
     assert cancelled["state"] == "cancelled"

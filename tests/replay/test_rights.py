@@ -1,14 +1,16 @@
-"""What the tool must be allowed, on a real authorizer (faults 77, 85)."""
+"""What the tool must be allowed (faults 77, 85), and kinds that it does not know."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from backlogctl.clock import utc_now
 from backlogctl.config import Config, load_config
 from backlogctl.errors import Refused
 from backlogctl.kafka.admin import (
@@ -18,17 +20,23 @@ from backlogctl.kafka.admin import (
     read_metadata,
 )
 from backlogctl.kafka.rights import Operation, Resource, Right, make_acl_lines, read_rights
+from backlogctl.replay.cli import main, shared
+from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.observe import retention
 from backlogctl.replay.observe.retention import hold_stream
 from backlogctl.replay.observe.rights import list_jobs, list_rights, require_rights
 from backlogctl.replay.opening import open_workspace
+from backlogctl.values import Recovery, RecoveryState
 from backlogctl_delivery.kafka import AccessDenied
 from scripts.permissions_reference import PAGE, render_page
-from tests.java_tools import run_line, write_script
-from tests.kafka_tools import publish, set_offsets_raw, wait_until
-from tests.replay.calling import call_main
-from tests.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.java import run_line, write_script
+from tests.kit.kafka import publish, set_offsets_raw, wait_until
+from tests.kit.ledger import create_recovery
+from tests.kit.recoveries import open_desk, store_plan
+from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.shop import call_main
+from tests.replay.conftest import Verb
 
 _IMPLY = {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER}
 GROUP = "order-service"
@@ -237,3 +245,89 @@ def test_fault_80_a_hold_that_is_refused_or_undone_is_not_in_force(
     shown = json.loads(call_main(("hold", "--json"), tmp_path, {})[1])["holds"]
     assert [one["in_force"] for one in shown] == [False]
     assert "not held" in call_main(("hold",), tmp_path, {})[1]
+
+
+S = RecoveryState
+WORDS = "does not know the kind mystery"
+# Every verb that takes a recovery, and the states in which it would be carried out.
+VERBS = (
+    ("show", ()),
+    ("approve", ("--by", "Ada")),
+    ("reject", ("--reason", "no")),
+    ("run", ()),
+    ("pause", ()),
+    ("resume", ()),
+    ("cancel", ("--wait", "0")),
+    ("report", ()),
+)
+STATES = tuple(S)
+
+
+def store_mystery(desk: Workspace, state: RecoveryState = S.PLANNED) -> Recovery:
+    """A recovery that a newer program planned and perhaps runs."""
+    riddle = {"version": 7, "riddle": True}
+    made = create_recovery(desk.ledger, "mystery", plan=riddle, plan_hash="hash", by="newer")
+    if state is S.REJECTED:
+        return desk.ledger.recoveries.advance(made.id, state, "newer")
+    if state is not S.PLANNED:
+        expires = utc_now().replace(year=2100)
+        desk.ledger.recoveries.approve(made.id, "newer", "newer", "hash", expires)
+        for each in (S.RUNNING, state):
+            if each is not desk.ledger.recoveries.get(made.id).state and state is not S.APPROVED:
+                desk.ledger.recoveries.advance(made.id, each, "newer")
+    return desk.ledger.recoveries.get(made.id)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.chdir(tmp_path)
+    return open_desk(tmp_path)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("name", "words"), VERBS, ids=[name for name, _ in VERBS])
+def test_every_verb_refuses_it(
+    desk: Workspace, verb: Verb, name: str, words: tuple[str, ...], state: RecoveryState
+) -> None:
+    recovery = store_mystery(desk, state)
+    said = verb(name, recovery.id, *words, "--json", code=5).error
+    assert WORDS in said["message"]
+    assert said["subject"] == f"recovery {recovery.id}"
+    assert "use the version of backlogctl that planned it" in said["hint"]
+    assert desk.ledger.recoveries.get(recovery.id).state is state, "nothing was changed"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_it_is_listed_and_hides_nothing(
+    desk: Workspace, state: RecoveryState, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mystery = store_mystery(desk, state)
+    known = store_plan(desk)
+    assert main(["recoveries", "--json"]) == 0
+    rows = {row["id"]: row for row in json.loads(capfd.readouterr().out)["recoveries"]}
+    assert (rows[mystery.id]["verdict"], rows[mystery.id]["kind"]) == ("unknown", "mystery")
+    assert WORDS in rows[mystery.id]["problem"]
+    assert rows[known.id]["verdict"] == "exact"
+    os.environ.pop("BACKLOG_CONFIG", None)
+    shared.SESSION = shared.Session()
+    assert main(["recoveries"]) == 0
+    assert "mystery" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("state", [S.APPROVED, S.RUNNING, S.PAUSED, S.FAILED])
+def test_it_is_in_the_way_of_others_as_its_traits_say(
+    desk: Workspace, state: RecoveryState
+) -> None:
+    """The ledger knows that it stops the consumers, and that a failed one holds."""
+    from backlogctl.replay.engine.guards import refuse_active
+
+    store_mystery(desk, state)
+    with pytest.raises(Refused, match=f"is {state}"):
+        refuse_active(desk, desk.config.stream("orders"))
+
+
+def test_the_registry_is_the_one_that_refuses(desk: Workspace) -> None:
+    recovery = store_mystery(desk)
+    for ask in (desk.kind_of, desk.plan_of):
+        with pytest.raises(Refused, match=WORDS):
+            ask(recovery)

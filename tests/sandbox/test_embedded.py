@@ -1,4 +1,4 @@
-"""The embedded Kafka: it keeps its data, comes back on its port, and never outlives its owner."""
+"""The embedded Kafka and its jars: it keeps its data, and never outlives its owner."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from backlogctl.errors import EmbeddedError
-from backlogctl.sandbox.embedded import EmbeddedKafka, broker_state, start_broker, stop_broker
+from backlogctl.jars import cache_dir, ensure_jars, find_java, read_jars
+from backlogctl.sandbox.embedded import (
+    EmbeddedKafka,
+    broker_state,
+    ensure_kafka_jars,
+    start_broker,
+    stop_broker,
+)
 from backlogctl.sandbox.secured import HOST, free_port
-
-pytestmark = pytest.mark.kafka
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+from backlogctl.spark_backfill.spark.session import SPARK_JARS, ensure_spark_jars
+from tests.kit.processes import is_running
 
 
 def _gone_within(pid: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while _runs(pid):
+    while is_running(pid):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
@@ -62,6 +61,7 @@ def _values(bootstrap: str, name: str, count: int) -> list[bytes | None]:
     return [message.value() for message in messages]
 
 
+@pytest.mark.kafka
 @pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
 def test_data_and_port_survive_a_restart(tmp_path: Path, kill: bool) -> None:
     with EmbeddedKafka.start(tmp_path) as kafka:
@@ -72,16 +72,17 @@ def test_data_and_port_survive_a_restart(tmp_path: Path, kill: bool) -> None:
             kafka.kill()
         else:
             kafka.stop()
-        assert not _runs(old)
+        assert not is_running(old)
         kafka.restart()
         assert kafka.bootstrap == before
         assert kafka.pid != old
         _produce(kafka.bootstrap, "orders", b"two")
         assert _values(kafka.bootstrap, "orders", 2) == [b"one", b"two"]
         last = kafka.pid
-    assert not _runs(last)
+    assert not is_running(last)
 
 
+@pytest.mark.kafka
 def test_a_directory_is_used_again_when_its_ports_are_taken(tmp_path: Path) -> None:
     with EmbeddedKafka.start(tmp_path) as kafka:
         old = int(kafka.bootstrap.rpartition(":")[2])
@@ -96,6 +97,7 @@ def test_a_directory_is_used_again_when_its_ports_are_taken(tmp_path: Path) -> N
             assert _values(kafka.bootstrap, "orders", 1) == [b"one"]
 
 
+@pytest.mark.kafka
 def test_three_brokers_lose_one(tmp_path: Path) -> None:
     with EmbeddedKafka.start(tmp_path, brokers=3, heap="256m") as kafka:
         assert len(set(kafka.pids)) == 3
@@ -106,6 +108,7 @@ def test_three_brokers_lose_one(tmp_path: Path) -> None:
         assert _values(kafka.bootstrap, "orders", 1) == [b"one"]
 
 
+@pytest.mark.kafka
 def test_the_broker_dies_with_a_killed_owner(tmp_path: Path) -> None:
     code = (
         "import sys, time; from backlogctl.sandbox.embedded import EmbeddedKafka\n"
@@ -116,13 +119,14 @@ def test_the_broker_dies_with_a_killed_owner(tmp_path: Path) -> None:
     )
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
-    assert _runs(pid)
+    assert is_running(pid)
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
     assert _gone_within(pid, 90)
 
 
+@pytest.mark.kafka
 def test_a_detached_broker_outlives_its_starter(tmp_path: Path) -> None:
     code = (
         "import sys; from backlogctl.sandbox.embedded import start_broker\n"
@@ -144,11 +148,12 @@ def test_a_detached_broker_outlives_its_starter(tmp_path: Path) -> None:
         assert start_broker(tmp_path / "link") == state
     finally:
         assert stop_broker(tmp_path)
-    assert not _runs(state.pid)
+    assert not is_running(state.pid)
     assert broker_state(tmp_path) is None
     assert not stop_broker(tmp_path)
 
 
+@pytest.mark.kafka
 def test_a_process_that_took_the_pid_over_is_not_stopped(tmp_path: Path) -> None:
     other = subprocess.Popen(["sleep", "600"])
     try:
@@ -160,11 +165,13 @@ def test_a_process_that_took_the_pid_over_is_not_stopped(tmp_path: Path) -> None
         other.wait()
 
 
+@pytest.mark.kafka
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedError, match=r"num\.io\.threads"):
         EmbeddedKafka.start(tmp_path, properties={"num.io.threads": "many"})
 
 
+@pytest.mark.kafka
 def test_a_taken_port_that_was_asked_for_is_an_error(tmp_path: Path) -> None:
     with socket.socket() as squatter:
         squatter.bind((HOST, 0))
@@ -174,11 +181,13 @@ def test_a_taken_port_that_was_asked_for_is_an_error(tmp_path: Path) -> None:
             EmbeddedKafka.start(tmp_path, port=port)
 
 
+@pytest.mark.kafka
 def test_free_ports_are_outside_the_range_of_outgoing_connections() -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     assert all(not low <= free_port() <= high for _ in range(50))
 
 
+@pytest.mark.kafka
 def test_free_ports_do_not_follow_a_seed() -> None:
     """Two processes with the same one would choose the same ports."""
     found = []
@@ -190,6 +199,7 @@ def test_free_ports_do_not_follow_a_seed() -> None:
     assert found[0] != found[1]
 
 
+@pytest.mark.kafka
 def test_a_topic_of_the_shared_broker_is_each_tests_own(
     kafka: EmbeddedKafka, topic: Callable[..., str]
 ) -> None:
@@ -197,3 +207,95 @@ def test_a_topic_of_the_shared_broker_is_each_tests_own(
     assert first != second
     _produce(kafka.bootstrap, second, b"one")
     assert _values(kafka.bootstrap, second, 1) == [b"one"]
+
+
+@pytest.mark.kafka
+def test_the_jars_hold_kafka_and_the_connector() -> None:
+    names = " ".join(jar.name for jar in ensure_kafka_jars())
+    for wanted in ("kafka_2.13-4.3.1", "kafka-clients", "slf4j-simple", "snappy-java", "zstd-jni"):
+        assert wanted in names
+    assert len(ensure_spark_jars()) == 6
+    # Cached: nothing is told, because nothing is fetched.
+    told: list[str] = []
+    assert ensure_kafka_jars(told.append)
+    assert told == []
+
+
+def test_an_unreachable_repository_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKLOG_CACHE", str(tmp_path))
+    monkeypatch.setenv("BACKLOG_MAVEN", "http://127.0.0.1:9/")
+    told: list[str] = []
+    with pytest.raises(EmbeddedError, match="could not be fetched") as caught:
+        ensure_spark_jars(told.append)
+    assert "BACKLOG_MAVEN" in caught.value.hint
+    assert caught.value.retryable
+    assert len(told) == 1
+    assert [path.name for path in (tmp_path / "jars").iterdir()] == [".spark.lock"]
+
+
+def make_repository(place: Path) -> str:
+    """A Maven repository of what this machine has fetched already: the network may be away."""
+    kept = ensure_spark_jars()[0].parent
+    for jar in read_jars(SPARK_JARS):
+        (place / jar.path).parent.mkdir(parents=True)
+        (place / jar.path).symlink_to(kept / jar.name)
+    return f"{place.as_uri()}/"
+
+
+@pytest.mark.kafka
+def test_two_processes_may_fetch_at_the_same_time(tmp_path: Path) -> None:
+    code = "from backlogctl.spark_backfill.spark.session import ensure_spark_jars; print(len(ensure_spark_jars()))"
+    settings = (f"BACKLOG_CACHE={tmp_path}", f"BACKLOG_MAVEN={make_repository(tmp_path / 'maven')}")
+    command = ["env", *settings, sys.executable, "-c", code]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    answers = [process.communicate(timeout=240) for process in both]
+    assert [out.strip() for out, _ in answers] == ["6", "6"]
+    assert sum("fetching 6 jars" in err for _, err in answers) == 1
+
+
+def test_another_file_than_the_listed_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "one.jars"
+    listed.write_text(f"a.b:c:1.0 {'0' * 64} 3\n")
+    (jar,) = read_jars(listed)
+    (tmp_path / "maven" / jar.path).parent.mkdir(parents=True)
+    (tmp_path / "maven" / jar.path).write_bytes(b"bad")
+    monkeypatch.setenv("BACKLOG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("BACKLOG_MAVEN", (tmp_path / "maven").as_uri())
+    with pytest.raises(EmbeddedError, match="another file") as caught:
+        ensure_jars(listed)
+    assert caught.value.subject.endswith("/a/b/c/1.0/c-1.0.jar")
+    assert [path.name for path in (tmp_path / "cache" / "jars").iterdir()] == [".one.lock"]
+
+
+def test_a_missing_java_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(EmbeddedError, match="no Java") as caught:
+        find_java()
+    assert "17 or 21" in caught.value.hint
+
+
+def test_an_old_java_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(EmbeddedError, match="too old"):
+        find_java()
+
+
+def test_the_cache_is_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BACKLOG_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / "backlogctl"
+    monkeypatch.setenv("BACKLOG_CACHE", str(tmp_path / "own"))
+    assert cache_dir() == tmp_path / "own"

@@ -17,14 +17,13 @@ import sysconfig
 import urllib.request
 import venv
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
 import pyspark
 
 from backlogctl.sandbox.secured import HOST
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 ZOMBIES = "BACKLOG_TEST_ZOMBIES"
 _HOME = Path(pyspark.__file__).parent
@@ -117,12 +116,7 @@ class StandaloneSpark:
             self.stop()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _make_python(self) -> None:

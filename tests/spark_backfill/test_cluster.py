@@ -18,8 +18,8 @@ from backlogctl.kafka.admin import list_offsets
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import HOST
 from tests.conftest import MakeTopic
-from tests.kafka_tools import wait_until
-from tests.replay.shop import DONE, LOST, PARTITIONS, TOTAL, Shop
+from tests.kit.kafka import wait_until
+from tests.kit.shop import DONE, LOST, PARTITIONS, TOTAL, Shop
 from tests.spark_backfill.standalone import ZOMBIES, StandaloneSpark
 
 

@@ -1,18 +1,26 @@
-"""Rows are chosen by the database: by what columns hold, and by times that are numbers."""
+"""Rows are chosen by the database; ranges, frames, fingerprints and partitioners in Spark."""
 
 from __future__ import annotations
 
+import json
+import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.config import Stream
 from backlogctl.errors import ConfigurationError
+from backlogctl.manifests import CHUNK_SCHEMA
+from backlogctl.partitioners import PARTITIONERS
+from backlogctl.spark_backfill.injection.verification import fingerprint_read, fingerprint_staged
 from backlogctl.spark_backfill.messages.candidates import (
     SourceAccess,
     build_candidates,
@@ -20,8 +28,12 @@ from backlogctl.spark_backfill.messages.candidates import (
     find_newest,
     read_rows,
 )
-from backlogctl.spark_backfill.messages.rules import MessageRules
+from backlogctl.spark_backfill.messages.rules import PLACES, MessageRules
 from backlogctl.spark_backfill.messages.windows import Bounds, filter_times, join_conditions
+from backlogctl.spark_backfill.sources.columns import list_ranges, split_by_value
+from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
+from backlogctl.spark_backfill.spark.frames import last_header, make_empty, make_rows, mark_within
+from backlogctl.values import OffsetRange
 from backlogctl_delivery.outbox.database import create_tables
 from tests.spark_backfill import world
 from tests.spark_backfill.reading import open_stream, read_messages, values_of
@@ -30,14 +42,8 @@ from tests.spark_backfill.test_outbox_source import make_stream as make_outbox_s
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
 START_MS = int(world.START.timestamp() * 1000)
-
-
-@pytest.fixture(params=["postgres", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("pg_url"))
-    return f"sqlite:///{tmp_path / 'shop.db'}"
 
 
 def make_stream(**source: Any) -> Stream:
@@ -231,3 +237,227 @@ def test_an_index_serves_the_bounds_of_an_outbox(spark: SparkSession, url: str) 
     engine.dispose()
     assert "backlog_outbox_sent_at" in plan
     assert not [word for word in ("Seq Scan", "SCAN") if word in plan], plan
+
+
+_READ = (
+    "partition int, key binary, value binary, headers array<struct<key:string,value:binary>>, n int"
+)
+
+
+def test_the_last_header_of_a_name_counts(spark: SparkSession) -> None:
+    cases = [
+        (None, None),
+        ([], None),
+        ([("b", b"1")], None),
+        ([("a", None)], None),
+        ([("a", b"1"), ("b", b"2")], b"1"),
+        ([("a", b"1"), ("a", b"\xff"), ("b", b"2")], b"\xff"),
+        ([("a", b"1"), ("a", None)], None),
+    ]
+    rows = [(0, None, None, headers, n) for n, (headers, _) in enumerate(cases)]
+    found = spark.createDataFrame(rows, _READ).select("n", last_header("a").alias("last"))
+    assert {row.n: row.last for row in found.collect()} == {
+        n: expected for n, (_, expected) in enumerate(cases)
+    }
+
+
+def test_different_messages_have_different_fingerprints(spark: SparkSession) -> None:
+    messages = [
+        (0, None, None, []),
+        (1, None, None, []),
+        (0, b"", None, []),
+        (0, None, b"", []),
+        (0, b"a", None, []),
+        (0, None, b"a", []),
+        (0, b"-", b"a", []),
+        (0, b"a|1:b", b"c", []),
+        (0, b"a", b"b|1:c", []),
+        (0, b"\xff", b"a", []),
+        (0, b"\xfe", b"a", []),
+        (0, b"\xef\xbf\xbd", b"a", []),
+        (0, b"a", b"b", [("h", None)]),
+        (0, b"a", b"b", [("h", b"")]),
+        (0, b"a", b"b", [("h", b"\xff")]),
+        (0, b"a", b"b", [("h", b"\xfe")]),
+        (0, b"a", b"b", [("h", b"1"), ("h", b"2")]),
+        (0, b"a", b"b", [("h", b"2"), ("h", b"1")]),
+        (0, b"a", b'b|[{"name":"h","value":"MQ=="}]', []),
+        (0, b"a", b"b", [("h", b"1")]),
+        # What marks a border or NULL may stand in a message too.
+        (0, b"a\0b", b"c", []),
+        (0, b"a", b"b\0c", []),
+        (0, b"a\1b", b"c", []),
+        (0, b"\1", b"a", []),
+        (0, b"\0", b"a", []),
+        (0, b"a", b"b", [("", b"")]),
+        (0, b"a", b"b", [("", None)]),
+        (0, b"a", b"b", [("h", b"\1")]),
+        (0, b"a", b"b", [("h", b"\0")]),
+        (0, b"a", b"b\0h\0001", []),
+        (0, b"a", b"b", [("h\0i", b"1\0002")]),
+        (0, b"a", b"b", [("h", b"1"), ("i", b"2")]),
+        (0, b"a", b"b", [("h", b"i"), ("1", b"2")]),
+    ]
+    read = spark.createDataFrame([(*m, n) for n, m in enumerate(messages)], _READ)
+    one = {row.n: bytes(row.f) for row in read.select("n", fingerprint_read().alias("f")).collect()}
+    columns = ("partition", "key", "value", "headers")
+    rows = [{"message_id": "", **dict(zip(columns, m, strict=True))} for m in messages]
+    (whole,) = pa.Table.from_pylist(rows, CHUNK_SCHEMA).to_batches()
+    # Parts of a chunk as well as the whole.
+    parts = [whole.slice(start, 5) for start in range(0, len(messages), 5)]
+    for batches in ([whole], parts):
+        fingerprints = [f for batch in batches for f in fingerprint_staged(batch).to_pylist()]
+        assert one == dict(enumerate(fingerprints))
+    assert len(set(one.values())) == len(messages)
+    # Kafka gives NULL for no headers, a staged file an empty list.
+    bare = spark.createDataFrame([(0, None, None, None, 0)], _READ)
+    assert [bytes(row.f) for row in bare.select(fingerprint_read().alias("f")).collect()] == [
+        one[0]
+    ]
+
+
+def test_thousands_of_ranges_mark_each_row_once(spark: SparkSession) -> None:
+    """Ranges may overlap; an offset or partition that is not known lies in none."""
+    ranges = [OffsetRange(p, start, start + 5) for p in range(300) for start in range(0, 100, 10)]
+    ranges += [OffsetRange(7, 0, 3), OffsetRange(7, 2, 12)]
+    rows = [(p, at) for p in (0, 7, 299, 300, None) for at in (0, 4, 5, 11, None)]
+    frame = make_rows(spark, rows, "home int, at long")
+    marked = mark_within(frame, ranges, "inside", partition="home", offset="at").collect()
+    inside = {(row["home"], row["at"]) for row in marked if row["inside"]}
+    assert len(marked) == len(rows)
+    assert inside == {
+        *((p, at) for p in (0, 299) for at in (0, 4, 11)),
+        *((7, at) for at in (0, 4, 5, 11)),
+    }
+    none = mark_within(frame, [], "inside", partition="home", offset="at")
+    assert none.where("inside").count() == 0
+
+
+TENANTS: list[str | None] = [
+    "a",
+    "B",
+    "zo\N{LATIN SMALL LETTER E WITH ACUTE}",
+    "",
+    "%s?",
+    "o'x",
+    None,
+]
+
+
+def read_by_ranges(url: str, table: str, key: tuple[str, ...], count: int) -> list[list[Any]]:
+    """The rows' marker column `id`, by range."""
+    engine = open_engine(world.make_source(url), "shop")
+    try:
+        found = reflect_table(engine, "shop", table)
+        with engine.connect() as connection:
+            rows = connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one()
+            predicates = list_ranges(connection, found, key, "", rows, count, min_rows=1)
+            aliases = ", ".join(f"{name} AS k{i}" for i, name in enumerate(key))
+            return [
+                [
+                    row[0]
+                    for row in connection.exec_driver_sql(
+                        f"SELECT id FROM (SELECT id, {aliases} FROM {table}) s WHERE {predicate}",
+                        execution_options={"no_parameters": True},
+                    )
+                ]
+                for predicate in predicates
+            ]
+    finally:
+        engine.dispose()
+
+
+def test_fault_29_nulls_in_a_composite_key_are_read_once(url: str) -> None:
+    rows = [
+        {"id": i, "tenant": TENANTS[i % 7], "number": None if i % 11 == 0 else i}
+        for i in range(300)
+    ]
+    world.fill_table(
+        url, "CREATE TABLE items (id INTEGER, tenant TEXT, number BIGINT)", rows, "items"
+    )
+    ranges = read_by_ranges(url, "items", ("tenant", "number"), 5)
+    assert len(ranges) == 5
+    read = Counter(number for part in ranges for number in part)
+    assert read == Counter(range(300))
+    nulls = {row["id"] for row in rows if row["tenant"] is None or row["number"] is None}
+    assert set(ranges[-1]) == nulls
+    assert all(ranges)
+
+
+@pytest.mark.parametrize("kind", ["integer", "text"])
+def test_single_keys_are_shared_out_evenly(url: str, kind: str) -> None:
+    create = f"CREATE TABLE items (id INTEGER, k {kind} NOT NULL PRIMARY KEY)"
+    rows = [{"id": i, "k": i * i if kind == "integer" else f"k'{i}\\"} for i in range(200)]
+    world.fill_table(url, create, rows, "items")
+    ranges = read_by_ranges(url, "items", ("k",), 4)
+    assert Counter(n for part in ranges for n in part) == Counter(range(200))
+    assert [len(part) for part in ranges] == [50, 50, 50, 50]
+
+
+def test_sqlite_mixed_types_are_read_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mixed.db"
+    values = [1, 2.5, "x", b"\x00\xff", None, "", 10**12, -3]
+    rows = [{"id": i, "k": values[i % 8]} for i in range(80)]
+    world.fill_table(url, "CREATE TABLE items (id INTEGER, k)", rows, "items")
+    ranges = read_by_ranges(url, "items", ("k",), 4)
+    assert Counter(n for part in ranges for n in part) == Counter(range(80))
+
+
+def test_odd_postgres_key_types(pg_url: str) -> None:
+    world.run_sql(
+        pg_url,
+        "CREATE TABLE items (id int, c char(6), u uuid, t timestamptz, n numeric)",
+        "INSERT INTO items SELECT i, 'k' || i, md5(i::text)::uuid, now() + i * interval '1 s', "
+        "i / 7.0 FROM generate_series(1, 120) i",
+    )
+    for key in (("c",), ("u",), ("t", "n"), ("n", "c", "id")):
+        ranges = read_by_ranges(pg_url, "items", key, 4)
+        assert Counter(n for part in ranges for n in part) == Counter(range(1, 121)), key
+
+
+def test_ranges_exclude_nulls_by_name() -> None:
+    # `(1, NULL) < (2, 5)` is true: without the names such a row would be read twice.
+    assert split_by_value(["k0", "k1"], ["(2, 5)"], ["k1"]) == (
+        "k1 IS NOT NULL AND (k0, k1) < (2, 5)",
+        "k1 IS NOT NULL AND (k0, k1) >= (2, 5)",
+        "k1 IS NULL",
+    )
+    assert json.dumps(split_by_value(["k0"], [])) == '["1 = 1"]'
+
+
+def test_there_is_one_for_each_that_a_stream_may_name() -> None:
+    assert set(PLACES) == set(PARTITIONERS)
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONERS))
+@pytest.mark.parametrize("code", ["generated", "interpreted"])
+def test_keys_are_placed_alike(spark: SparkSession, name: str, code: str) -> None:
+    chance = random.Random(7)
+    keys = [chance.randbytes(length) for length in range(70) for _ in range(20)]
+    keys += [str(number).encode() for number in range(500)] + [b"\xff" * 9, b"\x80\x00\x7f"]
+    numbers = spark.createDataFrame([*enumerate(keys), (len(keys), None)], "n int, key binary")
+    factory = "NO_CODEGEN" if code == "interpreted" else "FALLBACK"
+    spark.conf.set("spark.sql.codegen.factoryMode", factory)
+    spark.conf.set("spark.sql.codegen.wholeStage", str(code == "generated").lower())
+    try:
+        for partitions in (1, 7, 12, 1000):
+            placed = numbers.select("n", PLACES[name](F.col("key"), partitions).alias("slot"))
+            assert placed.schema["slot"].dataType.simpleString() == "int"
+            found = [row.slot for row in sorted(placed.collect())]
+            expected = PARTITIONERS[name](pa.array(keys, pa.binary()), partitions).tolist()
+            assert found == [*expected, None]
+    finally:
+        spark.conf.unset("spark.sql.codegen.factoryMode")
+        spark.conf.unset("spark.sql.codegen.wholeStage")
+
+
+def test_an_empty_frame_needs_no_task(spark: SparkSession) -> None:
+    schema = "key binary, headers array<struct<key:string,value:binary>>, n int"
+    empty = make_empty(spark, schema)
+    assert empty.collect() == []
+    assert dict(empty.dtypes)["headers"] == "array<struct<key:string,value:binary>>"
+    joined = spark.range(5).join(empty, F.col("id") == F.col("n"), "left")
+    plan = joined._jdf.queryExecution().optimizedPlan().toString()
+    assert "Join" not in plan
+    assert "RDD" not in plan
+    assert joined.count() == 5

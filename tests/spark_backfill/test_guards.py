@@ -1,17 +1,52 @@
-"""What a plan refuses, warns of and stands on: no services needed."""
+"""What a plan refuses, what an injection waits for, and disks that are full."""
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-from backlogctl.errors import Refused
+from backlogctl.clock import Deadline
+from backlogctl.errors import (
+    BacklogError,
+    ClusterUnreachable,
+    KafkaFailure,
+    Paused,
+    Refused,
+    SourceError,
+    StagingError,
+    VerificationFailed,
+)
+from backlogctl.kafka.clients import make_admin, outlast
+from backlogctl.manifests import MANIFEST_NAME
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.evidence import LOST
 from backlogctl.spark_backfill.evidence.survivors import LogSpan, measure_holes
+from backlogctl.spark_backfill.failures import planning_into, translating
+from backlogctl.spark_backfill.injection import brakes, job
+from backlogctl.spark_backfill.injection.brakes import (
+    CombinedBrakes,
+    InjectionProgress,
+    LiveLagBrake,
+    await_group_past,
+)
+from backlogctl.spark_backfill.injection.job import (
+    MAX_TRANSACTION_SECONDS,
+    await_visible,
+    choose_pace,
+    choose_slots,
+)
+from backlogctl.spark_backfill.injection.verification import VerificationResult
 from backlogctl.spark_backfill.lost_rows import find_basis, warn_about_rules
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.messages.rules import MessageRules
@@ -23,6 +58,7 @@ from backlogctl.spark_backfill.proof import (
     find_shift,
     require_proof,
 )
+from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import PriorChunk, Proof, RebuildRequest, Stretch
 from backlogctl.spark_backfill.sources.reflection import (
     SQLITE,
@@ -31,8 +67,13 @@ from backlogctl.spark_backfill.sources.reflection import (
     SourceTable,
 )
 from backlogctl.spark_backfill.verdict import LabelCounts, VerdictBasis, judge_plan
-from backlogctl.values import OffsetRange
+from backlogctl.values import Chunk, OffsetRange
+from tests.conftest import MakeTopic
 from tests.spark_backfill import world
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 PROVED = Proof(200, 200, 200, 200, 200, mutable=False)
 NOTHING = Proof(0, 0, 0, 0, 0, mutable=False)
@@ -219,3 +260,302 @@ def test_it_names_the_key_and_the_offset() -> None:
     assert "it is UTC, and the rows look like UTC+08:00" in told
     told = describe_shift(ZoneShift(timedelta(hours=6), 20), "shop", "Asia/Shanghai", NOON)
     assert told.endswith("it is Asia/Shanghai, and the rows look like UTC+02:00")
+
+
+START = InjectionProgress(injected=0, skipped=0, total=10)
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
+AWAY = ClusterUnreachable("no broker answered")
+
+
+def answers(*items: Any) -> Callable[..., Any]:
+    """A call that gives or raises one item after another, the last one for ever."""
+    left = list(items)
+
+    def call(*_: Any, **__: Any) -> Any:
+        item = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    return call
+
+
+@pytest.fixture
+def brake(monkeypatch: pytest.MonkeyPatch) -> LiveLagBrake:
+    """A lag brake that looks again at once."""
+    monkeypatch.setattr(brakes, "_LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(brakes, "read_group_state", answers(SimpleNamespace(is_active=False)))
+    return LiveLagBrake(make_admin(NOWHERE), "g", "orders", 1, max_lag=5)
+
+
+def test_fault_11_brokers_that_are_away_hold_the_injection_and_do_not_fail_it(
+    monkeypatch: pytest.MonkeyPatch, brake: LiveLagBrake
+) -> None:
+    monkeypatch.setattr(brakes, "list_offsets", answers(AWAY, AWAY, {0: 7}))
+    CombinedBrakes([brake], patience=20).check(START)
+
+
+def test_fault_11_brokers_that_stay_away_pause_it(
+    monkeypatch: pytest.MonkeyPatch, brake: LiveLagBrake
+) -> None:
+    monkeypatch.setattr(brakes, "list_offsets", answers(AWAY))
+    with pytest.raises(Paused, match="the lag of group g cannot be read"):
+        CombinedBrakes([brake], patience=0.05).check(START)
+
+
+def test_our_own_messages_are_no_lag_while_their_markers_are_being_written(
+    monkeypatch: pytest.MonkeyPatch, brake: LiveLagBrake
+) -> None:
+    monkeypatch.setattr(brakes, "read_group_state", answers(SimpleNamespace(is_active=True)))
+    monkeypatch.setattr(brakes, "committed_offsets", answers({0: 0}))
+    # (last stable offset, high watermark) before, with a chunk's end hidden, and with all of it.
+    stable, high = [0, 51, 102], 102
+
+    def list_offsets(_: Any, __: str, partitions: Any, ___: str, level: str = "") -> Any:
+        return dict.fromkeys(partitions, stable[0] if level == "read_committed" else high)
+
+    monkeypatch.setattr(brakes, "list_offsets", list_offsets)
+    assert brake.look(START) == ""
+    after = InjectionProgress(injected=100, skipped=0, total=100, slots={0: 100}, chunks={0: 1})
+    stable.pop(0)
+    assert brake.look(after) == ""
+    stable.pop(0)
+    time.sleep(0.02)
+    assert brake.look(after) == ""
+
+
+def test_an_answer_that_does_not_pass_by_itself_fails_it(
+    monkeypatch: pytest.MonkeyPatch, brake: LiveLagBrake
+) -> None:
+    monkeypatch.setattr(brakes, "list_offsets", answers(KafkaFailure("access denied")))
+    with pytest.raises(KafkaFailure, match="access denied"):
+        CombinedBrakes([brake]).check(START)
+
+
+def test_fault_11_the_canary_waits_for_brokers_that_are_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(brakes, "read_group_state", answers(AWAY, SimpleNamespace(is_active=True)))
+    monkeypatch.setattr(brakes, "committed_offsets", answers(AWAY, {0: 3}, {0: 4}))
+    looks: list[int] = []
+    await_group_past(NOWHERE, "g", "orders", 0, 4, 30.0, lambda: looks.append(1), patience=30.0)
+    assert looks
+    monkeypatch.setattr(brakes, "read_group_state", answers(AWAY))
+    with pytest.raises(ClusterUnreachable):
+        await_group_past(NOWHERE, "g", "orders", 0, 4, 30.0, lambda: None, patience=0.0)
+
+
+def test_fault_07_what_an_open_transaction_hides_is_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job, "list_offsets", answers({0: 4, 1: 9}, AWAY, {0: 7, 1: 9}))
+    await_visible(make_admin(NOWHERE), "orders", {0: 7, 1: 9}, 30.0)
+    monkeypatch.setattr(job, "list_offsets", answers({0: 4, 1: 9}))
+    with pytest.raises(Paused, match=r"\(\[0\] readable to 4, needed to 7\)"):
+        await_visible(make_admin(NOWHERE), "orders", {0: 7, 1: 9}, 0.1)
+
+
+def test_only_errors_that_pass_are_outlasted() -> None:
+    assert outlast(Deadline(30), answers(AWAY, 5)) == 5
+    with pytest.raises(ClusterUnreachable):
+        outlast(Deadline(0), answers(AWAY, 5))
+    with pytest.raises(BacklogError, match="denied"):
+        outlast(Deadline(30), answers(KafkaFailure("denied"), 5))
+
+
+# The rate of an injection.
+
+
+def chunks(slot: int, *counts: int) -> list[Chunk]:
+    """Chunks of a slot that hold so many messages each."""
+    return [
+        Chunk(slot=slot, number=n, count=count, bytes=1, sha256="", path="", ids_path="")
+        for n, count in enumerate(counts)
+    ]
+
+
+def test_without_a_rate_all_slots_with_chunks_left_go_as_fast_as_they_can() -> None:
+    assert choose_slots({0: chunks(0, 9), 1: [], 2: chunks(2, 9)}, None) == [0, 2]
+    assert choose_pace(100, None, 3, 2) is None
+
+
+def test_a_wave_holds_what_the_rate_allows_in_one_transaction_and_always_one_chunk() -> None:
+    left = {0: chunks(0, 40), 1: chunks(1, 40, 40), 2: chunks(2, 40)}
+    assert choose_slots(left, 15) == [1]
+    assert choose_slots(left, 20) == [1, 0]
+    assert choose_slots(left, 1) == [1]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 8, 64])
+@pytest.mark.parametrize("width", [1, 2, 12])
+@pytest.mark.parametrize("rate", [300, 1000, 50_000])
+def test_a_wave_takes_the_time_that_its_rate_says(width: int, parallelism: int, rate: int) -> None:
+    count = int(rate * MAX_TRANSACTION_SECONDS / width)
+    pace = choose_pace(count, rate, width, parallelism)
+    assert pace is not None
+    at_once = min(width, parallelism)
+    # Rounds of `at_once` chunks, each as long as its pace says; the last may be smaller.
+    seconds = -(-width // at_once) * count / pace
+    assert seconds == pytest.approx(width * count / rate, rel=0.35)
+    assert count / pace <= MAX_TRANSACTION_SECONDS + 1e-9
+
+
+def test_a_chunk_is_never_so_slow_that_its_transaction_stays_open() -> None:
+    assert choose_pace(100, 1, 1, 1) == 100 / MAX_TRANSACTION_SECONDS
+
+
+# What a verification result says.
+
+
+def result(**changes: Any) -> VerificationResult:
+    """Ten messages, all matched."""
+    counts: dict[str, Any] = {
+        "staged": 10,
+        "found": 10,
+        "matched": 10,
+        "missing": 0,
+        "doubled": 0,
+        "different": 0,
+        "unexpected": 0,
+        "ids": {},
+        "start_offsets": {0: 5},
+        "end_offsets": {0: 20},
+    }
+    return VerificationResult(**{**counts, **changes})
+
+
+def test_fault_37_nothing_staged_is_not_exact() -> None:
+    assert result().is_exact
+    nothing = result(staged=0, found=0, matched=0)
+    assert not nothing.is_exact
+    with pytest.raises(VerificationFailed, match="nothing was staged"):
+        nothing.require_exact("topic orders")
+
+
+def test_messages_that_retention_may_have_removed_are_told_as_such() -> None:
+    gone = result(matched=9, missing=1, ids={"missing": ("a",)}, removed={0: (5, 8)})
+    with pytest.raises(VerificationFailed, match=r"1 missing: a.*retention.*\[0\] 5 to 8"):
+        gone.require_exact("topic orders")
+    # What was removed below everything of ours changes nothing.
+    result(removed={0: (5, 8)}).require_exact("topic orders")
+
+
+# As a real run said it, shortened.
+SHUFFLE = """An error occurred while calling o64.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 0.0 failed
+1 times, most recent failure: Lost task 1.0 in stage 0.0: java.io.IOException: No space left on device
+\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)
+\tat org.apache.spark.storage.DiskBlockObjectWriter.write(DiskBlockObjectWriter.scala:337)
+\tat org.apache.spark.shuffle.sort.BypassMergeSortShuffleWriter.write(B.java:174)
+"""
+PARQUET = """An error occurred while calling o64.parquet.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Lost task 1.0 in stage 0.0:
+org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device
+\tat org.apache.hadoop.fs.RawLocalFileSystem$LocalFSFileOutputStream.write(R.java:257)
+"""
+PYTHON = f"""An exception was thrown from the Python worker.
+OSError: [Errno 28] No space left on device: 'chunk'
+{SHUFFLE.replace("No space left on device", "the worker failed")}
+"""
+DATABASE = """: org.apache.spark.SparkException: Lost task 1.0: org.postgresql.util.PSQLException:
+ERROR: could not extend file "base/1/2": No space left on device
+Caused by: java.sql.SQLException: the same
+"""
+
+
+def fail(error: Exception) -> None:
+    with (
+        planning_into("/staging/r-1"),
+        translating("read the messages that survive", subject="topic orders", kind=KafkaFailure),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize("text", [PARQUET, PYTHON])
+def test_a_full_disk_is_no_failure_of_kafka(text: str) -> None:
+    with pytest.raises(StagingError) as caught:
+        fail(Py4JError(text))
+    told = str(caught.value)
+    assert "could not read the messages that survive: no space left in /staging/r-1" in told
+    assert "nothing was planned and nothing was changed; free space there, or point" in told
+    assert "`staging.dir`" in told
+    assert not caught.value.retryable
+
+
+def test_a_full_local_directory_of_spark_is_named() -> None:
+    with pytest.raises(StagingError) as caught:
+        fail(Py4JError(SHUFFLE))
+    assert "no space left in " in caught.value.message
+    assert "local directory" in caught.value.message
+    assert "`spark.local.dir` under `spark.conf`" in caught.value.hint
+
+
+def test_a_cause_further_down_is_found() -> None:
+    error = Py4JError("the write failed")
+    error.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(StagingError, match="no space left in /staging/r-1"):
+        fail(error)
+    with pytest.raises(KafkaFailure, match="offsets are out of range"):
+        fail(Py4JError("offsets are out of range"))
+
+
+def test_what_nobody_translates_is_told_too_and_other_errors_stay() -> None:
+    with (
+        pytest.raises(StagingError, match="could not make the plan: no space left in /s/r"),
+        planning_into("/s/r"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(FileNotFoundError), planning_into("/s/r"):
+        raise FileNotFoundError("x")
+
+
+def test_a_full_disk_of_the_database_is_the_sources() -> None:
+    with pytest.raises(SourceError), translating("read", subject="table orders"):
+        raise Py4JError(DATABASE)
+
+
+def test_without_a_plan_no_directory_is_guessed() -> None:
+    with pytest.raises(StagingError) as caught, translating("read", subject="x"):
+        raise Py4JError(PARQUET)
+    assert "no space left in the directory that it writes to" in caught.value.message
+    assert "planned" not in caught.value.hint
+
+
+@pytest.mark.parametrize("rows_fit", [False, True])
+def test_a_plan_on_a_full_disk_names_it_and_the_next_one_is_whole(
+    spark: SparkSession,
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    shop: str,
+    tmp_path: Path,
+    small_disk: Path,
+    rows_fit: bool,
+) -> None:
+    rows = [world.make_order(number) for number in range(1, 2001)]
+    world.fill_table(shop, world.ORDERS, rows)
+    lost = world.lose_orders(kafka.bootstrap, topic(partitions=3), rows, 500)
+    stream = world.make_stream(lost.topic)
+    request = world.make_request(kafka.bootstrap, stream, shop, lost.gaps, small_disk)
+    block = small_disk / "block"
+    told: list[str] = []
+
+    def say(line: str) -> None:
+        told.append(line)
+        if line.startswith("reading survivors" if rows_fit else "reading candidates"):
+            with block.open("wb", buffering=0) as file:
+                try:
+                    while file.write(b"x" * 4096):
+                        pass
+                except OSError:
+                    pass
+
+    with pytest.raises(StagingError) as caught:
+        stage_rebuild(spark, request, progress=say)
+    assert f"no space left in {request.directory}" in caught.value.message
+    assert "nothing was planned" in caught.value.hint
+    assert not (request.directory / MANIFEST_NAME).exists()
+    block.unlink()
+    # The same recovery again, on the remains and with enough space: nothing of them is trusted.
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    outcome = stage_rebuild(spark, request)
+    assert outcome.counts.rebuilt == outcome.counts.expected == 500

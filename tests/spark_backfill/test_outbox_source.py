@@ -1,27 +1,57 @@
-"""Rows of an outbox become the messages that its sender sent, byte by byte."""
+"""Rows of an outbox and originals become messages; chunks are cut; Spark's archived classes."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Message
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import functions as F  # noqa: N812
 from sqlalchemy.orm import Session
 
 from backlogctl.config import Stream
 from backlogctl.config.streams import expand_outbox
+from backlogctl.manifests import CHUNK_SCHEMA, HEADER_TYPE, read_chunk
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.existing.messages import (
+    ORIGINALS_SCHEMA,
+    count_replays,
+    format_message_time,
+    hash_original_id,
+    read_log,
+)
+from backlogctl.spark_backfill.messages.staging import (
+    ChunkLimits,
+    StampValues,
+    stamp_messages,
+    write_chunks,
+)
+from backlogctl.spark_backfill.spark import session
+from backlogctl.spark_backfill.spark.session import (
+    DRIVER_OPTIONS,
+    find_class_archive,
+    make_conf,
+    make_options,
+)
+from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
 from backlogctl_delivery.outbox.database import messages as outbox_table
 from tests.conftest import MakeTopic
 from tests.delivery.kit import Shop, read_id
+from tests.spark_backfill.archive.archiving import KEEP, consume, publish
 from tests.spark_backfill.reading import read_messages
 from tests.spark_backfill.world import run_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 HOSTILE = '"; DROP TABLE x; --\n\x1b[31m\u202eevil\u00e9'
 
@@ -156,3 +186,295 @@ def test_the_section_names_the_columns_of_the_table() -> None:
     }  # fmt: skip
     assert section["table"] == outbox_table.name
     assert used <= known
+
+
+SCHEMA = pa.schema(
+    [
+        ("slot", pa.int32()),
+        ("message_id", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("header_values", pa.list_(pa.binary())),
+        ("original_time", pa.string()),
+    ]
+)
+VALUES = StampValues("r-20261121-0001", "restated", ("type", "trace"))
+
+
+def make_rows(slots: dict[int, int], size: int = 10) -> pa.Table:
+    rows = [
+        {
+            "slot": slot,
+            "message_id": f"{slot:016x}{number:016x}",
+            "key": None if number % 5 == 0 else str(number).encode(),
+            "value": b"v" * size,
+            "header_values": [b"OrderPaid", None if number % 2 else b"\xff"],
+            "original_time": f"2026-11-20T12:00:00.{number:06d}Z",
+        }
+        for slot, count in slots.items()
+        for number in range(count)
+    ]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def cut(table: pa.Table, directory: Path, limits: ChunkLimits, batch: int) -> list[tuple[int, ...]]:
+    chunks = list(write_chunks(table.to_batches(max_chunksize=batch), directory, limits, VALUES))
+    back = pa.concat_tables([read_chunk(directory, c) for c in chunks])
+    assert back["message_id"].to_pylist() == table["message_id"].to_pylist()
+    assert back["partition"].to_pylist() == table["slot"].to_pylist()
+    return [(c.slot, c.number, c.count, int(c.canary)) for c in chunks]
+
+
+def test_canaries_are_the_first_three_chunks_of_one_slot(tmp_path: Path) -> None:
+    limits = ChunkLimits(messages=40, canary_slot=2)
+    table = make_rows({0: 45, 2: 100})
+    assert cut(table, tmp_path, limits, 17) == [
+        (0, 0, 40, 0),
+        (0, 1, 5, 0),
+        (2, 0, 10, 1),
+        (2, 1, 10, 1),
+        (2, 2, 10, 1),
+        (2, 3, 40, 0),
+        (2, 4, 30, 0),
+    ]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(4, [4]), (10, [10]), (23, [10, 10, 3])])
+def test_few_messages_make_fewer_canaries(tmp_path: Path, count: int, expected: list[int]) -> None:
+    made = cut(make_rows({1: count}), tmp_path, ChunkLimits(canary_slot=1), 7)
+    assert [item[2] for item in made] == expected
+    assert all(item[3] for item in made)
+
+
+def test_a_chunk_is_cut_by_its_bytes_too(tmp_path: Path) -> None:
+    limits = ChunkLimits(messages=100, bytes=1000)
+    made = cut(make_rows({0: 9}, size=400), tmp_path, limits, 4)
+    assert [item[2] for item in made] == [2, 2, 2, 2, 1]
+    # A message larger than a chunk is still sent, alone.
+    alone = cut(make_rows({0: 3}, size=5000), tmp_path / "large", limits, 2)
+    assert [item[2] for item in alone] == [1, 1, 1]
+
+
+@given(
+    slots=st.dictionaries(st.integers(0, 4), st.integers(1, 60), min_size=1),
+    batch=st.integers(1, 70),
+    messages=st.integers(1, 50),
+    size=st.integers(0, 60),
+)
+def test_chunks_do_not_depend_on_how_rows_arrive(
+    tmp_path_factory: pytest.TempPathFactory,
+    slots: dict[int, int],
+    batch: int,
+    messages: int,
+    size: int,
+) -> None:
+    limits = ChunkLimits(messages=messages, bytes=500, canary_slot=min(slots))
+    table = make_rows(dict(sorted(slots.items())), size)
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    first = list(write_chunks(table.to_batches(max_chunksize=batch), one, limits, VALUES))
+    second = list(write_chunks(table.to_batches(), two, limits, VALUES))
+    assert first == second
+    assert sum(chunk.count for chunk in first) == table.num_rows
+    for chunk in first:
+        assert (one / chunk.path).read_bytes() == (two / chunk.path).read_bytes()
+
+
+def test_headers_are_the_streams_own_then_the_stamps() -> None:
+    table = make_rows({3: 7})
+    stamped = stamp_messages(table.slice(2), VALUES)
+    assert stamped.schema == CHUNK_SCHEMA
+    for made, row in zip(stamped.to_pylist(), table.slice(2).to_pylist(), strict=True):
+        expected = stamps.stamp(
+            list(zip(("type", "trace"), row["header_values"], strict=True)),
+            message_id=row["message_id"],
+            recovery_id=VALUES.recovery_id,
+            original_time=row["original_time"],
+            fidelity="restated",
+        )
+        assert [(h["name"], h["value"]) for h in made["headers"]] == expected
+        assert (made["key"], made["value"]) == (row["key"], row["value"])
+
+
+def test_files_are_their_owners_only(tmp_path: Path) -> None:
+    cut(make_rows({0: 3}), tmp_path / "r", ChunkLimits(), 10)
+    files = list((tmp_path / "r").rglob("*.parquet"))
+    assert len(files) == 2
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+
+
+_START = f"""
+from backlogctl.config import SparkSection
+from backlogctl.spark_backfill.spark.session import open_session
+conf = {{"{DRIVER_OPTIONS}": "-Xlog:class+load:file=classes.log"}}
+assert open_session(SparkSection(master="local[1]", conf=conf), "test").range(9).count() == 9
+"""
+
+
+def test_options_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "spark.jsa"
+    monkeypatch.setattr(session, "find_class_archive", lambda: archive)
+    assert make_options("") == ""
+    archive.touch()
+    option = f"-XX:SharedArchiveFile={archive}"
+    assert make_options("-Xss4m") == option
+    assert make_options("-Xshare:off") == make_options("-XX:SharedArchiveFile=/own.jsa") == ""
+    own = {DRIVER_OPTIONS: "-Xss4m"}
+    assert make_conf("local[*]", own)[DRIVER_OPTIONS] == f"-Xss4m -Duser.timezone=UTC {option}"
+    assert option not in make_conf("local[*]", {})["spark.executor.extraJavaOptions"]
+
+
+def test_a_path_that_would_be_two_options_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "two words" / "spark.jsa"
+    archive.parent.mkdir()
+    archive.touch()
+    monkeypatch.setattr(session, "find_class_archive", lambda: archive)
+    assert make_options("") == ""
+
+
+@pytest.mark.spark
+def test_java_takes_sparks_classes_from_it(tmp_path: Path) -> None:
+    """Java says nothing where an archive does not fit: only the source of its classes tells."""
+    if not find_class_archive().is_file():
+        subprocess.run(
+            [sys.executable, "-m", "backlogctl.spark_backfill.spark.class_archive_maker"],
+            check=True,
+        )
+    subprocess.run([sys.executable, "-c", _START], cwd=tmp_path, check=True)
+    loaded = [
+        line
+        for line in (tmp_path / "classes.log").read_text().splitlines()
+        if " org.apache.spark." in line
+    ]
+    shared = [line for line in loaded if "source: shared objects file (top)" in line]
+    assert len(shared) > len(loaded) / 2 > 1000
+
+
+@pytest.mark.spark
+def test_an_archive_that_does_not_fit_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "spark.jsa"
+    broken.write_bytes(b"not an archive")
+    code = f"""
+from backlogctl.spark_backfill.spark import class_archive
+class_archive.find_archive = lambda: __import__("pathlib").Path({str(broken)!r})
+{_START}"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+RECOVERY = "r-20261124-0001"
+TOPIC_ID = "Pq3-_topic"
+COUNT = 40
+
+
+def test_spark_and_python_make_the_same_id(spark: SparkSession) -> None:
+    places = [(0, 0), (3, 7), (12, 2**40)]
+    frame = spark.createDataFrame(places, "p int, o long")
+    made = frame.select(hash_original_id(TOPIC_ID, F.col("p"), F.col("o")).alias("id")).collect()
+    assert [row["id"] for row in made] == [
+        stamps.make_original_id(TOPIC_ID, partition, offset) for partition, offset in places
+    ]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_bytes_are_read_as_they_were(
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, codec: str
+) -> None:
+    name = topic(2, KEEP)
+    publish(kafka.bootstrap, name, COUNT, 2, **{"compression.type": codec})
+    ranges = [OffsetRange(p, 0, COUNT) for p in range(2)]
+    frame = read_log(spark, {"bootstrap.servers": kafka.bootstrap}, name, ranges)
+    rows = frame.orderBy("source_partition", "source_offset").collect()
+    for row, (partition, offset, at, _, key, value, headers) in zip(
+        rows, consume(kafka.bootstrap, name, ranges), strict=True
+    ):
+        place = (row["source_partition"], row["source_offset"], row["timestamp"])
+        assert (*place, row["key"], row["value"]) == (partition, offset, at, key, value)
+        assert tuple((h["name"], h["value"]) for h in row["headers"]) == headers
+
+
+HEADER = st.tuples(
+    st.sampled_from(["", "trace", "trace ☂", *stamps.ALL]), st.none() | st.binary(max_size=6)
+)
+
+
+@given(
+    rows=st.lists(st.tuples(st.lists(HEADER, max_size=5), st.integers(1, 9)), max_size=12),
+    skip=st.integers(0, 3),
+)
+def test_headers_are_the_messages_own_then_the_stamps(
+    rows: list[tuple[list[tuple[str, bytes | None]], int]], skip: int
+) -> None:
+    table = pa.Table.from_pylist(
+        [
+            {
+                "slot": 1,
+                "message_id": f"{number:032x}",
+                "key": None,
+                "value": b"",
+                "headers": [{"name": n, "value": v} for n, v in headers],
+                "fidelity": "original" if number % 2 else "restated",
+                "replays": replays,
+                "original_time": None if number % 3 else "2026-11-20T12:00:00.000000Z",
+            }
+            for number, (headers, replays) in enumerate(rows)
+        ],
+        schema=pa.schema(
+            [
+                ("slot", pa.int32()),
+                ("message_id", pa.string()),
+                ("key", pa.binary()),
+                ("value", pa.binary()),
+                ("headers", HEADER_TYPE),
+                ("fidelity", pa.string()),
+                ("replays", pa.int32()),
+                ("original_time", pa.string()),
+            ]
+        ),
+    ).slice(skip)
+    made = stamp_messages(table, StampValues(RECOVERY, "", ()))
+    assert made.schema == CHUNK_SCHEMA
+    for row, given_row in zip(made.to_pylist(), table.to_pylist(), strict=True):
+        own = [(h["name"], h["value"]) for h in given_row["headers"]]
+        at = given_row["original_time"]
+        assert [(h["name"], h["value"]) for h in row["headers"]] == [
+            *((name, value) for name, value in own if name not in stamps.ALL),
+            (stamps.MESSAGE_ID, given_row["message_id"].encode()),
+            (stamps.RECOVERY_ID, RECOVERY.encode()),
+            (stamps.ORIGINAL_TIME, None if at is None else at.encode()),
+            (stamps.FIDELITY, given_row["fidelity"].encode()),
+            (stamps.REPLAYS, str(given_row["replays"]).encode()),
+        ]
+
+
+def test_stamps_of_an_earlier_recovery_are_read_and_hostile_ones_are_not(
+    spark: SparkSession,
+) -> None:
+    """How often, and when first; whatever else stands there counts as nothing."""
+    first = b"2024-02-03T04:05:06.000007Z"
+    stamped: list[tuple[bytes | None, bytes | None]] = [
+        (b"2", first),
+        (b"many", b"yesterday"),
+        (b"-4", b"2024-02-03T04:05:06.00000\xffZ"),
+        (None, None),
+        (b"9" * 40, b""),
+    ]
+    rows = [
+        (0, n, 1_760_000_000_005, 0, b"k", b"v", [(stamps.REPLAYS, a), (stamps.ORIGINAL_TIME, b)])
+        for n, (a, b) in enumerate(stamped)
+    ]
+    rows.append((0, 9, 2**60, 0, b"k", b"v", []))
+    frame = spark.createDataFrame(rows, ORIGINALS_SCHEMA)
+    replays = (count_replays() + 1).alias("replays")
+    made = frame.select(replays, format_message_time().alias("original_time")).collect()
+    own = "2025-10-09T08:53:20.005000Z"
+    assert [(row["replays"], row["original_time"]) for row in made] == [
+        (3, first.decode()),
+        (1, own),
+        (1, own),
+        (1, own),
+        (1, own),
+        (1, None),
+    ]

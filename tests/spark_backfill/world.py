@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from backlogctl.spark_backfill.messages.staging import ChunkLimits
 from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
 from backlogctl.values import Cause, Certainty, Gap, GapState
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -251,9 +251,6 @@ def lose_orders(
     last = rows[lost - 1]["updated_at"] if lost else None
     gaps = tuple(make_gap(topic, p, 0, count, last=last) for p, count in sorted(gone.items()))
     return Lost(topic, list(rows), {row["order_id"] for row in rows[:lost]}, gaps, gone)
-
-
-MakeRequest = Callable[..., RebuildRequest]
 
 
 def make_request(

@@ -1,13 +1,11 @@
-"""Random bad days of a chain from a business transaction to its effect, all from one seed.
-
-Its processes are killed at points of their steps and at moments, one or all of them; at times the
-broker is restarted, or killed. Then the application ends, the rest is drained, and the oracle
-compares every id: what is committed was handled once, and nothing else was (the demo's own audit).
-"""
+"""Random bad days of a chain of outbox, look-back and consumer, on databases of their own."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import random
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,9 +13,15 @@ from pathlib import Path
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.delivery.facts import Audit, audit_facts
-from tests.crash.delivery.chain import APPLICATION, READER, Chain
-from tests.crash.delivery.look_back_chain import INSTANCES, LookBackChain
-from tests.crash.delivery.outbox_chain import SENDERS, OutboxChain
+from tests.crash.delivery.chain import (
+    APPLICATION,
+    INSTANCES,
+    READER,
+    SENDERS,
+    Chain,
+    LookBackChain,
+    OutboxChain,
+)
 from tests.crash.points import (
     ADDING_POINTS,
     CONSUMER_POINTS,
@@ -28,6 +32,7 @@ from tests.crash.points import (
     PREPARING_POINTS,
     SENDER_POINTS,
 )
+from tests.kit.services import EmbeddedMariaDb, EmbeddedPostgres
 
 LOOK_BACK = "look-back"
 # By the database of the outbox; look-back is on PostgreSQL.
@@ -193,3 +198,32 @@ def _run(
             broker.result()
         audit = audit_facts(chain.read_facts())
         return DeliveryVerdict(chain.kills, chain.reached, audit, tuple(chain.find_problems()))
+
+
+def run_alone(bootstrap: str, directory: Path, schedule: DeliverySchedule) -> DeliveryVerdict:
+    """`run_delivery` on a database of its own."""
+    return run_delivery(bootstrap, directory, schedule, make_database(schedule.chain, directory))
+
+
+def make_database(chain: str, directory: Path) -> str:
+    """Its URL."""
+    name = f"crash_{uuid.uuid4().hex[:8]}"
+    if chain == "sqlite":
+        return f"sqlite:///{directory / 'shop.db'}"
+    server = _start_mariadb() if chain == "mariadb" else _start_postgres()
+    server.execute(f"CREATE DATABASE {name}")
+    return server.url(name)
+
+
+@functools.cache
+def _start_postgres() -> EmbeddedPostgres:
+    server = EmbeddedPostgres().start()
+    atexit.register(server.stop)
+    return server
+
+
+@functools.cache
+def _start_mariadb() -> EmbeddedMariaDb:
+    server = EmbeddedMariaDb().start()
+    atexit.register(server.stop)
+    return server

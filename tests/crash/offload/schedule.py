@@ -23,12 +23,10 @@ from backlogctl.errors import BacklogError
 from backlogctl.replay.kinds.offload.plan import FORWARD
 from backlogctl.values import Recovery
 from examples.stage import SHORT_LIVED_JVM
-from tests.crash.offload.oracle import judge_cancelled, judge_end, judge_offloaded
-from tests.crash.offload.shortened import shorten_offload
-from tests.crash.offload.world import DONE, CrashWorld
+from tests.crash.offload.world import DONE, CrashWorld, judge_cancelled, judge_end, judge_offloaded
 from tests.crash.points import OFFLOAD_POINTS, POINT_OF_NO_RETURN, POINTS
-from tests.kafka_tools import delete_topic
-from tests.replay.expand.shortened import WORLD
+from tests.kit.kafka import delete_topic
+from tests.kit.shortened import WORLD, shorten_crash
 
 BACKLOG = 480
 # A run takes about as long on a quiet machine; later moments would kill nothing.
@@ -129,7 +127,7 @@ def make_crash_world(bootstrap: str, directory: Path, seed: int) -> Iterator[Cra
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(WORLD, str(directory))
         patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
-        shorten_offload(patch.setattr)
+        shorten_crash(patch.setattr)
         world = CrashWorld(directory, bootstrap, name, f"group-of-{name}", patch, seed=seed)
         try:
             world.begin(BACKLOG)

@@ -1,21 +1,62 @@
-"""What producers write: keys and none, tombstones, headers, transactions that end well or not.
-
-They note where each message is that a read_committed reader may see: by the brokers' own answers, so
-that the oracle depends neither on the product nor on what is left in the topic.
-"""
+"""Traffic of every sort, and what each message says as one short text."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Producer
 
-from tests.crash.offload.content import Content, Place
+from tests.kit.kafka import repeating
+
+_STAMPS = "backlog-"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where a message is."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A message's bytes: NULL, empty, and headers in their order and as often as they are there."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    @classmethod
+    def of(
+        cls,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]] | None,
+    ) -> Content:
+        """Without what a recovery stamped on it."""
+        own = tuple((name, at) for name, at in headers or () if not name.startswith(_STAMPS))
+        return cls(key, value, own)
+
+    @classmethod
+    def of_message(cls, message: Any) -> Content:
+        """That of a message which was read."""
+        return cls.of(message.key(), message.value(), message.headers())
+
+    @property
+    def hash(self) -> str:
+        """Another one for each other byte."""
+        return hashlib.sha256(repr((self.key, self.value, self.headers)).encode()).hexdigest()
+
 
 KEYS = 12
 _SECONDS = 60
@@ -61,11 +102,6 @@ class Traffic:
         with self._lock:
             self._produce(self._plain, count, self.committed)
 
-    def transact(self, count: int, *, commit: bool) -> None:
-        """A whole transaction."""
-        self.begin(count)
-        self.end_open(commit=commit)
-
     def begin(self, count: int) -> None:
         """A transaction that stays open: the last stable offsets stand still before it."""
         with self._lock:
@@ -91,22 +127,9 @@ class Traffic:
                     producer.abort_transaction(_SECONDS)
                     self.aborted.update(content.hash for content in pending.values())
 
-    @contextmanager
-    def going_on(self) -> Iterator[None]:
+    def going_on(self) -> AbstractContextManager[None]:
         """Producers that do not stop for a recovery."""
-        ended = threading.Event()
-
-        def go_on() -> None:
-            while not ended.wait(0.5):
-                self.mix(10)
-
-        thread = threading.Thread(target=go_on)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return repeating(lambda: self.mix(10), 0.5)
 
     def mix(self, count: int) -> None:
         """Some in transactions, most of which end well; open ones stay."""

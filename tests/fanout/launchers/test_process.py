@@ -29,7 +29,7 @@ from tests.fanout.launchers.fleets import (
     python,
     read_seen,
 )
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 Make = Callable[..., ProcessLauncher]
 

@@ -12,7 +12,7 @@ from backlogctl.fanout.relay.worker import ENGINES
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.relay.doing import RelayWorld
-from tests.kafka_tools import properties_of, set_offsets_raw
+from tests.kit.kafka import properties_of, set_offsets_raw
 
 MakeWorld = Callable[..., RelayWorld]
 KEPT = {"retention.ms": "-1", "retention.bytes": "-1"}

@@ -1,4 +1,4 @@
-"""What the relay's tests do again and again, and the oracle that judges a copy."""
+"""What the relay's tests do again and again, members beside it, and the oracle of a copy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from backlogctl.fanout.quiet import await_decided
 from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import Position, RelayEngine, RelayTask, SourceRange
+from backlogctl.fanout.relay.pool import RelayPool
 from backlogctl.kafka.admin import committed_offsets, list_offsets
 from backlogctl.kafka.clients import (
     Admin,
@@ -26,7 +28,7 @@ from backlogctl.kafka.clients import (
     make_producer,
 )
 from backlogctl.partitioners import PARTITIONERS
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 
 OLD_MS = 1_400_000_000_000  # 2014
 Identity = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
@@ -365,3 +367,69 @@ def keep_calling(check: Callable[[], None], seconds: float = 90.0) -> NoReturn:
         check()
         time.sleep(0.02)
     raise AssertionError(f"nothing was raised within {seconds:g} s")
+
+
+@contextmanager
+def pool_of(
+    task: RelayTask, ranges: list[SourceRange], log: Path, engine: str = "records", count: int = 1
+) -> Iterator[RelayPool]:
+    """A pool that leaves no process behind."""
+    pool = RelayPool(task, ranges, log / "relay.log", engine=engine, processes=count)
+    try:
+        yield pool
+    finally:
+        pool.kill()
+
+
+def run_on(pool: RelayPool, seconds: float = 120.0) -> None:
+    """Until every range is done."""
+    end = time.monotonic() + seconds
+    while not pool.is_done:
+        assert time.monotonic() < end, pool.positions
+        pool.check()
+        time.sleep(0.02)
+
+
+def drain_as_member(world: RelayWorld, count: int, **settings: str) -> list[Message]:
+    """A member of the group reads `count` messages from its commits on, commits them, leaves."""
+    with member_of(world, **settings) as consumer:
+        return read_on(consumer, count)
+
+
+@contextmanager
+def member_of(world: RelayWorld, **settings: str) -> Iterator[Consumer]:
+    """A consumer of the original group, as the launcher's would be."""
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    consumer = make_consumer(
+        world.properties, {"group.id": world.group, "fetch.wait.max.ms": 50, **named}
+    )
+    consumer.subscribe([world.source])
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def await_joined(consumer: Consumer) -> None:
+    """Until it has partitions."""
+
+    def has_partitions() -> bool:
+        consumer.poll(0.05)
+        return bool(consumer.assignment())
+
+    wait_until(has_partitions, what="it has partitions")
+
+
+def read_on(consumer: Consumer, count: int, seconds: float = 90.0) -> list[Message]:
+    """Reads `count` messages and commits them."""
+    found: list[Message] = []
+    end = time.monotonic() + seconds
+    while len(found) < count:
+        assert time.monotonic() < end, f"read {len(found)} of {count}"
+        message = consumer.poll(0.1)
+        if message is not None and message.error() is None:
+            found.append(message)
+    last = {message.partition(): message for message in found}
+    for message in last.values():
+        consumer.commit(message=message, asynchronous=False)
+    return found

@@ -1,10 +1,13 @@
-"""What every RelayEngine does (protocol P4.6), on a real broker."""
+"""What every RelayEngine does (protocol P4.6), on a real broker; spares and lost reasons."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,20 +17,23 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, ProducerFenced, Refused
 from backlogctl.fanout.relay.commits import fence_relays, read_positions
 from backlogctl.fanout.relay.interface import Position, PositionExpired, RelayEngine, SourceRange
+from backlogctl.fanout.relay.pool import Spares, count_processes
+from backlogctl.fanout.relay.records import HUNG, Watchdog, _Relay
 from backlogctl.kafka.clients import make_producer
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
     OLD_MS,
     RelayWorld,
     await_commits,
+    await_joined,
     check_copied,
     fill,
+    member_of,
     open_transaction,
     relay,
     start_relays,
 )
-from tests.fanout.relay.members import await_joined, member_of
-from tests.kafka_tools import delete_group, move_log_start, set_offsets_raw, wait_until
+from tests.kit.kafka import delete_group, move_log_start, set_offsets_raw, wait_until
 
 AWKWARD: tuple[tuple[bytes | None, bytes | None, list[tuple[str, Any]] | None], ...] = (
     (b"key", b"value", None),
@@ -382,3 +388,99 @@ def test_fault_21_without_a_commit_it_is_not_known_where_to_begin(
     set_offsets_raw(here.properties, here.group, here.source, {0: 1})
     with here.guarded() as task:
         assert relay(engine, task, here.ranges())[0].relayed == 2
+
+
+def lose() -> None:
+    raise SystemError("<method 'flush'> returned NULL without setting an exception")
+
+
+def test_a_reason_that_the_client_has_lost_is_asked_for(make_world: MakeWorld) -> None:
+    here = make_world(partitions=1)
+    task = here.task(b"")
+    relay = _Relay(task, SourceRange(0, 0), lambda _: None, lambda: False)
+    with pytest.raises(KafkaFailure, match="gave no reason") as none:
+        relay._call(lose, "write")
+    assert none.value.retryable
+    producer = relay._producer = relay._make_producer()
+    producer.init_transactions(90)
+    producer.begin_transaction()
+    producer.produce(task.target, b"v", b"k", 0)
+    assert producer.flush(90) == 0
+    fence_relays(here.properties, "backlog", here.source, [0])
+    with pytest.raises(ProducerFenced):
+        relay._call(lose, "write")
+
+
+def test_spares_wait_are_taken_once_and_end_with_who_started_them(tmp_path: Path) -> None:
+    spares = Spares(tmp_path / "relay.log")
+    spares.fill(2)
+    first, second = spares.take(), spares.take()
+    assert first.pid != second.pid
+    assert (first.poll(), second.poll()) == (None, None)
+    for child in (first, second):
+        assert child.stdin is not None
+        child.stdin.close()  # as when the runner is killed
+        assert child.wait(120.0) == 70
+        assert child.stdout is not None
+        child.stdout.close()
+    assert (tmp_path / "relay.log").read_text() == ""
+
+
+def test_a_spare_that_died_is_not_taken_and_those_nobody_took_end(tmp_path: Path) -> None:
+    spares = Spares(tmp_path / "relay.log")
+    spares.fill(1)
+    spares._children[0].kill()
+    dead = spares._children[0]
+    dead.wait(120.0)
+    new = spares.take()
+    assert new.pid != dead.pid
+    spares._children.append(new)
+    spares.close()
+    assert new.returncode is not None
+
+
+@pytest.mark.parametrize(("partitions", "wanted", "count"), [(3, None, 3), (0, None, 1), (9, 2, 2)])
+def test_never_more_processes_than_partitions(
+    partitions: int, wanted: int | None, count: int
+) -> None:
+    assert count_processes(partitions, wanted) == count
+
+
+# A call of the client that hangs ends the process; one that only takes long does not.
+
+_HANGING = """
+import threading, time
+from backlogctl.fanout.relay.records import Watchdog
+
+watchdog = Watchdog(late=0.2)
+
+
+def call(seconds, limit):
+    with watchdog.watching(f"a call of {seconds} s", limit):
+        time.sleep(seconds)
+
+
+threads = [threading.Thread(target=call, args=each) for each in ((0.5, 1.0), (60.0, 0.3))]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_a_call_that_hangs_ends_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _HANGING], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == HUNG
+    assert done.stderr == "the client did not come back from: a call of 60.0 s\n"
+
+
+def test_calls_that_come_back_in_time_do_not() -> None:
+    ended: list[int] = []
+    watchdog = Watchdog(late=0.1, end=ended.append)
+    for _ in range(8):
+        with watchdog.watching("a call", 0.1):
+            time.sleep(0.08)
+    time.sleep(0.3)
+    assert ended == []

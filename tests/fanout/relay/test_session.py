@@ -1,33 +1,58 @@
-"""Guard and relays together go on by themselves through what passes."""
+"""Guard and relays together: one relay at a time, and processes that are started again."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from backlogctl.errors import LeaseHeld, ProducerFenced
+from backlogctl.errors import KafkaFailure, LeaseHeld, ProducerFenced, Refused
 from backlogctl.fanout.relay import guard
 from backlogctl.fanout.relay.commits import fence_relays
-from backlogctl.fanout.relay.interface import SourceRange
+from backlogctl.fanout.relay.interface import (
+    Position,
+    RelayEngine,
+    SourceRange,
+    name_relay_transactional_id,
+)
+from backlogctl.fanout.relay.pool import RelayPool
 from backlogctl.fanout.relay.session import Hooks, RelaySession
-from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl_delivery.crashpoints import VARIABLE
+from tests.crash.points import RELAY_POINTS
 from tests.fanout.relay.conftest import KEPT, MakeWorld
 from tests.fanout.relay.doing import (
     RelayWorld,
     await_commits,
+    await_joined,
     check_copied,
     fill,
     filling,
     keep_calling,
+    member_of,
+    open_transaction,
+    pool_of,
+    relay,
+    run_on,
+    start_relays,
 )
-from tests.fanout.relay.members import await_joined, member_of
 from tests.fanout.relay.test_guard import NOTHING, check_until, session_of
-from tests.kafka_tools import move_log_start, properties_of, set_offsets_raw, wait_until
+from tests.kit.kafka import (
+    delete_group,
+    move_log_start,
+    properties_of,
+    set_offsets_raw,
+    wait_until,
+)
+from tests.kit.processes import is_running
 
 
 def go_on(session: RelaySession, world: RelayWorld, seconds: float = 120.0) -> None:
@@ -168,7 +193,7 @@ def test_what_retention_took_is_on_record_before_the_relay_goes_on(
 def test_fault_11_a_broker_dies_and_comes_back_in_mid_relay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three: where a partition has no leader, see tests/fanout/test_decided.py."""
+    """One of three: where a partition has no leader, see tests/fanout/test_lags.py."""
     # The group comes back with a member that is gone: it is waited for, as long as here.
     for name in ("session.timeout.ms", "max.poll.interval.ms"):
         monkeypatch.setitem(guard._SETTINGS, name, guard.SESSION_TIMEOUT_MS)
@@ -197,3 +222,229 @@ def test_fault_11_a_broker_dies_and_comes_back_in_mid_relay(
         finally:
             session.close()
         assert check_copied(here) == []
+
+
+def test_a_second_relay_fences_the_first(make_world: MakeWorld, engine: RelayEngine) -> None:
+    here = make_world(partitions=1)
+    with here.guarded() as task:
+        with filling(here.properties, here.source, 1):
+            first = start_relays(engine, task, [SourceRange(0, 0)])
+            wait_until(lambda: first.positions)
+            second = start_relays(engine, task, [SourceRange(0, 0)])
+            with pytest.raises(ProducerFenced):
+                first.end()
+            wait_until(lambda: second.positions)
+        await_commits(here, here.ends())
+        second.stopping.set()
+        second.end()
+    assert check_copied(here) == []
+
+
+def relay_past_another(world: RelayWorld, engine: RelayEngine, **changes: str) -> None:
+    """After the relay's first commit another one copies everything; then the first goes on."""
+    fill(world.properties, world.source, {0: 200})
+    with world.guarded() as task:
+        other = world.task(task.group_metadata, **changes)
+        seen: list[Position] = []
+
+        def overtake(position: Position) -> None:
+            seen.append(position)
+            if len(seen) == 1:
+                fill(world.properties, world.source, {0: 200}, first=200)
+                relay(engine, other, world.ranges())
+
+        start_relays(engine, task, [SourceRange(0, 0, 400)], overtake).end()
+
+
+def test_a_relay_that_goes_on_behind_another_copies_nothing(
+    make_world: MakeWorld, engine: RelayEngine
+) -> None:
+    here = make_world(partitions=1)
+    with pytest.raises(ProducerFenced):
+        relay_past_another(here, engine)
+    assert here.commits() == {0: 400}
+    assert check_copied(here) == []
+
+
+def test_without_a_static_transactional_id_the_oracle_sees_messages_doubled(
+    make_world: MakeWorld, engine: RelayEngine
+) -> None:
+    # What the test above is worth: an id of each run's own fences nobody.
+    here = make_world(partitions=1)
+    relay_past_another(here, engine, transactional_prefix="another")
+    assert len([text for text in check_copied(here) if text.startswith("too many")]) == 3
+
+
+def test_an_abandoned_transaction_is_ended_at_once(make_world: MakeWorld) -> None:
+    here = make_world(partitions=3)
+    name = name_relay_transactional_id("backlog", here.source, 1)
+    abandoned = open_transaction(here.properties, name, here.target, 4)
+    assert here.has_open_transactions()
+    began = time.monotonic()
+    fence_relays(here.properties, "backlog", here.source, range(3))
+    wait_until(lambda: not here.has_open_transactions())
+    assert time.monotonic() - began < 120  # by itself it would end after ten minutes
+    del abandoned
+    assert here.read_target() == []
+
+
+@pytest.mark.parametrize("point", RELAY_POINTS)
+def test_fault_01_a_relay_that_is_killed_goes_on_where_it_was(
+    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 400})
+    times = 1 if point == "p4.6.init.after" else 2
+    with here.guarded() as task:
+        with pool_of(task, [SourceRange(0, 0)], tmp_path) as pool:
+            monkeypatch.setenv(VARIABLE, f"{point}:{times}")
+            pool.start()
+            if times == 2:
+                wait_until(lambda: pool.positions or not pool.pids)
+                fill(here.properties, here.source, {0: 400}, first=400)
+            wait_until(lambda: not pool.pids, what="it is killed")
+            monkeypatch.delenv(VARIABLE)
+        with pool_of(task, here.ranges(), tmp_path) as again:
+            again.start()
+            run_on(again)
+            assert again.positions[0].relayed == (400 if times == 1 else 800)
+        assert here.commits() == here.ends()
+    assert check_copied(here) == []
+    numbers = range(here.target_partitions)
+    assert sum(list_offsets(here.admin, here.target, numbers, "latest").values()) > 0
+
+
+def test_a_process_that_is_killed_is_started_again(make_world: MakeWorld, tmp_path: Path) -> None:
+    here = make_world(partitions=3)
+    fill(here.properties, here.source, {0: 2000, 1: 2000, 2: 2000})
+    with (
+        here.guarded() as task,
+        filling(here.properties, here.source, 3),
+        pool_of(task, [SourceRange(p, 0) for p in range(3)], tmp_path, count=2) as pool,
+    ):
+        pool.start()
+
+        def has_begun() -> bool:
+            pool.check()
+            return len(pool.positions) == 3
+
+        wait_until(has_begun)
+        before = dict(pool.positions)
+        killed = pool.pids[0]  # it has partitions 0 and 2
+        os.kill(killed, signal.SIGKILL)
+
+        def has_gone_on() -> bool:
+            pool.check()
+            return all(at.committed > before[p].committed for p, at in pool.positions.items())
+
+        wait_until(has_gone_on)
+        assert killed not in pool.pids
+        assert sorted(pool.positions) == [0, 1, 2]
+        # Between two transactions: nothing is open when its markers are written.
+        pool.stop()
+        assert not pool.pids
+        assert pool.is_done
+        assert here.commits() == {p: at.committed for p, at in pool.positions.items()}
+        wait_until(lambda: not here.has_open_transactions(), 10.0)  # by itself after 15 s
+    with here.guarded() as task, pool_of(task, here.ranges(), tmp_path) as again:
+        again.start()
+        run_on(again)
+    assert check_copied(here) == []
+    assert (tmp_path / "relay.log").read_text() == ""
+
+
+RUNNER = """
+import json, sys, time
+from pathlib import Path
+from backlogctl.fanout.relay.interface import RelayTask, SourceRange
+from backlogctl.fanout.relay.pool import RelayPool
+
+told = json.loads(sys.stdin.readline())
+told["group_metadata"] = told["group_metadata"].encode("latin-1")
+pool = RelayPool(RelayTask(**told), [SourceRange(0, 0), SourceRange(1, 0)], Path(sys.argv[1]))
+pool.start()
+while len(pool.positions) < 2:
+    time.sleep(0.02)
+print(json.dumps(pool.pids), flush=True)
+time.sleep(600)
+"""
+
+
+def test_fault_01_the_processes_end_with_a_runner_that_is_killed(
+    make_world: MakeWorld, tmp_path: Path
+) -> None:
+    here = make_world(partitions=2)
+    fill(here.properties, here.source, {0: 500, 1: 500})
+    with here.guarded() as task:
+        runner = subprocess.Popen(
+            [sys.executable, "-c", RUNNER, str(tmp_path / "relay.log")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with runner:
+            assert runner.stdin is not None
+            assert runner.stdout is not None
+            told = {**asdict(task), "group_metadata": task.group_metadata.decode("latin-1")}
+            runner.stdin.write(json.dumps(told) + "\n")
+            runner.stdin.flush()
+            pids = json.loads(runner.stdout.readline())
+            assert len(pids) == 2
+            runner.kill()
+        wait_until(lambda: not any(is_running(pid) for pid in pids))
+    with here.guarded() as task, pool_of(task, here.ranges(), tmp_path) as again:
+        again.start()
+        run_on(again)
+    assert check_copied(here) == []
+
+
+def test_a_failure_that_would_come_again_is_raised(make_world: MakeWorld, tmp_path: Path) -> None:
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 5})
+    delete_group(here.properties, here.group)
+    with here.guarded() as task, pool_of(task, here.ranges(), tmp_path) as pool:
+        pool.start()
+        with pytest.raises(Refused, match="no committed offset"):
+            keep_calling(pool.check)
+
+
+def test_a_relay_is_not_started_without_the_lease(make_world: MakeWorld, tmp_path: Path) -> None:
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 5})
+    mine = [True]
+
+    def confirm() -> None:
+        if not mine[0]:
+            raise LeaseHeld("another runner has it")
+
+    with here.guarded() as task:
+        log = tmp_path / "relay.log"
+        pool = RelayPool(task, [SourceRange(0, 0)], log, before_start=confirm)
+        try:
+            pool.start()
+            await_commits(here, {0: 5})
+            mine[0] = False
+            os.kill(pool.pids[0], signal.SIGKILL)
+            with pytest.raises(LeaseHeld):
+                keep_calling(pool.check)
+            assert pool.pids == ()
+        finally:
+            pool.kill()
+        mine[0] = False
+        with pytest.raises(LeaseHeld):
+            RelayPool(task, [SourceRange(0, 0)], log, before_start=confirm).start()
+
+
+def test_one_that_does_not_stop_is_killed(
+    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backlogctl.fanout.relay.pool.STOP_SECONDS", 0.5)
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 5})
+    with here.guarded() as task, pool_of(task, [SourceRange(0, 0)], tmp_path) as pool:
+        pool.start()
+        await_commits(here, {0: 5})
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        with pytest.raises(KafkaFailure, match=r"did not stop within 0\.5 s"):
+            pool.stop()
+        assert pool.pids == ()

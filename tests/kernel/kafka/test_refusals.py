@@ -22,11 +22,10 @@ from backlogctl.kafka.rights import Operation, Resource, Right, read_rights
 from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.sandbox.secured import Security
 from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
-from tests.forwarding import forward
-from tests.kafka_tools import wait_until
-from tests.replay.calling import call_main
-from tests.replay.makers import write_config
-from tests.secured import SecuredKafka, start_secured
+from tests.kit.kafka import forward, wait_until
+from tests.kit.recoveries import write_config
+from tests.kit.secured import SecuredKafka, start_secured
+from tests.kit.shop import call_main
 
 WRONG = "not-the-password-at-all"
 GIVEN = 120.0  # seconds that a call may take; none of them is waited for

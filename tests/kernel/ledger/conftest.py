@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event
 
 from backlogctl.ledger import Ledger, open_ledger, upgrade
-from tests.services import Postgres
+from tests.kit.services import Postgres
 
 IN_SCHEMA = "?options=-csearch_path%3Dledger"
 

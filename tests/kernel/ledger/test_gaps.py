@@ -28,7 +28,7 @@ from backlogctl.values import (
     TimeBounds,
 )
 from tests.kernel.ledger.conftest import change
-from tests.kernel.ledger.makers import NOON, approve, make_gap, make_sample, plan
+from tests.kit.ledger import NOON, approve, make_gap, make_sample, plan
 
 # Gaps that audits find: of sequences without offsets, and of offsets that were committed.
 

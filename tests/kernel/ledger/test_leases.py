@@ -1,4 +1,4 @@
-"""Leases: one runner, by the database's clock."""
+"""Leases: one runner, by the database's clock. Steps and events of a recovery."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import LeaseHeld, UsageError
-from backlogctl.ledger import Ledger, Owner
-from tests.kernel.ledger.conftest import change
-from tests.kernel.ledger.makers import plan
+from backlogctl.errors import LeaseHeld, Refused, UsageError
+from backlogctl.ledger import BurndownSample, Ledger, Owner
+from tests.kernel.ledger.conftest import change, drop_triggers
+from tests.kit.ledger import NOON, plan
 
 PAST = "2026-01-01T00:00:00.000000Z"
 HOUR = timedelta(hours=1)  # does not end while the machine stands still
@@ -213,3 +215,158 @@ def test_body_error_is_not_hidden_by_the_lease(ledger: Ledger) -> None:
     with pytest.raises(RuntimeError, match="mine"), ledger.leases.hold(recovery.id):
         raise RuntimeError("mine")
     assert ledger.leases.holder(recovery.id) is None
+
+
+def test_step_is_started_completed(ledger: Ledger) -> None:
+    recovery = plan(ledger, kind="expand").id
+    assert ledger.steps.get(recovery, "hold") is None
+    first = ledger.steps.start(recovery, "hold")
+    assert (first.attempts, first.is_complete, first.detail) == (1, False, {})
+    assert first.first_started_at == first.last_started_at
+    again = ledger.steps.start(recovery, "hold")
+    assert (again.attempts, again.first_started_at) == (2, first.first_started_at)
+    assert again.last_started_at > first.last_started_at
+
+    done = ledger.steps.complete(recovery, "hold", {"topic": "orders"})
+    assert done.is_complete
+    assert ledger.steps.complete(recovery, "hold", {"topic": "other"}) == done, "once"
+    assert ledger.steps.start(recovery, "hold").completed_at == done.completed_at
+
+
+def test_steps_are_in_the_order_of_their_start(ledger: Ledger) -> None:
+    recovery, other = plan(ledger).id, plan(ledger, stream="invoices").id
+    for step in ("validate", "hold", "expand"):
+        ledger.steps.start(recovery, step)
+    ledger.steps.start(other, "validate")
+    ledger.steps.start(recovery, "validate")
+    assert [one.step for one in ledger.steps.list(recovery)] == ["validate", "hold", "expand"]
+    assert ledger.steps.get(recovery, "hold") == ledger.steps.list(recovery)[1]
+
+
+def test_step_that_never_started_is_not_done(ledger: Ledger) -> None:
+    recovery = plan(ledger).id
+    with pytest.raises(UsageError, match="never started"):
+        ledger.steps.complete(recovery, "hold")
+    with pytest.raises(Refused):
+        ledger.steps.start("r-19700101-0001", "hold")
+
+
+def test_temporary_topic_is_announced_then_recorded_then_gone(ledger: Ledger) -> None:
+    recovery = plan(ledger).id
+    topics = ledger.temporary_topics
+    assert topics.get(recovery) is None
+    announced = topics.announce(recovery, "main", "orders.recovery.x", 30)
+    assert topics.announce(recovery, "main", "orders.recovery.x", 30) == announced
+    assert (announced.topic_id, announced.deleted_at) == (None, None)
+    with pytest.raises(Refused, match="with 30 partitions on main"):
+        topics.announce(recovery, "main", "orders.recovery.x", 60)
+    assert topics.record_id(recovery, "id-1").topic_id == "id-1"
+    assert topics.record_id(recovery, "id-1").topic_id == "id-1"
+    with pytest.raises(Refused, match="id-2"):
+        topics.record_id(recovery, "id-2")
+    gone = topics.mark_deleted(recovery)
+    assert gone.deleted_at is not None
+    assert topics.mark_deleted(recovery) == gone == topics.get(recovery)
+
+
+def test_topic_that_was_not_announced_has_no_id(ledger: Ledger) -> None:
+    recovery = plan(ledger).id
+    with pytest.raises(UsageError, match="no temporary topic was announced"):
+        ledger.temporary_topics.record_id(recovery, "id-1")
+    with pytest.raises(UsageError, match="no temporary topic was announced"):
+        ledger.temporary_topics.mark_deleted(recovery)
+
+
+def test_burndown_is_kept_in_order(ledger: Ledger) -> None:
+    recovery, other = plan(ledger).id, plan(ledger, stream="invoices").id
+    assert ledger.burndown.latest(recovery) is None
+    made = [
+        BurndownSample(
+            recovery, NOON + timedelta(seconds=n), "relay", 2**40 - n, n, n, 0, n or None
+        )
+        for n in range(3)
+    ]
+    for sample in (made[2], made[0], made[1]):
+        ledger.burndown.add(sample)
+    ledger.burndown.add(BurndownSample(other, NOON, "relay", 1, 0, 0, 0))
+    assert ledger.burndown.list(recovery) == tuple(made)
+    assert ledger.burndown.list(recovery, since=made[1].at) == tuple(made[1:])
+    assert ledger.burndown.latest(recovery) == made[2]
+
+
+def record_some(ledger: Ledger) -> str:
+    recovery = plan(ledger)
+    detail = {"rate": 1.0, "big": 10**20, "tiny": 1e-7, "text": "zwölf \u0000 ✓", "none": None}
+    for number in range(4):
+        ledger.events.append(recovery.id, "ada", f"wave {number}", detail)
+    return recovery.id
+
+
+def test_record_is_chained(ledger: Ledger) -> None:
+    recovery = record_some(ledger)
+    lines = ledger.events.list(recovery)
+    assert [line.sequence for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[0].previous_hash == "0" * 64
+    pairs = pairwise(lines)
+    assert all(before.hash == after.previous_hash for before, after in pairs)
+    assert lines[2].detail["big"] == 10**20
+    assert ledger.events.find_break(recovery) is None
+    with pytest.raises(UsageError, match="no such recovery"):
+        ledger.events.append("r-19700101-0001", "ada", "x", {})
+
+
+def test_fault_02_who_lost_the_lease_adds_no_line(ledger: Ledger) -> None:
+    recovery = record_some(ledger)
+    zombie, live = Owner.current(), Owner("other", 1, "then", "token")
+    ledger.leases.acquire(recovery, zombie)
+    ledger.events.append(recovery, "ada", "decided", owner=zombie)
+    ledger.leases.release(recovery, zombie)
+    ledger.leases.acquire(recovery, live)
+    before = ledger.events.list(recovery)
+    with pytest.raises(LeaseHeld, match="took it over"):
+        ledger.events.append(recovery, "ada", "decided again", owner=zombie)
+    assert ledger.events.list(recovery) == before
+    assert ledger.events.find_break(recovery) is None
+
+
+def test_database_refuses_to_change_the_record(ledger: Ledger, raw: Engine) -> None:
+    recovery = record_some(ledger)
+    for statement in ("UPDATE backlog_events SET actor = 'eve'", "DELETE FROM backlog_events"):
+        with pytest.raises(DBAPIError, match="append-only"):
+            change(raw, statement)
+    assert ledger.events.find_break(recovery) is None
+
+
+@pytest.mark.parametrize(
+    ("statements", "found"),
+    [
+        (["UPDATE backlog_events SET actor = 'eve' WHERE sequence = 3"], "event 3 was altered"),
+        (["UPDATE backlog_events SET detail = '{}' WHERE sequence = 2"], "event 2 was altered"),
+        (["DELETE FROM backlog_events WHERE sequence = 3"], "event 3 is missing"),
+        (["DELETE FROM backlog_events WHERE sequence = 1"], "event 1 is missing"),
+        (["DELETE FROM backlog_events WHERE sequence >= 4"], "5 events were written, 3 are there"),
+        (["DELETE FROM backlog_events"], "5 events were written, 0 are there"),
+        (
+            [
+                "UPDATE backlog_events SET sequence = 99 WHERE sequence = 2",
+                "UPDATE backlog_events SET sequence = 2 WHERE sequence = 3",
+                "UPDATE backlog_events SET sequence = 3 WHERE sequence = 99",
+            ],
+            "event 2 does not follow",
+        ),
+        (
+            [
+                "DELETE FROM backlog_events WHERE sequence = 5",
+                "UPDATE backlog_recoveries SET events_length = 4",
+            ],
+            "the last event is not",
+        ),
+    ],
+)
+def test_tampering_is_found(ledger: Ledger, raw: Engine, statements: list[str], found: str) -> None:
+    recovery = record_some(ledger)
+    with raw.begin() as connection:
+        drop_triggers(connection, "backlog_events")
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    assert found in (ledger.events.find_break(recovery) or "")

@@ -15,7 +15,7 @@ from backlogctl.errors import ApprovalNeeded, InvalidTransition, LeaseHeld, Refu
 from backlogctl.ledger import Ledger, Owner
 from backlogctl.values import GapState, RecoveryState
 from tests.kernel.ledger.conftest import change
-from tests.kernel.ledger.makers import FAR, NOON, approve, bring_to, make_gap, plan
+from tests.kit.ledger import FAR, NOON, approve, bring_to, create_recovery, make_gap, plan
 
 S = RecoveryState
 PAUSE: Literal["pause"] = "pause"
@@ -58,18 +58,15 @@ def test_recovery_is_stored_with_its_gaps_and_first_event(ledger: Ledger) -> Non
 )
 def test_recoveries_are_found_by_where_they_came_from(ledger: Ledger, run: str) -> None:
     def store(stream: str, plan: dict[str, object]) -> str:
-        made = ledger.recoveries.create(
+        made = create_recovery(
+            ledger,
             "rebuild",
             stream,
-            "main",
-            stream,
-            "g",
-            plan,
-            "h",
-            (),
-            "a",
+            group="g",
+            plan=plan,
+            plan_hash="h",
+            by="a",
             stops_consumers=False,
-            holds_when_failed=False,
         )
         return made.id
 
@@ -261,10 +258,14 @@ def test_failed_expansion_is_in_the_way_until_it_is_run_again_or_cancelled(ledge
 def test_failed_recovery_of_any_kind_is_in_the_way_where_it_left_something_changed(
     ledger: Ledger, holds: bool
 ) -> None:
-    made = ledger.recoveries.create(
-        "mend", "orders", "main", "orders", "orders-service", {}, "hash", (), "ada",
-        stops_consumers=not holds, holds_when_failed=holds,
-    )  # fmt: skip
+    made = create_recovery(
+        ledger,
+        "mend",
+        group="orders-service",
+        plan_hash="hash",
+        stops_consumers=not holds,
+        holds_when_failed=holds,
+    )
     assert (made.stops_consumers, made.holds_when_failed) == (not holds, holds)
     assert ledger.recoveries.get(made.id) == made
     bring_to(ledger, made, *WAY_TO[S.FAILED])

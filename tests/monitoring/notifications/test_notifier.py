@@ -20,9 +20,17 @@ from backlogctl.monitoring.notifications.notifier import Notifier, Pauses, check
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kafka_tools import StreamStub, commit, properties_of, publish, wait_until
-from tests.monitoring.notifications.hook_server import OK, HookServer, Reply, Request, serve_hook
-from tests.monitoring.notifications.makers import make_hook, make_look
+from tests.conftest import MakeTopic
+from tests.kit.kafka import StreamStub, commit, properties_of, publish, wait_until
+from tests.monitoring.notifications.hook_server import (
+    OK,
+    HookServer,
+    Reply,
+    Request,
+    make_hook,
+    make_look,
+    serve_hook,
+)
 
 QUICK = Pauses((0.05, 0.1, 0.2), refused=0.3)
 
@@ -228,7 +236,6 @@ def test_hooks_are_tested_once_each() -> None:
 
 # The real watcher on a real broker tells hooks that a group stops and comes back.
 
-MakeTopic = Callable[..., str]
 
 INTERVAL, WINDOW = timedelta(seconds=0.5), timedelta(seconds=3)
 HANGS = 600.0

@@ -22,9 +22,9 @@ from backlogctl.monitoring.producers.findings import SuspicionCode, find_suspici
 from backlogctl.monitoring.producers.profile import BreakKind, LogProfile
 from backlogctl.monitoring.producers.reader import profile_topic
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.java_tools import write_script
-from tests.kafka_tools import properties_of, wait_until
-from tests.monitoring.producers.producing import send
+from tests.kit.java import write_script
+from tests.kit.kafka import properties_of, wait_until
+from tests.monitoring.producers.makers import send
 
 _PLACES = [0, 1] * 10
 # Without the socket's, a message on the way fails only when its broker answers again.

@@ -25,8 +25,9 @@ from backlogctl.replay.audits.audit import AuditFinding, AuditLevel, AuditOption
 from backlogctl.replay.audits.consumed import ConsumedAuditing
 from backlogctl.replay.present.tables import render_audit
 from backlogctl.replay.runbooks.descriptions import is_alarming
-from tests.kafka_tools import set_config, set_offsets_raw, wait_until
-from tests.replay.shop import PARTITIONS, PROCESSED, ROOT, Shop
+from tests.kit.kafka import set_config, set_offsets_raw, wait_until
+from tests.kit.processes import ROOT
+from tests.kit.shop import PARTITIONS, PROCESSED, Shop
 from tests.spark_backfill.world import fill_table, make_order, open_database, publish_orders
 
 if TYPE_CHECKING:

@@ -1,33 +1,40 @@
-"""`audit counts` over a real topic and a real table: what is missing is in its window, and a healthy
-stream shows nothing."""
+"""`audit counts` over a real topic and table; archives join on, and folders are gone afterwards."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
+from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.clock import format_time, utc_now
 from backlogctl.errors import UsageError
 from backlogctl.formats import format_moment
-from backlogctl.replay.audits.audit import AuditFinding, AuditOptions, AuditResult
+from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.replay.audits.audit import AuditFinding, AuditOptions, AuditResult, sweep_folders
 from backlogctl.replay.audits.counts import CountsAuditing
+from backlogctl.replay.audits.tiers import find_archived
 from backlogctl.replay.engine.options import read_options
 from backlogctl.replay.present.figures import make_counts_figure
 from backlogctl.replay.present.tables import render_audit
+from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
-from tests.kafka_tools import move_log_start, set_offsets_raw
-from tests.replay.offloaded import offload
-from tests.replay.shop import PARTITIONS, PROCESSED, Shop, count_by_partition, place
+from tests.kit.kafka import move_log_start, set_offsets_raw
+from tests.kit.shop import PARTITIONS, PROCESSED, Shop, count_by_partition, offload, place
 from tests.spark_backfill.world import (
     ORDERS,
     await_decided,
@@ -39,6 +46,7 @@ from tests.spark_backfill.world import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 MINUTE = timedelta(minutes=1)
 COUNT = 240
@@ -396,3 +404,50 @@ def test_the_plot_marks_the_worst_windows_and_leaves_out_narrow_ones() -> None:
     assert "3 without message" not in drawn, "the first one has half a minute"
     assert ">handled<" not in drawn
     assert "no data yet" in make_counts_figure([]).draw()
+
+
+NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
+
+
+def make_record(name: str, *ranges: tuple[int, int, int]) -> ArchiveRecord:
+    kept = tuple(ArchivedRange(*item, item[2] - item[1], NOON, NOON) for item in ranges)
+    return ArchiveRecord(name, "o", "main", "o", "id", "/a", "0" * 64, 1, 1, kept, NOON)
+
+
+def test_each_offset_is_read_once_and_a_gone_stretch_ends_what_joins_on() -> None:
+    newest = make_record("r-2", (0, 60, 100), (1, 10, 40), (2, 0, 0))
+    # It overlaps the newer one, in two ranges of one partition.
+    older = make_record("r-1", (0, 0, 30), (0, 30, 80), (2, 0, 5))
+    found = find_archived([newest, older], {0: 90, 1: 50, 2: 0})
+    assert [(part.record.recovery_id, part.ranges) for part in found.parts] == [
+        ("r-2", (OffsetRange(0, 60, 90), OffsetRange(1, 10, 40))),
+        ("r-1", (OffsetRange(0, 0, 30), OffsetRange(0, 30, 60))),
+    ]
+    assert found.begins == {0: 0, 1: 50, 2: 0}
+    assert [part.ranges for part in found.list_joined()] == [
+        (OffsetRange(0, 60, 90),),
+        (OffsetRange(0, 0, 30), OffsetRange(0, 30, 60)),
+    ]
+    assert [part.ranges for part in found.list_joined(40)] == [
+        (OffsetRange(0, 0, 30), OffsetRange(0, 30, 40))
+    ]
+
+
+def test_what_killed_audits_left_goes_and_what_works_stays(tmp_path: Path) -> None:
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    host = socket.gethostname()
+    names = {
+        f"audit-{host}-{done.pid}-abc": False,
+        f"audit-{host}-{os.getpid()}-abc": True,
+        f"audit-else-where-{done.pid}-abc": True,
+        f"audit-old-host-{done.pid}-abc": False,
+        "r-20261124-0001": True,
+        "audit-notes": True,
+    }
+    for name in names:
+        (tmp_path / name / "consumed").mkdir(parents=True)
+        (tmp_path / name / "consumed" / "part-0.parquet").write_text("o-1")
+    os.utime(tmp_path / f"audit-old-host-{done.pid}-abc", (1, 1))
+    sweep_folders(tmp_path)
+    assert {name: (tmp_path / name).exists() for name in names} == names

@@ -18,8 +18,8 @@ from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.runbooks.nights import NightWork, Tonight, find_night_work
 from backlogctl.values import Cause, GapState
 from backlogctl_delivery.sequenced.sequence import Stamp, write_stamp
-from tests.kafka_tools import commit, move_log_start, set_offsets_raw, wait_until
-from tests.replay.shop import PROCESSED, Shop, place
+from tests.kit.kafka import commit, move_log_start, set_offsets_raw, wait_until
+from tests.kit.shop import PROCESSED, Shop, place
 from tests.spark_backfill.world import ORDERS, encode_order, fill_table, make_order, open_database
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]

@@ -1,4 +1,4 @@
-"""`audit sequence` as on-call types it: real losses are found, and told with what is not known."""
+"""`audit sequence` as on-call types it; audits that are killed, and those with fewer rights."""
 
 from __future__ import annotations
 
@@ -7,16 +7,34 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from confluent_kafka import Producer
 
+from backlogctl.clock import utc_now
+from backlogctl.config import load_config
+from backlogctl.errors import Refused
 from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.rights import Operation, Resource
+from backlogctl.replay.audits import AUDITS, carrying
+from backlogctl.replay.observe.rights import list_seeing
+from backlogctl.replay.opening import open_workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.sequenced.sequence import SEQUENCE, Stamp, write_stamp
-from tests.kafka_tools import move_log_start, properties_of, wait_until
-from tests.replay.shop import Shop
+from tests.kit.kafka import move_log_start, properties_of, set_offsets_raw, wait_until
+from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.shop import CONSUMED, LOCAL_SPARK, PROCESSED, SOURCE, Shop, call_main
+from tests.spark_backfill.world import ORDERS, fill_table, make_order
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+
 
 # What is there now is old enough.
 SETTLED = ("--grace", "1ms")
@@ -156,3 +174,150 @@ def test_what_acks_0_lost_when_the_broker_was_killed_is_found(tmp_path: Path) ->
 
 def _end(properties: dict[str, str]) -> int:
     return list_offsets(properties, "orders", [0], "latest")[0]
+
+
+def end_half_way(shop: Shop, number: signal.Signals) -> tuple[int, str, set[Path]]:
+    """Once its copy of the table has a folder: the exit code, what it said, and the folders."""
+    before = list_folders(shop)
+    process = shop.start("audit", "consumed", shop.stream)
+    wait_until(
+        lambda: bool(list_folders(shop) - before) or process.poll() is not None,
+        seconds=240,
+        what="it reads the table",
+    )
+    process.send_signal(number)
+    out, err = process.communicate(timeout=240)
+    assert (out, "Traceback" in err) == ("", False), err
+    assert shop.open().ledger.audits.list_latest() == ()
+    return process.returncode, err, list_folders(shop)
+
+
+def list_folders(shop: Shop) -> set[Path]:
+    return set(shop.directory.glob("staging/audit-*"))
+
+
+def test_an_audit_that_is_ended_leaves_nothing(shop: Shop) -> None:
+    code, _, left = end_half_way(shop, signal.SIGKILL)
+    assert (code, len(left)) == (-signal.SIGKILL, 1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        code, said, left = end_half_way(shop, number)
+        assert (code, left) == (130, set())
+        assert "interrupted" in said
+
+
+GROUP = "order-service"
+MISSING = ((Resource.TOPIC, Operation.READ), (Resource.GROUP, Operation.DESCRIBE))
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A broker with a topic and a group that has read all of it."""
+    with start_secured(tmp_path_factory.mktemp("secured")) as found:
+        create_topic(found.properties, "orders", partitions=1, config={"retention.ms": "-1"})
+        producer = Producer(found.properties)
+        at = round((utc_now() - timedelta(hours=1)).timestamp() * 1000)
+        for number in range(30):
+            producer.produce("orders", b"{}", b"%d" % number, 0, timestamp=at)
+        assert producer.flush(60) == 0
+        set_offsets_raw(found.properties, GROUP, "orders", {0: 30})
+        yield found
+
+
+@pytest.fixture
+def secured_shop(
+    secured: SecuredKafka, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A folder with backlog.yaml, a table of orders, and one of those that were handled."""
+    del spark
+    monkeypatch.setenv("TOOL_PASSWORD", PASSWORD)
+    url = f"sqlite:///{tmp_path}/shop.db"
+    sent = utc_now() - timedelta(hours=1)
+    rows = [{**make_order(number), "updated_at": sent} for number in range(30)]
+    fill_table(url, ORDERS, rows)
+    fill_table(url, PROCESSED, [{"order_id": number} for number in range(30)], "processed")
+    document = {
+        "ledger": "sqlite:///ledger.db",
+        "staging": {"dir": "./staging"},
+        "spark": LOCAL_SPARK,
+        "clusters": {"main": {}},
+        "sources": {"shop": {"url": url}},
+        "streams": {
+            "orders": {
+                "cluster": "main",
+                "topic": "orders",
+                "group": GROUP,
+                "source": {**SOURCE, **CONSUMED},
+            }
+        },
+    }
+    (tmp_path / "backlog.yaml").write_text(json.dumps(document))
+    return tmp_path
+
+
+def log_in(secured_shop: Path, secured: SecuredKafka, user: str) -> None:
+    path = secured_shop / "backlog.yaml"
+    document = json.loads(path.read_text())
+    document["clusters"]["main"] = secured.login(user, "${env:TOOL_PASSWORD}")
+    path.write_text(json.dumps(document))
+
+
+def audit_as(secured_shop: Path, name: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the document; nothing else was said that is not for people."""
+    code, out, err = call_main(("audit", name, "orders", "--json"), secured_shop, {})
+    assert "Traceback" not in err
+    assert PASSWORD not in out + err
+    assert list(secured_shop.glob("staging/audit-*")) == []
+    return code, json.loads(out)
+
+
+def list_recorded(secured_shop: Path) -> set[str]:
+    workspace = open_workspace(load_config(secured_shop / "backlog.yaml"))
+    return {one.audit for one in workspace.ledger.audits.list_latest("orders")}
+
+
+def test_audits_need_the_rights_of_see(secured: SecuredKafka, secured_shop: Path) -> None:
+    """They read all, and are on record."""
+    log_in(secured_shop, secured, "auditor")
+    config = load_config(secured_shop / "backlog.yaml")
+    rights = list_seeing(config.stream("orders"))
+    secured.add_user("auditor", rights)
+    for one in AUDITS:
+        _, document = audit_as(secured_shop, one.name)
+        assert "error" not in document, document
+        assert document["figures"]["messages"] == 30, document
+    assert list_recorded(secured_shop) == {one.name for one in AUDITS}
+
+
+@pytest.mark.parametrize(("resource", "operation"), MISSING)
+def test_a_missing_right_is_named(
+    secured: SecuredKafka, secured_shop: Path, resource: Resource, operation: Operation
+) -> None:
+    """Before Spark starts; of who writes, a group's rights say nothing."""
+    user = f"without-{resource.name}"
+    log_in(secured_shop, secured, user)
+    rights = list_seeing(load_config(secured_shop / "backlog.yaml").stream("orders"))
+    (lacking,) = (r for r in rights if (r.resource, r.operation) == (resource, operation))
+    secured.add_user(user, [right for right in rights if right != lacking])
+    free = {"producers"} if resource is Resource.GROUP else set()
+    for one in AUDITS:
+        code, document = audit_as(secured_shop, one.name)
+        if one.name not in free:
+            assert (code, document["error"]["code"]) == (Refused.exit_code, "refused")
+            assert str(lacking) in document["error"]["message"]
+    assert list_recorded(secured_shop) == free
+
+
+@pytest.mark.parametrize("name", ["sequence", "consumed", "counts"])
+def test_what_is_refused_only_when_spark_reads_is_one_error(
+    secured: SecuredKafka, secured_shop: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As with a login that cannot be asked for its rights."""
+    user = f"unasked-{name}"
+    log_in(secured_shop, secured, user)
+    rights = list_seeing(load_config(secured_shop / "backlog.yaml").stream("orders"))
+    secured.add_user(user, [right for right in rights if right.operation is not Operation.READ])
+    monkeypatch.setattr(carrying, "require_rights", lambda *said: ["its rights are unknown"])
+    code, document = audit_as(secured_shop, name)
+    assert (code, document["error"]["code"]) == (2, "kafka"), document
+    assert "Not authorized" in document["error"]["message"], document
+    assert list_recorded(secured_shop) == set()

@@ -1,22 +1,41 @@
-"""Groups: who has which partitions, of which type, and what they lost."""
+"""Groups and who reads, clients' configuration files, and what the newest batches say."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from confluent_kafka import Consumer, TopicPartition
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclOperation,
+    ResourceType,
+)
 
-from backlogctl.kafka.clients import make_consumer, make_producer
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.config import Stream
+from backlogctl.errors import UsageError
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 from backlogctl.kafka.groups import describe_group_state
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
+from backlogctl.monitoring.doctor.clients import Dialect, judge_client, read_client_file
+from backlogctl.monitoring.doctor.facts import Topic
+from backlogctl.monitoring.doctor.producers import judge_producers
+from backlogctl.monitoring.producers import reader
+from backlogctl.monitoring.producers.reader import NewestLog, read_newest_log
+from backlogctl.replay.doctor.stream import examine_stream
+from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kafka_tools import join, properties_of, publish, set_offsets_raw, wait_until
+from backlogctl_delivery.kafka import AccessDenied
+from tests.conftest import MakeTopic
+from tests.kit.kafka import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.secured import deny, start_guarded
+from tests.monitoring.producers.makers import Log, fold
 from tests.replay.doctor.world import examine, make_workspace
-
-MakeTopic = Callable[..., str]
 
 
 @contextmanager
@@ -47,10 +66,9 @@ def joined(properties: dict[str, str], group: str, topics: list[list[str]]) -> I
 
 
 def test_members_without_work(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     name, group = topic(partitions=1), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     with joined(properties, group, [[name], [name], [name]]):
         finding = examine(make_workspace(tmp_path, properties, name, group))["idle-members"]
     assert finding.level is CheckLevel.WARNS
@@ -58,11 +76,10 @@ def test_members_without_work(
 
 
 def test_partitions_that_no_member_has(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     """Its members subscribe to another topic only."""
     name, other, group = topic(partitions=2), topic(partitions=2), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     with joined(properties, group, [[other]]):
         finding = examine(make_workspace(tmp_path, properties, name, group))["unassigned"]
     assert finding.level is CheckLevel.LOSES
@@ -86,11 +103,10 @@ def test_partitions_shared_out_unevenly(
 
 
 def test_a_group_that_stands_still(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     """Retention will take what it does not read: `status` says the same."""
     name, group = topic(partitions=1, config={"retention.ms": "3600000"}), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     publish(properties, name, {0: 20})
     set_offsets_raw(properties, group, name, {0: 5})
     finding = examine(make_workspace(tmp_path, properties, name, group))["group-course"]
@@ -100,11 +116,10 @@ def test_a_group_that_stands_still(
 
 
 def test_retention_by_size_goes_by_what_is_written(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     """Some 1,000 bytes a second into 100 kB: less than two minutes, whatever retention.ms says."""
     name, group = topic(partitions=1, config={"retention.bytes": "100000"}), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     workspace = make_workspace(tmp_path, properties, name, group)
     stop = threading.Event()
 
@@ -133,11 +148,10 @@ def test_retention_by_size_goes_by_what_is_written(
 
 
 def test_rebalances_without_static_membership(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     """Samples of the window saw it rebalancing; those were made while a member was slow to come."""
     name, group = topic(partitions=2), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     publish(properties, name, {0: 3})
     workspace = make_workspace(tmp_path, properties, name, group)
     member = join(properties, group, name)
@@ -170,10 +184,9 @@ def test_rebalances_without_static_membership(
 
 
 def test_a_reader_that_assigns_is_no_member(
-    kafka: EmbeddedKafka, topic: MakeTopic, unique: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
 ) -> None:
     name, group = topic(partitions=1), f"group-{unique}"
-    properties = properties_of(kafka.bootstrap)
     publish(properties, name, {0: 3})
     reader = make_consumer({**properties, "group.id": group})
     reader.assign([TopicPartition(name, 0, 0)])
@@ -181,3 +194,310 @@ def test_a_reader_that_assigns_is_no_member(
     found = examine(make_workspace(tmp_path, properties, name, group))
     reader.close()
     assert not {"unassigned", "idle-members", "assignment-skew"} & set(found)
+
+
+GOOD_JAVA = """\
+# of the order service
+bootstrap.servers=kafka:9092
+acks = all
+enable.idempotence: true
+group.id=order-service
+enable.auto.commit=false
+auto.offset.reset=none
+isolation.level=read_committed
+"""
+GOOD_LIBRDKAFKA = """\
+metadata.broker.list=kafka:9092
+acks=-1
+enable.idempotence=true
+max.in.flight=5
+group.id=order-service
+enable.auto.offset.store=false
+auto.offset.reset=error
+"""
+GOOD_SPRING = """\
+spring:
+  kafka:
+    bootstrap-servers: kafka:9092
+    producer:
+      acks: all
+    consumer:
+      group-id: order-service
+      auto-offset-reset: none
+      isolation-level: read-committed
+"""
+
+
+def judge(path: Path, text: str) -> dict[str, str]:
+    """The findings' checks and levels; of several of a check the last."""
+    path.write_text(text)
+    return {one.check: str(one.level) for one in judge_client(read_client_file(path))}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "dialect"),
+    [
+        ("client.properties", GOOD_JAVA, Dialect.JAVA),
+        ("client.conf", GOOD_LIBRDKAFKA, Dialect.LIBRDKAFKA),
+        ("application.yml", GOOD_SPRING, Dialect.JAVA),
+    ],
+)
+def test_nothing_is_found_in_good_files(
+    tmp_path: Path, name: str, text: str, dialect: Dialect
+) -> None:
+    assert judge(tmp_path / name, text) == {}
+    file = read_client_file(tmp_path / name)
+    assert (file.dialect, file.producer is None, file.consumer is None) == (dialect, False, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("acks=1", {"producer-acks": "loses", "producer-idempotence": "warns"}),
+        ("acks=0", {"producer-acks": "loses", "producer-idempotence": "warns"}),
+        ("acks=1\nenable.idempotence=true", {"producer-acks": "loses", "client-file": "stops"}),
+        ("retries=0", {"producer-retries": "loses", "producer-idempotence": "warns"}),
+        (
+            "delivery.timeout.ms=20000\nrequest.timeout.ms=5000",
+            {"producer-retries": "loses"},
+        ),
+        ("delivery.timeout.ms=20000", {"client-file": "stops"}),
+        ("enable.idempotence=false", {"producer-idempotence": "warns"}),
+        (
+            "enable.idempotence=true\nmax.in.flight.requests.per.connection=10",
+            {"client-file": "stops"},
+        ),
+        ("linger.ms=5000", {"producer-buffer": "warns"}),
+        ("max.block.ms=100", {"producer-buffer": "loses"}),
+        ("buffer.memory=65536", {"producer-buffer": "warns"}),
+        ("linger.ms=${LINGER}", {"client-file": "unknown"}),
+        ("compression.type=lz4\nmetadata.broker.list=k:9092", {"producer-idempotence": "warns"}),
+        (
+            "group.id=g\nauto.offset.reset=none\nisolation.level=read_committed",
+            {"consumer-commits": "warns"},
+        ),
+        (
+            "group.id=g\nenable.auto.commit=false\nisolation.level=read_committed",
+            {"consumer-reset": "loses"},
+        ),
+        (
+            "group.id=g\nenable.auto.commit=false\nauto.offset.reset=none",
+            {"consumer-isolation": "warns"},
+        ),
+        (
+            "group.id=g\nenable.auto.commit=false\nauto.offset.reset=none\n"
+            "isolation.level=read_committed\nmax.poll.interval.ms=10000",
+            {"consumer-polls": "warns"},
+        ),
+        (
+            "metadata.broker.list=k:9092\ngroup.id=g\nauto.offset.reset=error",
+            {"consumer-commits": "loses"},
+        ),
+        (
+            "metadata.broker.list=k:9092\ngroup.id=g\nauto.offset.reset=error\n"
+            "enable.auto.commit=false\nmax.poll.interval.ms=10000",
+            {"consumer-polls": "warns", "client-file": "stops"},
+        ),
+    ],
+)
+def test_each_setting(tmp_path: Path, text: str, expected: dict[str, str]) -> None:
+    assert judge(tmp_path / "client.properties", text) == expected
+
+
+def test_springs_own_names(tmp_path: Path) -> None:
+    text = """\
+spring.kafka:
+  properties: {isolation.level: read_committed}
+  producer:
+    acks: 1
+    properties: {linger.ms: 20000}
+  consumer:
+    auto-offset-reset: latest
+    enable-auto-commit: true
+---
+spring.kafka.consumer.properties.max.poll.interval.ms: 1000
+"""
+    assert judge(tmp_path / "application.yml", text) == {
+        "producer-acks": "loses",
+        "producer-idempotence": "warns",
+        "producer-buffer": "warns",
+        "consumer-commits": "warns",
+        "consumer-reset": "loses",
+        "consumer-polls": "warns",
+    }
+
+
+def test_java_properties_as_java_reads_them(tmp_path: Path) -> None:
+    text = "! a comment\nac\\\n    ks 1\n\nlinger.ms\t:\t5000\n"
+    found = judge(tmp_path / "p.properties", text)
+    assert found == {
+        "producer-acks": "loses",
+        "producer-idempotence": "warns",
+        "producer-buffer": "warns",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("none.properties", None, "could not be read: No such file or directory"),
+        ("client.properties", b"hello world\n", "holds no setting of a Kafka client"),
+        ("client.properties", b"\xff\xfe\x00", "could not be read: is no text in UTF-8"),
+        ("client.properties", b"a" * 2_000_000, "is too large"),
+        ("client.yml", b"a: [1", "is not YAML at line 1"),
+        ("client.yml", b"just text", "holds no setting of a Kafka client"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, name: str, data: bytes | None, message: str) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UsageError, match=message):
+        read_client_file(tmp_path / name)
+
+
+CHECKS = ("not-idempotent", "epoch-restarted", "sequence-jump", "hot-partition")
+
+
+@pytest.fixture
+def look(properties: dict[str, str], tmp_path: Path) -> Callable[[str], dict[str, CheckFinding]]:
+    """Examines a topic: its findings of the log, and what could not be read."""
+
+    def make(topic: str) -> dict[str, CheckFinding]:
+        found = examine(make_workspace(tmp_path, properties, topic))
+        return {name: one for name, one in found.items() if name in (*CHECKS, "unread")}
+
+    return make
+
+
+def test_a_producer_that_waits_for_nobody(
+    kafka: EmbeddedKafka, topic: MakeTopic, look: Callable[[str], dict[str, CheckFinding]]
+) -> None:
+    name, properties = topic(partitions=2), properties_of(kafka.bootstrap)
+    publish(properties, name, {0: 30})
+    careless = Producer({**properties, "acks": "0", "enable.idempotence": False})
+    for number in range(10):
+        careless.produce(name, b"value", partition=number % 2)
+    assert careless.flush(60) == 0
+    # Nobody says when acks=0 has arrived.
+    wait_until(
+        lambda: sum(list_offsets(properties, name, (0, 1), "latest").values()) == 40,
+        what="all are there",
+    )
+    seen = look(name)
+    assert list(seen) == ["not-idempotent"]
+    found = seen["not-idempotent"]
+    assert found.level is CheckLevel.WARNS
+    assert "10 of 40 messages have no producer id" in found.found
+    assert "Looked at the newest 40 messages" in found.found
+    assert "of 2 partitions" in found.found
+    assert found.commands == ("backlogctl audit producers orders",)
+
+
+def test_transactions_that_abort_and_restart_are_well(
+    kafka: EmbeddedKafka, topic: MakeTopic, look: Callable[[str], dict[str, CheckFinding]]
+) -> None:
+    name, properties = topic(partitions=1), properties_of(kafka.bootstrap)
+    for start in range(3):
+        producer = make_producer(properties, {"transactional.id": f"tx-{name}"})
+        producer.init_transactions(60)
+        for aborts in (False, True):
+            producer.begin_transaction()
+            producer.produce(name, str(start).encode(), partition=0)
+            assert producer.flush(60) == 0
+            if aborts:
+                producer.abort_transaction(60)
+            else:
+                producer.commit_transaction(60)
+    assert look(name) == {}
+
+
+def test_a_key_that_has_almost_everything(
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    look: Callable[[str], dict[str, CheckFinding]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of each partition about as much is looked at; how much each got is known all the same."""
+    name, properties = topic(partitions=3), properties_of(kafka.bootstrap)
+    producer = make_producer(properties, {"linger.ms": 0, "batch.num.messages": 20})
+    for number in range(1_500):
+        producer.produce(name, b"value", b"hot", partition=2 if number % 10 else number // 10 % 2)
+        if number % 20 == 0:
+            producer.flush(60)
+    assert producer.flush(60) == 0
+    monkeypatch.setattr(reader, "_LEAST_OFFSETS", 100)
+    monkeypatch.setattr(reader, "BYTES_EACH", 1)
+    seen = look(name)
+    assert list(seen) == ["hot-partition"]
+    assert seen["hot-partition"].level is CheckLevel.WARNS
+    assert "Partition 2 has 90% of the messages, 2.7 times its share" in seen["hot-partition"].found
+    assert "1,500 offsets" in seen["hot-partition"].found
+
+
+def test_an_empty_topic_says_nothing(
+    topic: MakeTopic, look: Callable[[str], dict[str, CheckFinding]]
+) -> None:
+    assert look(topic(partitions=2)) == {}
+
+
+def test_only_the_newest_part_is_read(
+    kafka: EmbeddedKafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, properties = topic(partitions=2), properties_of(kafka.bootstrap)
+    publish(properties, name, {0: 400})
+    publish(properties, name, {1: 5})
+    monkeypatch.setattr(reader, "BYTES_EACH", 500)
+    monkeypatch.setattr(reader, "_LEAST_OFFSETS", 20)
+    admin = make_admin(properties)
+    seen = read_newest_log(admin, properties, name, (0, 1), 10.0, Deadline(60))
+    first, second = seen.profile.partitions
+    assert (first.start, first.end, second.messages) == (350, 400, 5)
+    # A batch that the part begins in is read whole.
+    assert 50 <= first.messages <= 400
+    assert seen.written == {0: 400, 1: 5}
+    assert not seen.is_cut
+    # Without time it says so, and nothing more.
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 0.0)
+    assert read_newest_log(admin, properties, name, (0, 1), 10.0, Deadline(60)).is_cut
+
+
+def test_an_epoch_that_was_raised_is_told_with_what_it_may_mean() -> None:
+    log = Log()
+    for epoch in (0, 0, 1, 2):
+        log.append(epoch=epoch, sequence=0 if epoch else None)
+    profile = fold([log])
+    seen = NewestLog(profile, is_cut=True, written={0: log.end}, since=utc_now())
+    topic = Topic("orders", "localhost:9092", {}, {})
+    (found,) = judge_producers("orders", topic, seen)
+    assert (found.check, found.level) == ("epoch-restarted", CheckLevel.UNKNOWN)
+    assert "1 more of the kind" in found.found
+    assert "not all that was asked for" in found.found
+    assert "may be missing" in found.found
+    assert list(judge_producers("orders", topic, replace(seen, profile=fold([Log()])))) == []
+
+
+def test_a_right_that_is_missing_is_said(tmp_path: Path) -> None:
+    with start_guarded(tmp_path) as guarded:
+        properties = properties_of(guarded.addresses)
+        create_topic(properties, "orders", partitions=1)
+        publish(properties, "orders", {0: 3})
+        deny(guarded, ResourceType.TOPIC, "orders", AclOperation.READ)
+        admin = make_admin(properties)
+
+        def is_denied() -> bool:
+            try:
+                read_newest_log(admin, properties, "orders", (0,), None, Deadline(30))
+            except AccessDenied as error:
+                return "`Read` on topic orders must be granted" in str(error)
+            return False
+
+        wait_until(is_denied, what="the broker knows the rule")
+        found = examine_stream(*_open(tmp_path, properties)).findings
+        unread = [one.found for one in found if one.check == "unread"]
+        assert any("the headers of its newest batches could not be read" in one for one in unread)
+        assert not any(one.check in CHECKS for one in found)
+
+
+def _open(directory: Path, properties: dict[str, str]) -> tuple[Workspace, Stream]:
+    workspace = make_workspace(directory, properties)
+    return workspace, workspace.config.stream("orders")

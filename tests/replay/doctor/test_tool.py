@@ -1,31 +1,46 @@
-"""Rights, sources, clocks, disk, Java: what stops the tool itself."""
+"""Rights, sources, clocks, disk, Java, topics: what stops the tool; `watch` looks too."""
 
 from __future__ import annotations
 
 import json
+import re
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.rights import Operation, Resource
+from backlogctl.kafka.topics import read_metadata
 from backlogctl.monitoring.doctor import facts
-from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
+from backlogctl.monitoring.doctor.checks import CATALOGUE, CheckFinding, CheckLevel
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.replay.doctor import stream
 from backlogctl.replay.doctor import stream as examining
 from backlogctl.replay.doctor import tool as host
+from backlogctl.replay.doctor.reference import render_page
 from backlogctl.replay.doctor.stream import examine_stream, examine_tool
 from backlogctl.replay.doctor.tool import list_wanted
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.web import checkups
+from backlogctl.replay.web.exporter import open_exporter
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kafka_tools import properties_of, publish, set_offsets_raw
-from tests.replay.calling import call_main
-from tests.replay.doctor.world import SOURCE, examine, make_table, make_workspace
-from tests.secured import PASSWORD, SecuredKafka, start_secured
+from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox.database import OutboxDatabase
+from tests.conftest import MakeTopic
+from tests.kit.kafka import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.prometheus import Scraped
+from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.shop import call_main
+from tests.replay.doctor.world import SOURCE, examine, list_levels, make_table, make_workspace
 
-MakeTopic = Callable[..., str]
 TABLE = "CREATE TABLE orders (order_id TEXT PRIMARY KEY, updated_at TEXT)"
 INDEX = "CREATE INDEX orders_updated_at ON orders (updated_at)"
 
@@ -41,10 +56,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 
 
 @pytest.fixture
-def workspace(kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path) -> Workspace:
+def workspace(properties: dict[str, str], topic: MakeTopic, tmp_path: Path) -> Workspace:
     """With a good source."""
     make_table(tmp_path, TABLE, INDEX)
-    return make_workspace(tmp_path, properties_of(kafka.bootstrap), topic(), source=SOURCE)
+    return make_workspace(tmp_path, properties, topic(), source=SOURCE)
 
 
 def look_at_tool(workspace: Workspace) -> dict[str, CheckFinding]:
@@ -200,8 +215,10 @@ def test_sources_that_cannot_be_read_or_have_no_index(
     assert "it has no column changed_at" in finding.found
 
 
-def test_a_topic_that_is_not_there_stops_a_recovery(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    found = examine(make_workspace(tmp_path, properties_of(kafka.bootstrap), "nowhere"))
+def test_a_topic_that_is_not_there_stops_a_recovery(
+    properties: dict[str, str], tmp_path: Path
+) -> None:
+    found = examine(make_workspace(tmp_path, properties, "nowhere"))
     assert found["unread"].level is CheckLevel.STOPS
     assert "check `topic` and `cluster` of the stream" in found["unread"].mend
 
@@ -218,9 +235,9 @@ def test_a_cluster_that_is_away_is_unknown(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_ledger_that_cannot_be_opened_stops_no_look(
-    kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, tmp_path: Path
 ) -> None:
-    make_workspace(tmp_path, properties_of(kafka.bootstrap), topic())
+    make_workspace(tmp_path, properties, topic())
     config = tmp_path / "backlog.yaml"
     config.write_text(config.read_text().replace(f"{tmp_path}/ledger.db", "/dev/null/ledger.db"))
     code, out, _ = call_main(("doctor", "--json"), tmp_path, {})
@@ -239,3 +256,292 @@ def test_a_client_file_needs_no_cluster_and_no_configuration(tmp_path: Path) -> 
     (tmp_path / "producer.properties").write_text("acks=all\n")
     code, out, _ = call_main(("doctor", "--client", "producer.properties"), tmp_path, {})
     assert (code, "nothing here loses messages" in out) == (0, True)
+
+
+WATCH = {"interval": "500ms", "window": "2s", "doctor": "1h"}
+
+
+def test_what_watch_finds_is_in_metrics_and_on_the_page(
+    properties: dict[str, str], topic: MakeTopic, unique: str, tmp_path: Path
+) -> None:
+    name, group = topic(partitions=1), f"group-{unique}"
+    publish(properties, name, {0: 20})
+    workspace = make_workspace(tmp_path, properties, name, group, watch=WATCH)
+    member = join(properties, group, name, client_id="worker-1")
+    first = member.poll(30)
+    assert first is not None
+    member.commit(message=first, asynchronous=False)
+    stop = threading.Event()
+    with open_exporter(workspace, "127.0.0.1:0", "--listen", lambda *_: None) as exporter:
+        loop = threading.Thread(
+            target=watch_streams,
+            args=(workspace.config, workspace.ledger, timedelta(milliseconds=500), stop),
+            kwargs={"window": timedelta(seconds=2), "on_status": exporter.board.put_stream},
+        )
+        loop.start()
+        try:
+
+            def read() -> Scraped:
+                member.poll(0)  # it stays in the group, and commits nothing
+                return Scraped(httpx.get(f"{exporter.url}/metrics", timeout=30).text)
+
+            wait_until(lambda: read().find("backlog_member_partitions"), what="members are asked")
+            wait_until(lambda: read().find("backlog_doctor_findings"), what="the doctor looked")
+            got = read()
+            page = httpx.get(f"{exporter.url}/streams/orders", timeout=30).text
+        finally:
+            stop.set()
+            loop.join(60)
+            member.close()
+    assert got.value("backlog_member_partitions", stream="orders", client_id="worker-1") == 1
+    found = {"stream": "orders", "check": "replication-factor", "level": "loses"}
+    assert got.value("backlog_doctor_findings", **found) == 1
+    assert "worker-1" in page
+    assert "replication factor 1, min.insync.replicas 1" in page
+
+
+def test_a_look_that_fails_ends_no_others(
+    properties: dict[str, str],
+    topic: MakeTopic,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A bug in one look is in the log; the next look is made all the same."""
+
+    def fail(*_: object) -> tuple[CheckFinding, ...]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(checkups, "examine_tool", fail)
+    workspace: Workspace = make_workspace(tmp_path, properties, topic(), watch=WATCH)
+    with open_exporter(workspace, "127.0.0.1:0", "--listen", lambda *_: None) as exporter:
+        wait_until(lambda: "orders" in exporter.board.seen.checkups, what="the stream is looked at")
+        assert "" not in exporter.board.seen.checkups
+    assert "a checkup of the tool failed" in caplog.text
+
+
+def test_what_no_stream_is_about_is_with_the_tool(
+    properties: dict[str, str], tmp_path: Path
+) -> None:
+    """Outboxes and look-back: `backlogctl doctor` without a stream says the same."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    database = OutboxDatabase(url)
+    OutboxAdmin(database).create()
+    database.close()
+    workspace = make_workspace(
+        tmp_path,
+        properties,
+        streams={},
+        sources={"shop": {"url": url}},
+        outboxes={"shop": {"cluster": "main"}},
+        watch=WATCH,
+    )
+    with open_exporter(workspace, "127.0.0.1:0", "--listen", lambda *_: None) as exporter:
+
+        def read() -> Scraped:
+            return Scraped(httpx.get(f"{exporter.url}/metrics", timeout=30).text)
+
+        wait_until(
+            lambda: read().find("backlog_doctor_findings", check="outbox-locks"),
+            what="the doctor looked",
+        )
+        assert read().value("backlog_doctor_findings", check="outbox-locks", stream="") == 1
+        assert "it is in SQLite" in httpx.get(f"{exporter.url}/", timeout=30).text
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == render_page(), (
+        "run: python -m backlogctl.replay.doctor.reference > docs/doctor.md"
+    )
+
+
+def test_every_check_has_a_heading() -> None:
+    headings = [line.removeprefix("### ") for line in PAGE.read_text().splitlines()]
+    assert not set(CATALOGUE) - set(headings)
+
+
+def test_every_finding_names_a_check() -> None:
+    root = PAGE.parents[1]
+    files = [*(root / "monitoring/doctor").glob("*.py"), *(root / "replay").rglob("doctor/*.py")]
+    named = {
+        name for file in files for name in re.findall(r'"([a-z-]+)", CheckLevel', file.read_text())
+    }
+    assert named - set(CATALOGUE) == set()
+    assert len(named) > 30
+
+
+DAY = 86_400_000
+GOOD = {"min.insync.replicas": "2"}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """As a cluster should be."""
+    with EmbeddedKafka.start(tmp_path_factory.mktemp("three") / "kafka", brokers=3) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def look(three: EmbeddedKafka, tmp_path: Path) -> Callable[..., dict[str, CheckFinding]]:
+    """Makes a topic that its group has read, and examines it."""
+
+    def make(*, replication: int = 3, **config: str) -> dict[str, CheckFinding]:
+        name = f"topic-{uuid.uuid4().hex[:8]}"
+        properties = properties_of(three.bootstrap)
+        settings = {**GOOD, **{key.replace("_", "."): value for key, value in config.items()}}
+        create_topic(properties, name, partitions=2, replication=replication, config=settings)
+        if int(settings["min.insync.replicas"]) <= replication:
+            publish(properties, name, {0: 5, 1: 5})
+            set_offsets_raw(properties, "service", name, {0: 5, 1: 5})
+        return examine(make_workspace(tmp_path, properties, name))
+
+    return make
+
+
+def test_nothing_is_found_where_all_is_well(look: Callable[..., dict[str, CheckFinding]]) -> None:
+    assert look() == {}
+
+
+@pytest.mark.parametrize(
+    ("replication", "config", "expected"),
+    [
+        (1, {"min_insync_replicas": "1"}, {"replication-factor": "loses", "flush": "loses"}),
+        (
+            1,
+            {"min_insync_replicas": "1", "flush_messages": "1"},
+            {"replication-factor": "loses"},
+        ),
+        (
+            1,
+            {"min_insync_replicas": "2", "flush_messages": "1"},
+            {
+                "replication-factor": "loses",
+                "min-insync-replicas": "stops",
+                "under-replicated": None,
+            },
+        ),
+        (
+            2,
+            {"min_insync_replicas": "1"},
+            {"replication-factor": "warns", "min-insync-replicas": "loses"},
+        ),
+        (2, {}, {"replication-factor": "warns", "min-insync-replicas": "stops"}),
+        (3, {"min_insync_replicas": "1"}, {"min-insync-replicas": "loses"}),
+        (3, {"min_insync_replicas": "3"}, {"min-insync-replicas": "stops"}),
+        (
+            3,
+            {"unclean_leader_election_enable": "true"},
+            {"unclean-leader-election": "loses"},
+        ),
+        (3, {"flush_messages": "1"}, {"flush": "warns"}),
+        (3, {"flush_ms": "1000"}, {"flush": "warns"}),
+        (
+            3,
+            {"retention_ms": "3600000", "segment_ms": "600000"},
+            {"retention": "loses"},
+        ),
+        (3, {"retention_ms": str(2 * DAY), "segment_ms": str(DAY)}, {"retention": "warns"}),
+        (3, {"retention_ms": str(4 * DAY)}, {"segments": "warns"}),
+        (3, {"retention_ms": str(8 * DAY)}, {"offsets-retention": "warns"}),
+        (3, {"retention_ms": "-1"}, {"offsets-retention": "warns"}),
+        (3, {"cleanup_policy": "compact"}, {"compaction": "loses"}),
+        (3, {"max_message_bytes": "600"}, {"message-size": "warns"}),
+        (3, {"max_message_bytes": "500"}, {"message-size": "stops"}),
+    ],
+)
+def test_each_misconfiguration_is_found(
+    look: Callable[..., dict[str, CheckFinding]],
+    replication: int,
+    config: dict[str, str],
+    expected: dict[str, str | None],
+) -> None:
+    """And nothing else is."""
+    found = list_levels(look(replication=replication, **config))
+    found.pop("under-replicated", None)
+    assert found == {name: level for name, level in expected.items() if level}
+
+
+def test_a_finding_says_what_was_read_and_what_mends_it(
+    look: Callable[..., dict[str, CheckFinding]], three: EmbeddedKafka
+) -> None:
+    (finding,) = look(unclean_leader_election_enable="true").values()
+    assert finding.found == "unclean.leader.election.enable is true"
+    assert finding.commands == (
+        f"kafka-configs.sh --bootstrap-server {three.bootstrap} --alter --entity-type topics "
+        f"--entity-name {finding.subject.removeprefix('topic ')} --add-config "
+        "unclean.leader.election.enable=false",
+    )
+    assert finding.to_json()["page"] == "docs/doctor.md#unclean-leader-election"
+
+
+def test_messages_from_the_future(three: EmbeddedKafka, tmp_path: Path) -> None:
+    properties = properties_of(three.bootstrap)
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    config = {**GOOD, "message.timestamp.after.max.ms": str(365 * DAY)}
+    create_topic(properties, name, partitions=1, replication=3, config=config)
+    producer = make_producer(properties)
+    producer.produce(name, b"later", timestamp=int(time.time() * 1000) + DAY)
+    assert producer.flush(30) == 0
+    set_offsets_raw(properties, "service", name, {0: 1})
+    finding = examine(make_workspace(tmp_path, properties, name))["future-timestamps"]
+    assert finding.level is CheckLevel.WARNS
+    assert "ahead of this host's clock" in finding.found
+
+
+def test_brokers_that_go_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One, then so many that writes are refused, then the leader."""
+    monkeypatch.setattr(stream, "_SECONDS", 8.0)  # reads of those that are gone
+    with EmbeddedKafka.start(tmp_path / "kafka", brokers=3) as kafka:
+        properties = properties_of(kafka.bootstrap)
+        create_topic(properties, "orders", partitions=1, replication=3, config=GOOD)
+        create_topic(properties, "loose", partitions=1, replication=2)
+        (leader, *others) = read_metadata(properties, "orders").topics["orders"].partitions[0].isrs
+        # The first broker holds the controller.
+        victims = [number for number in (3, 2) if number in (leader, *others)]
+        workspace = make_workspace(tmp_path, properties)
+        kafka.kill(victims[0])
+        finding = await_under_replicated(workspace, CheckLevel.WARNS)
+        assert "fewer replicas" in finding.found
+        kafka.kill(victims[1])
+        finding = await_under_replicated(workspace, CheckLevel.STOPS)
+        assert "writes with acks=all are refused" in finding.found
+
+
+def await_under_replicated(workspace: Workspace, level: CheckLevel) -> CheckFinding:
+    """The controller notices after a session time-out; until then reads may fail."""
+    found: list[CheckFinding] = []
+
+    def is_so() -> bool:
+        finding = examine(workspace).get("under-replicated")
+        found[:] = [finding] if finding is not None else []
+        return bool(found) and found[0].level is level
+
+    wait_until(is_so, 180, what=f"it {level}")
+    return found[0]
+
+
+def test_brokers_that_are_set_wrong(tmp_path: Path) -> None:
+    wrong = {
+        "transaction.max.timeout.ms": "10000",
+        "transaction.state.log.replication.factor": "3",
+        "offsets.retention.minutes": "60",
+        "offsets.topic.replication.factor": "1",
+        "group.consumer.migration.policy": "disabled",
+        "broker.rack": "cellar",
+    }
+    with EmbeddedKafka.start(tmp_path / "kafka", brokers=2, properties=wrong) as kafka:
+        properties = properties_of(kafka.bootstrap)
+        create_topic(properties, "orders", partitions=1, replication=2)
+        found = examine(make_workspace(tmp_path, properties))
+        assert list_levels(found) == {
+            "min-insync-replicas": CheckLevel.LOSES,
+            "offsets-retention": CheckLevel.LOSES,
+            "transactions": CheckLevel.STOPS,
+            "replication-factor": CheckLevel.WARNS,
+            "brokers": CheckLevel.WARNS,
+            "racks": CheckLevel.WARNS,
+            "commit-log": CheckLevel.LOSES,
+        }

@@ -10,20 +10,11 @@ import pytest
 from backlogctl.kafka.admin import create_topic
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.replay.expand.shortened import WORLD, shorten
+from tests.kit.shortened import WORLD, shorten
 from tests.replay.expand.world import PARTITIONS, World
 
 MakeWorld = Callable[..., World]
 BACKLOG = 1_600
-_LONG = 600.0
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each starts a dozen processes, one after the other."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here) and "make_world" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(_LONG))
 
 
 @pytest.fixture

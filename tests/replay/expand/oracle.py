@@ -19,7 +19,7 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.topics import read_topic_overrides
 from backlogctl.ledger import OPERATOR
 from backlogctl.values import Recovery
-from tests.kafka_tools import read_all, wait_until
+from tests.kit.kafka import read_all, wait_until
 from tests.replay.expand.world import PARTITIONS, REPLICAS, World
 
 SETTINGS = (RETENTION_MS, RETENTION_BYTES)

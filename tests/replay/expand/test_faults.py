@@ -7,14 +7,13 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka.cimpl import NewPartitions
 
 from backlogctl.errors import KafkaFailure, LeaseHeld, PlanStale, Refused
 from backlogctl.fanout.launchers import Role
-from backlogctl.fanout.quiet import GroupStillCommits, await_quiet
+from backlogctl.fanout.quiet import GroupStillCommits
 from backlogctl.fanout.relay import pool, session
 from backlogctl.fanout.relay.interface import ConsumerCameBack
 from backlogctl.kafka.admin import create_topic, list_offsets, read_topic_id
@@ -23,12 +22,11 @@ from backlogctl.kafka.errors import GroupActive
 from backlogctl.replay.consumers import fleet
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Recovery
-from tests.kafka_tools import delete_topic, wait_until
+from tests.kit.kafka import delete_topic, wait_until
+from tests.kit.recoveries import PAST, change_ledger
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import SETTINGS, find_layout_problems, judge, read_log
-from tests.replay.expand.shortened import QUIET
 from tests.replay.expand.world import WITHIN, World
-from tests.replay.makers import PAST, change_ledger
 
 SLOW = 5.0  # of each recovery consumer: the drain lasts until the test lets it go
 
@@ -235,32 +233,11 @@ def test_fault_25_a_group_that_does_not_get_empty(world: World) -> None:
 
 def test_fault_66_a_consumer_that_is_no_member_still_commits(world: World) -> None:
     recovery = world.plan_approved()
-    Path(f"{world.log}.intruder").write_text("20")  # it does not come to the end meanwhile
-
-    def begin() -> None:
-        wait_until(lambda: not world.find_members(), what="the group is empty")
-        before = world.find_rest()
-        world.start_intruder("assign")
-        wait_until(lambda: world.find_rest() < before, what="it commits")
-
-    def watch(
-        properties: Any, group: str, topic: str, partitions: int, look: Any, *, within: float
-    ) -> None:
-        """As long as it takes until there is something to be seen."""
-
-        def look_until_it_commits() -> None:
-            look()
-            before = world.find_rest()
-            wait_until(lambda: world.find_rest() < before, what="it commits again")
-
-        place = (properties, group, topic, partitions)
-        await_quiet(*place, look_until_it_commits, within=within, quiet=QUIET)
-
-    world.at("p4.3.stopped", begin)
-    with world.patch.context() as patched:
-        patched.setattr(fleet, "await_quiet", watch)
-        with pytest.raises(GroupStillCommits, match="still running") as caught:
-            world.run(recovery)
+    with (
+        world.silent_intruder("p4.3.stopped"),
+        pytest.raises(GroupStillCommits, match="still running") as caught,
+    ):
+        world.run(recovery)
     (intruder,) = world.started
     intruder.terminate()
     intruder.wait(WITHIN)

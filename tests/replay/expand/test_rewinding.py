@@ -17,7 +17,7 @@ from backlogctl.replay.kinds.expand import canary
 from backlogctl.replay.kinds.expand.canary import CanaryFailed
 from backlogctl.replay.kinds.expand.plan import REWIND
 from backlogctl.values import Certainty, Recovery
-from tests.kafka_tools import delete_topic, move_log_start
+from tests.kit.kafka import delete_topic, move_log_start
 from tests.replay.expand.oracle import (
     SETTINGS,
     await_handled,
@@ -25,7 +25,7 @@ from tests.replay.expand.oracle import (
     find_unhandled,
     read_log,
 )
-from tests.replay.expand.test_outsiders import find_left, kill_in_the_drain
+from tests.replay.expand.test_requests import find_left, kill_in_the_drain
 from tests.replay.expand.world import WITHIN, World
 
 UNSET: dict[str, str | None] = dict.fromkeys(SETTINGS)

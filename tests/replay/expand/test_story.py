@@ -1,11 +1,25 @@
-"""The whole story, as people run it."""
+"""The whole story, its oracle, and the rights that `backlogctl acl` lists for it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from backlogctl.errors import Refused, VerificationFailed
 from backlogctl.fanout.launchers import Role
-from backlogctl.kafka.admin import committed_offsets
-from backlogctl.kafka.clients import make_producer
-from tests.kafka_tools import set_offsets_raw
+from backlogctl.kafka.admin import committed_offsets, create_topic, read_topic_overrides
+from backlogctl.kafka.clients import make_consumer, make_producer
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.kinds.expand import closing as expand_closing
+from backlogctl.replay.kinds.expand import context as expand_context
+from backlogctl.replay.kinds.expand.context import ExpandContext
+from backlogctl.replay.observe.rights import list_rights
+from tests.kit.kafka import set_offsets_raw, wait_until
+from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.shortened import WORLD, shorten
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import (
     await_handled,
@@ -13,8 +27,9 @@ from tests.replay.expand.oracle import (
     find_layout_problems,
     find_unhandled,
     judge,
+    read_log,
 )
-from tests.replay.expand.world import World
+from tests.replay.expand.world import PARTITIONS, WITHIN, World
 
 
 def test_fault_64_by_the_command_line_with_nothing_shortened(make_world: MakeWorld) -> None:
@@ -77,3 +92,128 @@ def test_producers_go_on_meanwhile(world: World) -> None:
     assert aborted
     assert judge(world, recovery) == []
     assert "cut over" in world.told.getvalue()
+
+
+class NoGuard:
+    """Relays that commit without a membership (generation -1), as one would without P4.5."""
+
+    def __init__(self, properties: dict[str, str], group: str, *_: object) -> None:
+        self._consumer = make_consumer(properties, {"group.id": group})
+
+    def join(self, look: Callable[[], None]) -> bytes:
+        """Joins nothing."""
+        return bytes(self._consumer.consumer_group_metadata())
+
+    def check(self) -> None:
+        """Sees nothing."""
+
+    def leave(self) -> None:
+        """Has not been there."""
+        self._consumer.close()
+
+
+def count_read(world: World) -> int:
+    """Messages that were handled from the stream's own topic."""
+    return sum(line.topic == world.topic for line in read_log(world))
+
+
+def test_originals_that_start_before_the_rest_is_drained_are_seen(world: World) -> None:
+    recovery = world.plan_approved(rate=500)  # it cuts over when all is relayed
+    drain = expand_closing._drain_rest
+
+    def start_first(context: ExpandContext) -> None:
+        world.set_speed(Role.ORIGINAL, None)
+        world.publish(400)
+        context.session.leave()
+        context.start_originals()
+        wait_until(lambda: not world.find_rest(), what="they are ahead")
+        world.set_speed(Role.RECOVERY, None)
+        drain(context)
+
+    world.patch.setattr(expand_closing, "_drain_rest", start_first)
+    world.patch.setattr(expand_closing, "find_others", lambda *_: ())
+    world.set_speed(Role.RECOVERY, 20)
+    world.at("p4.7.consumers.started", lambda: world.set_speed(Role.RECOVERY, 0))
+    world.run(recovery, resumed=True)  # the canary wants 250 a second
+    await_handled(world)
+    assert "breaks of order" in find_disorder(world)[0]
+
+
+def test_a_consumer_that_comes_back_without_the_guard_is_seen(world: World) -> None:
+    recovery = world.plan_approved(rate=5)
+    world.set_speed(Role.RECOVERY, 20)
+    world.patch.setattr(expand_context, "GroupGuard", NoGuard)
+    world.patch.setattr(expand_closing, "find_others", lambda *_: ())
+
+    def come_back() -> None:
+        world.set_speed(Role.RECOVERY, 0)
+        before = count_read(world)
+        intruder = world.start_intruder()
+        with world.publishing(each_second=400):
+            wait_until(lambda: count_read(world) > before, what="it handles what is new")
+        wait_until(lambda: not world.find_rest(), what="all is read")
+        intruder.terminate()
+        intruder.wait(WITHIN)
+        world.set_speed(Role.RECOVERY, None)
+
+    world.at("p4.7.consumers.started", come_back)
+    with suppress(VerificationFailed):  # where the counters show it too
+        world.run(recovery)
+    assert judge(world, recovery) != []
+    assert "breaks of order" in find_disorder(world)[0]
+
+
+BACKLOG = 800
+
+
+@pytest.mark.timeout(600)
+def test_fault_77_an_expansion_with_the_listed_rights_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start_secured(tmp_path) as secured:
+        world = make_world(tmp_path, secured, monkeypatch)
+        try:
+            tell_story(world, secured)
+        finally:
+            world.end()
+
+
+def make_world(tmp_path: Path, secured: SecuredKafka, patch: pytest.MonkeyPatch) -> World:
+    patch.setenv(WORLD, str(tmp_path))
+    shorten(patch.setattr)
+    bootstrap = secured.properties["bootstrap.servers"]
+    login = {k: v for k, v in secured.properties.items() if k != "bootstrap.servers"}
+    config = {"retention.ms": "600000"}
+    create_topic(secured.properties, "orders", partitions=PARTITIONS, config=config)
+    world = World(tmp_path, bootstrap, "orders", "order-service", patch, login=login)
+    patch.setenv("TOOL_PASSWORD", PASSWORD)
+    world.tool_login = secured.login("tool", "${env:TOOL_PASSWORD}")
+    world.write_config()
+    world.publish(BACKLOG)
+    world.start_originals()
+    return world
+
+
+def tell_story(world: World, secured: SecuredKafka) -> None:
+    config = world.open().config
+    rights = list_rights(KINDS, "expand", config, config.stream("orders"))
+    without = [right for right in rights if "delete the temporary topic" not in right.purpose]
+    secured.add_user("tool", without)
+    with pytest.raises(Refused, match=r"DELETE on topic orders\.recovery\.\*") as refused:
+        world.plan()
+    assert "--operation Delete --topic orders.recovery. --resource-pattern-type prefixed" in str(
+        refused.value.hint
+    )
+    assert world.open().ledger.recoveries.list() == ()
+    assert len(world.list_pids(Role.ORIGINAL)) == 2, "nobody was stopped"
+    secured.add_user("tool", rights)
+    recovery = world.plan_approved()
+    assert recovery.plan["others_unknown"] == ""
+    assert not [w for w in recovery.plan["warnings"] if "denied" in w or "granted" in w]
+    assert world.run(recovery).state == "verified", world.told.getvalue()
+    world.set_speed(Role.ORIGINAL, None)
+    await_handled(world)
+    assert find_unhandled(world) == []
+    assert find_disorder(world) == []
+    kept = read_topic_overrides(world.properties, "orders", ["retention.ms"])
+    assert kept == {"retention.ms": "600000"}

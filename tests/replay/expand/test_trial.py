@@ -1,13 +1,28 @@
-"""What is said of a consumer's speed, by how it commits; no Kafka, and a clock of its own."""
+"""The first consumer of a recovery: how fast it is, and what is said where it does wrong."""
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backlogctl.errors import BacklogError, LeaseHeld, UsageError
+from backlogctl.fanout.launchers import Role
 from backlogctl.fanout.layout import cut_canary
 from backlogctl.fanout.speed import Speed, Trial
-from backlogctl.replay.kinds.expand.canary import SLOW_SHARE
+from backlogctl.kafka.admin import describe_group_state
+from backlogctl.replay.consumers.fleet import CONSUMERS_STAY, CleanupErrors
+from backlogctl.replay.engine.brakes import INTERRUPTED, OPERATOR, CancelRequested, PausedBecause
+from backlogctl.replay.kinds.expand import planning
+from backlogctl.replay.kinds.expand.canary import SLOW_SHARE, CanaryFailed
+from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
+from backlogctl.replay.kinds.expand.plan import ExpandOptions
+from backlogctl.replay.kinds.expand.planning import plan_expand
+from tests.kit.kafka import wait_until
+from tests.replay.expand.oracle import judge
+from tests.replay.expand.world import REPLICAS, World
 
 _TICK = 0.1
 PLANNED = st.floats(1, 20_000)
@@ -75,3 +90,99 @@ def test_one_commit_of_all_is_a_lower_bound() -> None:
         "at_least": True,
     }
     assert Trial(1000, 10.0).note(40.0, 0).measure(40.0, drained=True).known
+
+
+def test_it_crashes_at_once(world: World) -> None:
+    """Told within seconds, with its exit code and its last lines, without secrets."""
+    world.patch.setenv("SHOP_KEY", "hunter2-hunter2")
+    world.set_consumers(environment={"ORDER_LOG": str(world.log), "SHOP_KEY": "${env:SHOP_KEY}"})
+    recovery = world.plan_approved()
+    world.set_wrong(Role.RECOVERY, CRASH="boom: key is hunter2-hunter2")
+    began: list[float] = []
+    world.at("p4.3.stopped", lambda: began.append(time.monotonic()))
+    with pytest.raises(CanaryFailed, match=r"exit code 1(.|\n)*boom") as caught:
+        world.run(recovery)
+    assert time.monotonic() - began[0] < 20
+    assert "hunter2" not in str(caught.value)
+    assert "BACKLOG_TOPIC" not in caught.value.hint
+    assert world.list_processes() == {}
+
+    world.set_wrong(Role.RECOVERY)
+    world.run(recovery)
+    assert judge(world, recovery) == []
+
+
+def test_it_joins_the_original_group(world: World) -> None:
+    recovery = world.plan_approved()
+    world.set_wrong(Role.RECOVERY, BACKLOG_GROUP=world.group, BACKLOG_TOPIC=world.topic)
+    with pytest.raises(CanaryFailed, match=r"ignores BACKLOG_GROUP.*order-service-recovery"):
+        world.run(recovery)
+    assert world.list_processes() == {}
+
+
+def test_it_reads_the_original_topic(world: World) -> None:
+    recovery = world.plan_approved()
+    world.set_wrong(Role.RECOVERY, BACKLOG_TOPIC=world.topic)
+    world.set_speed(Role.RECOVERY, 20)
+    with pytest.raises(CanaryFailed, match="ignores BACKLOG_TOPIC") as caught:
+        world.run(recovery)
+    assert world.topic in str(caught.value)
+    assert world.list_processes() == {}
+
+
+def plan_without_rate(world: World) -> tuple[float, list[str]]:
+    """The rate of one consumer, and what was said."""
+    wait_until(
+        lambda: len(describe_group_state(world.properties, world.group).members) == REPLICAS,
+        what="the consumers have joined",
+    )
+    workspace, said = world.open(), list[str]()
+    recovery = plan_expand(
+        workspace, workspace.config.stream(world.stream), ExpandOptions(), say=said.append
+    )
+    return EXPAND.read_plan(recovery).rate_per_consumer, said
+
+
+def test_healthy_consumers_that_nobody_has_watched(world: World) -> None:
+    rate, said = plan_without_rate(world)
+    assert rate == pytest.approx(5.0, rel=0.4)
+    assert any("how fast its consumers are" in text for text in said)
+
+
+def test_consumers_that_commit_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "LONGEST_SECONDS", 6.0)
+    world.set_speed(Role.ORIGINAL, 0)
+    with pytest.raises(UsageError, match=r"it has 2 members, which committed nothing( in \d+ s)?"):
+        plan_without_rate(world)
+
+
+def fail(error: BacklogError) -> None:
+    """What ends consumers raises it."""
+    raise error
+
+
+def test_a_failure_is_noted_and_told_last() -> None:
+    left = CleanupErrors()
+    with left.noting(CONSUMERS_STAY):
+        fail(BacklogError("they hang", subject="group orders"))
+    assert CONSUMERS_STAY in left
+    with pytest.raises(BacklogError, match="could not be ended: they hang"):
+        left.refuse("by hand")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        CancelRequested("it was cancelled while it ran"),
+        PausedBecause(OPERATOR, "paused"),
+        PausedBecause(INTERRUPTED, "interrupted"),
+        LeaseHeld("another runner has it"),
+    ],
+)
+def test_a_request_to_stop_is_no_failure(asked: BacklogError) -> None:
+    """As a `cancel` that comes while the recovery's consumers end: it was told as their failure."""
+    left = CleanupErrors()
+    with pytest.raises(type(asked)), left.noting(CONSUMERS_STAY):
+        fail(asked)
+    assert CONSUMERS_STAY not in left
+    left.refuse("by hand")

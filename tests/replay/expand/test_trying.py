@@ -10,7 +10,7 @@ from backlogctl.kafka.admin import describe_group_state
 from backlogctl.kafka.topics import read_metadata
 from backlogctl.replay.kinds.expand import canary
 from backlogctl.replay.kinds.expand.canary import CanaryFailed
-from tests.kafka_tools import join, wait_until
+from tests.kit.kafka import join, wait_until
 from tests.replay.expand.world import World
 
 

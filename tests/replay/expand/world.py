@@ -9,12 +9,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextlib import closing as closed_after
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +26,10 @@ from backlogctl.clock import utc_now
 from backlogctl.config import load_config
 from backlogctl.fanout.launchers import Launcher, ProcessLauncher, Role
 from backlogctl.fanout.launchers.interface import Fleet
+from backlogctl.fanout.quiet import await_quiet
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import make_producer
+from backlogctl.replay.consumers import fleet
 from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.cancelling import cancel_work
@@ -41,11 +42,12 @@ from backlogctl.replay.observe.retention import release_stream
 from backlogctl.replay.opening import open_workspace
 from backlogctl.values import Recovery
 from backlogctl_delivery import crashpoints
-from tests.kafka_tools import wait_until
-from tests.replay.expand.shortened import WORLD
-from tests.replay.shop import ROOT, Said
+from tests.kit.kafka import repeating, wait_until
+from tests.kit.processes import ROOT, start_backlogctl
+from tests.kit.shop import Said
+from tests.kit.shortened import MODULE, QUIET, SHORTENED, WORLD
 
-CONSUMER = Path(__file__).with_name("consumer.py")
+CONSUMER = ROOT / "tests/kit/consumer.py"
 PARTITIONS = FACTOR = REPLICAS = 2
 KEYS = 40
 RATE = 20.0  # of one consumer, as planned; they are faster, also where they start slowly
@@ -63,7 +65,7 @@ class World:
     patch: pytest.MonkeyPatch
     stop_within: str = "60s"
     stream: str = "orders"
-    shortened: str = "tests.replay.expand.shortened"
+    shortened: str = "expand"
     produced: Counter[str] = field(default_factory=Counter)
     told: io.StringIO = field(default_factory=io.StringIO)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -147,22 +149,9 @@ class World:
         document = json.loads((self.directory / "temporary.json").read_text())
         return {(key, sequence) for key, sequence, _ in document["messages"]}
 
-    @contextmanager
-    def publishing(self, each_second: int = 200) -> Iterator[None]:
+    def publishing(self, each_second: int = 200) -> AbstractContextManager[None]:
         """Producers that do not stop for a recovery."""
-        ended = threading.Event()
-
-        def go_on() -> None:
-            while not ended.wait(0.1):
-                self.publish(each_second // 10)
-
-        thread = threading.Thread(target=go_on)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return repeating(lambda: self.publish(each_second // 10))
 
     def set_speed(self, role: Role, speed: float | None) -> None:
         """Messages a second of each consumer in that role; None: as fast as they can."""
@@ -237,6 +226,33 @@ class World:
         self.started.append(process)
         return process
 
+    @contextmanager
+    def silent_intruder(self, point: str) -> Iterator[None]:
+        """From that point on a consumer that is no member commits: the watch lasts until it does."""
+        Path(f"{self.log}.intruder").write_text("20")  # it does not come to the end meanwhile
+
+        def begin() -> None:
+            wait_until(lambda: not self.find_members(), what="the group is empty")
+            before = self.find_rest()
+            self.start_intruder("assign")
+            wait_until(lambda: self.find_rest() < before, what="it commits")
+
+        def watch(
+            properties: Any, group: str, topic: str, partitions: int, look: Any, *, within: float
+        ) -> None:
+            def look_until_it_commits() -> None:
+                look()
+                before = self.find_rest()
+                wait_until(lambda: self.find_rest() < before, what="it commits again")
+
+            place = (properties, group, topic, partitions)
+            await_quiet(*place, look_until_it_commits, within=within, quiet=QUIET)
+
+        self.at(point, begin)
+        with self.patch.context() as patched:
+            patched.setattr(fleet, "await_quiet", watch)
+            yield
+
     def reset_group(self, spec: Literal["earliest", "latest"]) -> dict[int, int]:
         """As `kafka-consumer-groups --reset-offsets` does it, once the group is empty."""
         numbers = range(PARTITIONS)
@@ -296,20 +312,11 @@ class World:
 
     def start(self, *words: str, crash_at: str = "", whole: bool = False) -> subprocess.Popen[str]:
         """Starts `backlogctl` in a process group of its own; `whole`: nothing in it is shortened."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), WORLD: str(self.directory)}
+        environment = {WORLD: str(self.directory), SHORTENED: self.shortened}
         if crash_at:
             environment[crashpoints.VARIABLE] = crash_at
-        module = "backlogctl.replay.cli" if whole else self.shortened
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
-            cwd=self.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        module = "backlogctl.replay.cli" if whole else MODULE
+        process = start_backlogctl(self.directory, *words, environment=environment, module=module)
         self.started.append(process)
         return process
 
@@ -320,10 +327,6 @@ class World:
         said = Said(process.returncode, out, err)
         assert code is None or said.code == code, f"backlogctl {' '.join(words)}: {said}"
         return said
-
-    def wait_for_state(self, recovery: Recovery, state: str, seconds: float = WITHIN) -> None:
-        """Until the ledger says so."""
-        wait_until(lambda: self.read(recovery).state == state, seconds, f"it is {state}")
 
     def wait_for_drain(self, recovery: Recovery, runner: subprocess.Popen[str]) -> None:
         """Until all its consumers work."""

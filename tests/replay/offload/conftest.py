@@ -10,10 +10,9 @@ import pytest
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kafka_tools import set_offsets_raw, wait_until
-from tests.replay.expand.shortened import WORLD
+from tests.kit.kafka import set_offsets_raw, wait_until
+from tests.kit.shortened import WORLD, shorten_offload
 from tests.replay.expand.world import PARTITIONS
-from tests.replay.offload.shortened import shorten
 from tests.replay.offload.world import SEGMENTS, OffloadWorld
 
 if TYPE_CHECKING:
@@ -22,15 +21,6 @@ if TYPE_CHECKING:
 MakeOffload = Callable[..., OffloadWorld]
 BACKLOG = 1_600
 READ = 10  # where the group of an idle world is
-_LONG = 600.0
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each starts processes, and some start Spark."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here) and "make_idle" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(_LONG))
 
 
 @pytest.fixture
@@ -47,7 +37,7 @@ def make_idle(
     """
     made: list[OffloadWorld] = []
     monkeypatch.setenv(WORLD, str(tmp_path))
-    shorten(monkeypatch.setattr)
+    shorten_offload(monkeypatch.setattr)
 
     def make(
         backlog: int = BACKLOG,

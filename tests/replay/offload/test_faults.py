@@ -17,19 +17,17 @@ from backlogctl.errors import (
     VerificationFailed,
 )
 from backlogctl.fanout.launchers import Role
-from backlogctl.fanout.quiet import GroupStillCommits, await_quiet
+from backlogctl.fanout.quiet import GroupStillCommits
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.errors import GroupActive
-from backlogctl.replay.consumers import fleet
 from backlogctl.replay.engine.brakes import PausedBecause
 from backlogctl.spark_backfill.archive import writing
 from backlogctl.spark_backfill.archive.batches import write_batch
 from backlogctl.spark_backfill.archive.place import ArchiveFull, ArchivePlace
 from backlogctl.spark_backfill.archive.writing import find_moved_log_starts
-from tests.kafka_tools import delete_topic, move_log_start, set_offsets_raw, wait_until
-from tests.replay.expand.shortened import QUIET
-from tests.replay.makers import change_ledger
+from tests.kit.kafka import delete_topic, move_log_start, set_offsets_raw, wait_until
+from tests.kit.recoveries import change_ledger
 from tests.replay.offload.conftest import READ, MakeOffload
 from tests.replay.offload.world import (
     OffloadWorld,
@@ -202,32 +200,11 @@ def test_fault_25_somebody_starts_a_consumer_meanwhile(idle: OffloadWorld, point
 
 def test_fault_66_a_consumer_that_is_no_member_still_commits(world: OffloadWorld) -> None:
     recovery = world.plan_approved()
-    (world.directory / f"{world.log.name}.intruder").write_text("20")
-
-    def begin() -> None:
-        wait_until(lambda: not world.find_members(), what="the group is empty")
-        before = world.find_rest()
-        world.start_intruder("assign")
-        wait_until(lambda: world.find_rest() < before, what="it commits")
-
-    def watch(
-        properties: Any, group: str, topic: str, partitions: int, look: Any, *, within: float
-    ) -> None:
-        """As long as it takes until there is something to be seen."""
-
-        def look_until_it_commits() -> None:
-            look()
-            before = world.find_rest()
-            wait_until(lambda: world.find_rest() < before, what="it commits again")
-
-        place = (properties, group, topic, partitions)
-        await_quiet(*place, look_until_it_commits, within=within, quiet=QUIET)
-
-    world.at("p5.2.stopped", begin)
-    with world.patch.context() as patched:
-        patched.setattr(fleet, "await_quiet", watch)
-        with pytest.raises(GroupStillCommits, match="still running"):
-            world.run(recovery)
+    with (
+        world.silent_intruder("p5.2.stopped"),
+        pytest.raises(GroupStillCommits, match="still running"),
+    ):
+        world.run(recovery)
     assert world.read_lows() == {0: 0, 1: 0}
 
 

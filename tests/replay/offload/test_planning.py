@@ -1,24 +1,42 @@
-"""Why an offload is refused before anything is changed, and what its plan says."""
+"""Why an offload is refused, what its plan says, and that what is told of it is true."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.errors import InvalidTransition, Refused, UsageError
+from backlogctl.kafka import groups
 from backlogctl.kafka.admin import list_offsets, list_topic_readers
+from backlogctl.kafka.groups import EndsBehind
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
+from backlogctl.ledger import open_ledger
+from backlogctl.replay.engine.cancelling import CANCEL_ASKED
 from backlogctl.replay.engine.options import read_options
-from backlogctl.replay.kinds.offload.plan import OffloadOptions
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
+from backlogctl.replay.engine.values import Account, RecoveryRecord
+from backlogctl.replay.kinds.offload import context
+from backlogctl.replay.kinds.offload.context import OffloadContext
+from backlogctl.replay.kinds.offload.describe import account_for_offload
+from backlogctl.replay.kinds.offload.gaps import record_discarded
+from backlogctl.replay.kinds.offload.kind import KIND
+from backlogctl.replay.kinds.offload.plan import EXPIRED, GIVEN_UP, OffloadOptions, OffloadPlan
 from backlogctl.replay.kinds.offload.planning import look_at_place, plan_offload
 from backlogctl.replay.observe import snapshot
-from tests.kafka_tools import set_offsets_raw
+from backlogctl.values import Cause, GapState, Recovery
+from tests.kit.kafka import set_offsets_raw, wait_until
+from tests.kit.ledger import make_gap, plan
 from tests.replay.expand.world import PARTITIONS
 from tests.replay.offload.conftest import READ, MakeOffload
-from tests.replay.offload.world import OffloadWorld
+from tests.replay.offload.world import OffloadWorld, find_fence, find_place
 
 
 def test_a_plan_says_what_is_unread_where_it_goes_and_what_that_frees(
@@ -187,3 +205,205 @@ def test_words_that_are_not_known(make_idle: MakeOffload) -> None:
             read_options(OffloadOptions, {"allow": [word]}, config, stream)
     said = {"allow": ["other-groups:a b", "disk"]}
     assert read_options(OffloadOptions, said, config, stream).allow == ("disk", "other-groups:a b")
+
+
+def tell(
+    *events: Any, place: object = "somewhere", states: Sequence[GapState] = (), **detail: Any
+) -> Account:
+    """The account of an offload whose verification found that."""
+    plan = SimpleNamespace(
+        unread=100, place=place, stream="orders", topic="orders", group="shop", partitions=()
+    )
+    step = SimpleNamespace(step="verify", is_complete=True, detail=detail)
+    recovery = SimpleNamespace(id="r-1", detail={"counts": {}}, state="verified")
+    record = RecoveryRecord(
+        cast(Any, recovery),
+        cast(Any, None),
+        events=events,
+        steps=(cast(Any, step),),
+        gaps=tuple(cast(Any, SimpleNamespace(state=state)) for state in states),
+    )
+    return account_for_offload(cast(OffloadPlan, plan), record)
+
+
+def note(action: str, **detail: Any) -> Any:
+    return SimpleNamespace(action=action, detail=detail)
+
+
+@pytest.mark.parametrize("place", ["somewhere", None])
+def test_consumers_that_do_not_move_are_not_said_to_go_on(place: str | None) -> None:
+    assert "are back and go on" in tell(place=place, moves=True).verified
+    told = tell(place=place, moves=False).verified
+    assert "go on" not in told
+    assert "does not move" in told
+    counts = {"archived": 5, "offsets": 5, "freed_bytes": None}
+    plan = cast(OffloadPlan, SimpleNamespace(place=place))
+    assert "does not move" in KIND.say_run(plan, {**counts, "moves": False})
+    assert KIND.say_run(plan, counts).endswith("the consumers are back")
+
+
+def test_messages_wait_only_until_they_are_put_back() -> None:
+    back, waived = GapState.VERIFIED, GapState.WAIVED
+    assert "wait in the archive" in tell(states=[back, GapState.STAGED]).after_losses
+    assert "put back since" in tell(states=[back, back]).after_losses
+    assert "None of them waits" in tell(states=[back, waived]).after_losses
+
+
+def test_an_archive_without_messages_was_counted() -> None:
+    assert tell(archived=0, offsets=7).unexplained.told.startswith("7 of 7 offsets hold no message")
+    assert "nothing to archive" in tell(archived=0, offsets=0).unexplained.told
+    assert "not counted" in tell(archived=0, offsets=7, place=None).unexplained.told
+
+
+def test_what_retention_removed_is_named() -> None:
+    lost = note(EXPIRED, partition=0, start=0, end=30)
+    found = tell(lost, archived=60, offsets=70, expired=30).unexplained
+    assert any("at most 30 messages" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("action", [GIVEN_UP, "said"])
+def test_consumers_that_were_left_were_not_started(action: str) -> None:
+    asked = note(CANCEL_ASKED, ways=[LEAVE_CONSUMERS])
+    assert "left to you" in tell(asked, note(action)).cancelled
+    assert "were started" in tell(note(CANCEL_ASKED, ways=[]), note(action)).cancelled
+
+
+def test_what_retention_took_meanwhile_is_its_loss_whoever_saw_it_first() -> None:
+    def make(partition: int, start: int, cause: Cause = Cause.EXPIRED) -> Any:
+        return SimpleNamespace(
+            partition=partition, start=start, end=start + 9, cause=cause, archive=None, reason="x"
+        )
+
+    ours = make(0, 5)
+    gaps = [ours, make(1, 5), make(0, 40), make(0, 5, Cause.SKIPPED)]
+    ledger = SimpleNamespace(
+        gaps=SimpleNamespace(list=lambda stream: gaps),
+        events=SimpleNamespace(list=lambda _: [note(EXPIRED, partition=0, start=0, end=30)]),
+    )
+    recovery = cast(Any, SimpleNamespace(id="r-1", stream="orders"))
+    assert KIND.find_gaps(cast(OffloadPlan, None), ledger, recovery, None) == (ours,)
+
+
+def test_an_empty_range_that_an_older_gap_cuts_leaves_no_open_gap(tmp_path: Path) -> None:
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        recovery = plan(ledger, kind="offload")
+        older = ledger.gaps.record(make_gap(40, 60))
+        told: list[str] = []
+        context = SimpleNamespace(
+            archive=SimpleNamespace(ranges=(ArchivedRange(0, 10, 100, 0, None, None),)),
+            plan=SimpleNamespace(topic_id="topic-id", place="somewhere"),
+            recovery=recovery,
+            say=told.append,
+            stream=SimpleNamespace(name="orders"),
+            workspace=SimpleNamespace(ledger=ledger),
+        )
+        for _ in range(2):
+            record_discarded(cast(OffloadContext, context))
+        found = [(gap.start, gap.end, str(gap.state)) for gap in ledger.gaps.list()]
+        assert found == [(10, 40, "waived"), (40, 60, "open"), (60, 100, "waived")]
+        assert ledger.gaps.get(older.id) == older
+
+
+def test_a_source_that_is_gone_since_the_plan_stops_a_discard(idle: OffloadWorld) -> None:
+    """Nobody said that it may be lost for good."""
+
+    def add_source(document: dict[str, Any]) -> None:
+        document["sources"] = {"shop": {"url": "postgresql://localhost/shop"}}
+        document["streams"]["orders"]["source"] = {
+            "database": "shop",
+            "table": "orders",
+            "primary_key": ["order_id"],
+            "time_column": "updated_at",
+            "mutable": False,
+            "message": {"key": "order_id", "value": {"json": ["order_id"]}},
+            "identity": {"row": "order_id", "message": "key"},
+            "stale": "restate",
+        }
+
+    idle.change_config(add_source)
+    recovery = idle.plan_approved(discard=True)
+    idle.write_config()
+    with pytest.raises(Refused, match="never comes back"):
+        idle.run(recovery)
+    assert "stop_consumers" not in {s.step for s in idle.open().ledger.steps.list(recovery.id)}
+    assert idle.read_lows() == {0: 0, 1: 0}
+
+
+def plant(recovery: Recovery) -> None:
+    """What another ledger's offload of the same id has finished there."""
+    place = find_place(recovery)
+    sign = {"version": 1, "recovery_id": recovery.id, "plan_hash": "0" * 64}
+    texts = {
+        "_parts/job.json": json.dumps(sign),
+        "manifest.json": json.dumps(sign),
+        "partition=0/000001.parquet": "messages",
+    }
+    for name, text in texts.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+
+
+def list_files(place: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_fault_12_a_place_with_another_archive_stops_nobody(idle: OffloadWorld) -> None:
+    recovery = idle.plan_approved()
+    plant(recovery)
+    before = list_files(find_place(recovery))
+    with pytest.raises(Refused, match="archive of another recovery"):
+        idle.run(recovery)
+    steps = {step.step for step in idle.open().ledger.steps.list(recovery.id)}
+    assert "stop_consumers" not in steps
+    assert idle.cancel(recovery, "leave-consumers").state == "cancelled"
+    assert list_files(find_place(recovery)) == before
+
+
+def test_fault_12_a_cancel_deletes_nobody_elses_archive(idle: OffloadWorld) -> None:
+    """It came after the look at the place."""
+    recovery = idle.plan_approved()
+
+    def come_first() -> None:
+        plant(recovery)
+
+    idle.at("p5.3.fenced", come_first)
+    with pytest.raises(Refused, match="archive of another recovery"):
+        idle.run(recovery)
+    before = list_files(find_place(recovery))
+    assert len(before) == 3
+    assert idle.cancel(recovery, "leave-consumers").state == "cancelled"
+    assert list_files(find_place(recovery)) == before
+    assert "nothing of it was changed" in idle.told.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("point", "is_passing"),
+    [("p5.4.recorded", False), ("p5.5.staged", False), ("p5.5.staged", True)],
+)
+def test_fault_74_a_log_that_ends_below_the_fence(
+    idle: OffloadWorld, monkeypatch: pytest.MonkeyPatch, point: str, *, is_passing: bool
+) -> None:
+    """`is_passing`: whether the log is cut back is not known in time; that holds no cancel up."""
+    recovery = idle.plan_approved()
+
+    def cut(*args: Any, **words: Any) -> dict[int, int]:
+        found = list_offsets(*args, **words)
+        return {n: at - 5 if n == 0 and "latest" in args else at for n, at in found.items()}
+
+    def cut_back() -> None:
+        monkeypatch.setattr(groups, "TRUNCATED_SECONDS", 3600.0 if is_passing else 0.5)
+        if is_passing:
+            monkeypatch.setattr(context, "ASK_SECONDS", 8.0)
+        monkeypatch.setattr(groups, "list_offsets", cut)
+
+    idle.at(point, cut_back)
+    told = r"below the (known written|committed) offset"
+    with pytest.raises(EndsBehind if is_passing else Refused, match=told):
+        idle.run(recovery)
+    assert idle.read_lows() == {0: 0, 1: 0}
+    moved = point == "p5.5.staged"
+    fence = find_fence(idle, recovery)
+    assert idle.read_commits() == (fence if moved else {0: READ, 1: READ})
+    assert idle.cancel(recovery).state == "cancelled"
+    assert idle.read_lows() == {0: 0, 1: 0}
+    wait_until(lambda: len(idle.find_members()) > 0, what="consumers are back")

@@ -13,7 +13,7 @@ from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause
 from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.replay.present.status import find_status
 from backlogctl.spark_backfill.archive import writing
-from tests.kafka_tools import wait_until
+from tests.kit.kafka import wait_until
 from tests.replay.expand.oracle import find_unhandled
 from tests.replay.offload.world import OffloadWorld, await_fresh, find_place, judge_offload
 

@@ -21,7 +21,7 @@ from backlogctl.replay.kinds.offload.plan import ALLOW_DISK, OffloadOptions
 from backlogctl.replay.kinds.offload.planning import plan_offload
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.values import Recovery
-from tests.kafka_tools import read_all, wait_until
+from tests.kit.kafka import read_all, wait_until
 from tests.replay.expand.oracle import read_log
 from tests.replay.expand.world import KEYS, PARTITIONS, WITHIN, World
 
@@ -34,7 +34,7 @@ _APART_MS, _AGO_MS = 100, 600_000
 class OffloadWorld(World):
     """The world of expansions, offloaded."""
 
-    shortened: str = "tests.replay.offload.shortened"
+    shortened: str = "offload"
     archives: str = ""
     read_before: tuple[tuple[int, int, str, int], ...] = ()  # by a group that was set there
     begun_ms: int = field(default_factory=lambda: int(time.time() * 1000))

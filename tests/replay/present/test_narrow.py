@@ -35,12 +35,17 @@ from backlogctl.replay.present.terminal import (
     render_status,
 )
 from backlogctl.values import Cause, Certainty, Gap, GapState, LedgerEvent, Recovery
-from tests.kernel.ledger.makers import NOON
-from tests.replay.calling import call_main
-from tests.replay.expand_makers import make_burndown, make_step, store_expand_plan
-from tests.replay.makers import open_desk, store_plan
+from tests.kit.ledger import NOON
+from tests.kit.recoveries import (
+    make_burndown,
+    make_step,
+    open_desk,
+    put_back,
+    store_expand_plan,
+    store_plan,
+)
+from tests.kit.shop import call_main
 from tests.replay.present.test_layout import draw
-from tests.replay.report_makers import put_back
 
 WIDTHS = (40, 80, 200)
 _FRAME = re.compile(r"[│╭╮╰╯─]")

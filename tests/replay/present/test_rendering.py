@@ -1,4 +1,4 @@
-"""Names, reasons and errors are printed as they are, in narrow and in wide terminals."""
+"""Names, reasons and errors are printed as they are; how a recovery stands without brokers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ import pytest
 from rich.console import Console
 
 from backlogctl.clock import utc_now
+from backlogctl.dags.task_context import RunbookError, translated_errors
+from backlogctl.errors import BacklogError, KafkaFailure, Paused
 from backlogctl.formats import format_plural
+from backlogctl.ledger import BurndownSample
 from backlogctl.monitoring.verdict.status import PartitionStatus
 from backlogctl.monitoring.verdict.summary import summarize_group
-from backlogctl.replay.cli import main
 from backlogctl.replay.cli.shared import show
+from backlogctl.replay.engine.approval import approve_plan
+from backlogctl.replay.engine.cancelling import telling_standing
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.present.layout import Bar, spin
 from backlogctl.replay.present.progress import describe_progress
@@ -29,6 +33,8 @@ from backlogctl.replay.present.status import (
     describe_recovery,
     describe_recovery_plan,
     describe_run,
+    find_status,
+    list_lines,
 )
 from backlogctl.replay.present.terminal import (
     render_done,
@@ -51,10 +57,12 @@ from backlogctl.values import (
     GapState,
     LedgerEvent,
     Recovery,
+    RecoveryState,
 )
-from tests.kernel.ledger.makers import NOON
-from tests.replay.expand_makers import make_step, store_expand_plan
-from tests.replay.makers import store_approved, store_plan
+from tests.kit.ledger import NOON
+from tests.kit.recoveries import make_step, open_desk, store_approved, store_expand_plan, store_plan
+from tests.kit.shop import call_main
+from tests.replay.conftest import Verb
 
 ODD = "ann [/ops] [red] :smile:"
 
@@ -113,20 +121,11 @@ def test_foreign_text_is_not_markup(desk: Workspace) -> None:
         assert draw(thing, width=300).count("[/ops]") >= times
 
 
-def test_messages_of_verbs_are_not_markup(
-    desk: Workspace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_messages_of_verbs_are_not_markup(desk: Workspace, verb: Verb) -> None:
     recovery = store_plan(desk).id
-    assert main(["approve", recovery, "--by", ODD]) == 0
-    assert f"approved by {ODD} (" in capfd.readouterr().out
-    assert main(["show", recovery]) == 0
-    assert "[/ops]" in capfd.readouterr().out
-    assert main(["show", "[/ops]"]) == 2
-    assert "recovery [/ops]: there is no such recovery" in capfd.readouterr().err
+    assert f"approved by {ODD} (" in verb("approve", recovery, "--by", ODD).out
+    assert "[/ops]" in verb("show", recovery).out
+    assert "recovery [/ops]: there is no such recovery" in verb("show", "[/ops]", code=2).err
 
 
 def test_progress_texts_are_not_markup() -> None:
@@ -240,22 +239,15 @@ RUN = {
 @pytest.mark.parametrize("kind", ["rebuild", "expand"])
 def test_json_is_what_others_build_on(
     desk: Workspace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    verb: Verb,
     kind: str,
 ) -> None:
     """What `plan`, `show`, `recoveries` and `run` print for programs, of each kind."""
-    monkeypatch.chdir(tmp_path)
     store = store_plan if kind == "rebuild" else store_expand_plan
     recovery = store(desk, warnings=["beware"])
-    asked = (["show", recovery.id, "--json"], ["recoveries", "--json"])
     planned = describe_recovery(desk, recovery)  # what `plan` prints
-    documents = [json.loads(json.dumps(planned))]
-    for arguments in asked:
-        assert main(list(arguments)) == 0
-        documents.append(json.loads(capfd.readouterr().out))
-    documents[2] = documents[2]["recoveries"][0]
+    documents = [json.loads(json.dumps(planned)), verb("show", recovery.id, "--json").document]
+    documents += verb("recoveries", "--json").document["recoveries"]
     for document in documents:
         assert (document["id"], document["kind"]) == (recovery.id, kind)
         assert (document["stream"], document["state"]) == ("orders", "planned")
@@ -353,3 +345,104 @@ def test_what_rows_hold_is_for_the_terminal_alone(desk: Workspace) -> None:
         assert "100 % of 4 survivors" in text
         assert "ada@example.org" not in text
         assert "4111" not in text
+
+
+S = RecoveryState
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setattr("backlogctl.replay.consumers.members.STANDING_SECONDS", 1.0)
+    for module in ("groups", "topics", "readers"):
+        monkeypatch.setattr(f"backlogctl.kafka.{module}.DEFAULT_SECONDS", 1.0)
+    monkeypatch.setattr("backlogctl.replay.observe.stream.LOOK_SECONDS", 1.0)
+    return open_desk(tmp_path)
+
+
+def store_drain(away: Workspace, state: RecoveryState) -> Recovery:
+    """An expansion whose 28,400 relayed messages were not handled when last looked at."""
+    made = approve_plan(away, store_expand_plan(away), by="ada")
+    ledger = away.ledger
+    ledger.recoveries.advance(made.id, S.RUNNING, "op")
+    for step in ("stop_consumers", "create_topic", "canary", "drain"):
+        ledger.steps.start(made.id, step)
+    topic = made.plan["temporary"]["topic"]
+    ledger.temporary_topics.announce(made.id, "main", topic, 30)
+    ledger.temporary_topics.record_id(made.id, "topic-id")
+    at = utc_now() - timedelta(minutes=3)
+    ledger.burndown.add(BurndownSample(made.id, at, "drain", 7, 28_400, 40_000, 11_600, 30))
+    if state is not S.RUNNING:
+        ledger.recoveries.advance(made.id, state, "op", {"message": "no broker answered"})
+    return ledger.recoveries.get(made.id)
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.PAUSED, S.FAILED])
+def test_what_the_brokers_do_not_say_is_unknown_and_never_zero(
+    away: Workspace, state: RecoveryState
+) -> None:
+    recovery = store_drain(away, state)
+    standing = find_status(away, recovery)
+    assert standing is not None
+    assert (standing["reads"], standing["recovery_consumers"]) == ("unknown", None)
+    assert standing["stopped"] == "the 3 consumers of group service"
+    assert standing["temporary"]["messages"] is None
+    assert standing["temporary"]["last"]["messages"] == 28_400
+    assert "127.0.0.1:1" in standing["problem"]
+    told = dict(list_lines(standing))
+    assert told["only in the temporary topic"].startswith("unknown; 28,400 at ")
+    assert told["reads"] == "unknown"
+    assert ("nobody works on it" in told["recovery"]) is (state is S.RUNNING)
+    assert standing["next_commands"] == [f"backlogctl run {recovery.id}"]
+
+
+def test_an_error_says_it_on_the_terminal_in_json_and_to_airflow(
+    away: Workspace, tmp_path: Path
+) -> None:
+    recovery = store_drain(away, S.FAILED)
+    with (
+        pytest.raises(RunbookError) as failed,
+        translated_errors(),
+        telling_standing(away, recovery.id),
+    ):
+        raise KafkaFailure("no broker answered", subject="topic orders")
+    message = str(failed.value)
+    assert "stopped: the 3 consumers of group service" in message
+    assert message.endswith(f"next: backlogctl run {recovery.id}")
+
+    code, out, err = call_main(("cancel", recovery.id), tmp_path, {})
+    assert code == 1, (out, err)
+    assert "how things stand" in err
+    assert "the 3 consumers of group service" in err
+    assert err.rstrip().endswith(f"next: backlogctl cancel {recovery.id}")
+
+
+def test_what_changed_nothing_or_is_over_has_no_standing(away: Workspace) -> None:
+    planned = store_expand_plan(away)
+    assert find_status(away, planned) is None
+    with pytest.raises(Paused) as caught, telling_standing(away, planned.id):
+        raise Paused("not now")
+    assert caught.value.standing is None
+
+
+def test_a_rebuild_says_what_was_put_back(away: Workspace) -> None:
+    recovery = store_approved(away)
+    away.ledger.recoveries.advance(recovery.id, S.RUNNING, "op")
+    away.ledger.steps.start(recovery.id, "inject")
+    away.ledger.recoveries.advance(recovery.id, S.FAILED, "op")
+    with pytest.raises(BacklogError) as caught, telling_standing(away, recovery.id):
+        raise BacklogError("the topic is away")
+    standing = caught.value.standing
+    assert standing is not None
+    assert standing["put_back"] == {"done": 0, "planned": 10}
+    assert (standing["reads"], standing["stopped"]) == ("originals", "")
+    assert dict(list_lines(standing))["put back"] == "0 of 10 messages"
+
+
+def test_status_says_it_while_the_brokers_are_away(away: Workspace, tmp_path: Path) -> None:
+    recovery = store_drain(away, S.RUNNING)
+    code, out, err = call_main(("status", "orders", "--json"), tmp_path, {})
+    assert code == 1, err
+    document = json.loads(out)
+    assert document["error"]["code"] == "unreachable"
+    assert document["standing"]["recovery"] == recovery.id
+    assert document["standing"]["temporary"]["last"]["messages"] == 28_400

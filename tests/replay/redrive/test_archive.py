@@ -1,4 +1,4 @@
-"""From an archive: what an offload moved is put back as it was; a damaged file is named."""
+"""From an archive and from dead letters: put back as it was, and what cannot be is named."""
 
 from __future__ import annotations
 
@@ -7,27 +7,37 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backlogctl.kafka.admin import describe_topic
 from backlogctl.spark_backfill.archive.verification import purge_archive
 from backlogctl.values import GapState
-from tests.kafka_tools import move_log_start, set_config
-from tests.replay.offloaded import offload
+from backlogctl_delivery import stamps
+from tests.conftest import MakeTopic
+from tests.kit.kafka import move_log_start, set_config
+from tests.kit.shop import Shop, offload, place
 from tests.replay.redrive.world import (
     KEEP,
     Header,
+    Letter,
     carry_out,
+    connect,
+    generic,
     keys_of,
     make_order,
+    make_value,
     plan,
     publish,
     read_sent,
+    run,
+    spring,
 )
-from tests.replay.shop import Shop, place
 from tests.spark_backfill.archive.archiving import list_data
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
+
+
 TOTAL = 60
 OWN: list[Header] = [("trace", b"1"), ("trace", None)]
 
@@ -130,3 +140,213 @@ def test_a_damaged_or_missing_archive_is_named(
     shop.open().ledger.archives.mark_purged(archive, "tester")
     assert "removed" in plan(shop, "--from", f"archive:{archive}", "--all", code=5)["message"]
     assert [one.kind for one in shop.open().ledger.recoveries.list()] == ["offload"]
+
+
+@pytest.fixture
+def dead(empty_shop: Shop, topic: MakeTopic) -> str:
+    """A topic of dead letters."""
+    set_config(empty_shop.properties, empty_shop.topic, KEEP)
+    publish(empty_shop, empty_shop.topic, [make_order(number) for number in range(30)])
+    return topic(2, KEEP, name="orders-dlt")
+
+
+def letter(number: int, headers: list[Header], partition: int = 0) -> Letter:
+    return Letter(str(number).encode(), make_value(number), headers, partition)
+
+
+@pytest.mark.usefixtures("spark")
+def test_origins_of_each_framework(empty_shop: Shop, dead: str) -> None:
+    """Known by their place in the stream's topic, put back there, without what a retry added."""
+    shop = empty_shop
+    own: list[Header] = [("trace", b"1"), ("trace", None)]
+    publish(
+        shop,
+        dead,
+        [
+            letter(1, [*own, *spring(shop.topic, 2, 7, "row 1 is bad\nsecond line")]),
+            letter(2, [*connect(shop.topic, 0, 4), *own], 1),
+            letter(3, [*own, *generic(shop.topic, 1, 5), ("retry_topic-attempts", b"3")]),
+            letter(4, own),
+            letter(5, spring("payments", 0, 1)),
+            letter(6, connect("payments", 0, 2)),
+            letter(7, spring(dead, 0, 3)),
+        ],
+    )
+    planned = plan(shop, "--from", f"dlq:{dead}", "--all")
+    counts = planned["counts"]
+    assert (counts["read"], counts["staged"], counts["elsewhere"]) == (7, 4, 3)
+    assert (counts["unnamed"], counts["unreadable"]) == (1, 0)
+    assert planned["elsewhere"] == [
+        {"topic": "payments", "count": 2, "exists": False},
+        {"topic": dead, "count": 1, "exists": True},
+    ]
+    assert {(one["name"], one["count"]) for one in planned["errors"]} == {
+        ("java.lang.IllegalStateException", 1),
+        ("org.apache.kafka.connect.DataException", 1),
+        ("unknown", 2),
+    }
+    stripped = {one["name"] for one in planned["stripped"]}
+    assert {"kafka_dlt-original-offset", "__connect.errors.topic", "x-original-topic"} <= stripped
+    assert "retry_topic-attempts" in stripped
+    shown = shop.call("show", planned["id"]).out
+    assert "payments (which is gone)" in " ".join(shown.split())
+    assert "row 1 is bad" in shown
+    assert "second line" not in shown
+    assert b"row 1 is bad" not in (shop.directory / "ledger.db").read_bytes()
+
+    run(shop, planned["id"])
+    topic_id = describe_topic(shop.properties, shop.topic).topic_id
+    dead_id = describe_topic(shop.properties, dead).topic_id
+    sent = {one.key: one for one in read_sent(shop)}
+    assert {key: one.headers for key, one in sent.items()} == dict.fromkeys(
+        [b"1", b"2", b"3", b"4"], tuple(own)
+    )
+    assert [sent[key].partition for key in (b"1", b"2", b"3")] == [2, 0, 1]
+    assert sent[b"4"].partition == place(4)
+    assert [sent[key].message_id for key in (b"1", b"2", b"3")] == [
+        stamps.make_original_id(topic_id, *at) for at in ((2, 7), (0, 4), (1, 5))
+    ]
+    assert sent[b"4"].message_id == stamps.make_original_id(dead_id, 0, 2)
+    report = shop.call("report", planned["id"], "--json").document
+    assert report["verification"]["result"] == "passed"
+    again = plan(shop, "--from", f"dlq:{dead}", "--all", code=5)
+    assert "4 are put back already" in again["message"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_fault_hostile_headers_are_counted(empty_shop: Shop, dead: str) -> None:
+    """Whatever stands in a header, it is read or counted as unreadable."""
+    shop = empty_shop
+    name = shop.topic.encode()
+    bad: list[list[Header]] = [
+        [("kafka_dlt-original-topic", name), ("kafka_dlt-original-offset", b"\x00\x01\x02")],
+        [
+            ("x-original-topic", name),
+            ("x-original-partition", b"-1"),
+            ("x-original-offset", b"9" * 400_000),
+        ],
+        [
+            ("kafka_dlt-original-topic", name),
+            ("kafka_dlt-original-partition", b"\xff\xff\xff\xff"),
+            ("kafka_dlt-original-offset", b"\xff" * 8),
+        ],
+        [("x-original-topic", name), ("x-original-partition", None), ("x-original-offset", b"")],
+        [
+            ("__connect.errors.topic", name),
+            ("__connect.errors.exception.class.name", b"\x00\xfe" * 1000),
+            ("__connect.errors.exception.message", b"\x1b[31m red" + b"x" * 400_000),
+            (stamps.REPLAYS, b"many"),
+        ],
+        [("x-original-topic", b"\xff\xfe"), ("x-original-partition", b"0")],
+    ]
+    publish(shop, dead, [letter(n, headers) for n, headers in enumerate(bad)])
+    planned = plan(shop, "--from", f"dlq:{dead}", "--all")
+    counts = planned["counts"]
+    assert (counts["staged"], counts["unreadable"], counts["elsewhere"]) == (5, 5, 1)
+    assert "\x1b[31m red" not in shop.call("show", planned["id"]).out
+    run(shop, planned["id"])
+    assert len(read_sent(shop)) == 5
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_comes_back_is_counted_and_refused_after_the_third_time(
+    empty_shop: Shop, dead: str
+) -> None:
+    """A poison message is put back until `max_replays`, and then only by name."""
+    shop = empty_shop
+    publish(shop, dead, [letter(1, spring(shop.topic, 0, 4)), letter(2, spring(shop.topic, 0, 5))])
+    carry_out(shop, "--from", f"dlq:{dead}", "--all")
+    assert {one.replays for one in read_sent(shop)} == {1}
+    # Order 1 fails again, from where it lies now; it still has our stamps.
+    for before in (1, 2):
+        publish(
+            shop,
+            dead,
+            [
+                letter(
+                    1,
+                    [
+                        *stamps.stamp(
+                            [],
+                            message_id="x" * 32,
+                            recovery_id="r-1",
+                            original_time="",
+                            fidelity="original",
+                            replays=before,
+                        ),
+                        *spring(shop.topic, 0, 100 + before),
+                    ],
+                )
+            ],
+        )
+        planned = carry_out(shop, "--from", f"dlq:{dead}", "--all")
+        assert planned["counts"]["put_back"] == before + 1
+        assert planned["counts"]["came_back"] == before
+        assert planned["counts"]["staged"] == 1
+        assert "came back" in " ".join(planned["warnings"])
+    assert sorted(one.replays for one in read_sent(shop)) == [1, 1, 2, 3]
+    publish(shop, dead, [letter(1, [(stamps.REPLAYS, b"3"), *spring(shop.topic, 0, 103)])])
+    refused = plan(shop, "--from", f"dlq:{dead}", "--all", code=5)
+    assert "--allow replays" in refused["message"]
+    allowed = plan(shop, "--from", f"dlq:{dead}", "--all", "--allow", "replays")
+    assert allowed["counts"]["staged"] == 1
+
+
+@pytest.mark.usefixtures("spark")
+def test_two_letters_of_one_message_are_one(empty_shop: Shop, dead: str) -> None:
+    """The newest counts: a message is put back once."""
+    shop = empty_shop
+    own: list[Header] = [("last", b"1")]
+    publish(
+        shop,
+        dead,
+        [
+            letter(1, spring(shop.topic, 0, 4)),
+            letter(1, [*own, *spring(shop.topic, 0, 4)]),
+            letter(2, connect(shop.topic, 0, 5)),
+        ],
+    )
+    planned = carry_out(shop, "--from", f"dlq:{dead}", "--all")
+    assert (planned["counts"]["repeated"], planned["counts"]["staged"]) == (1, 2)
+    assert {one.key: one.headers for one in read_sent(shop)} == {b"1": tuple(own), b"2": ()}
+
+
+@pytest.mark.usefixtures("spark")
+def test_two_messages_of_one_place_are_two(empty_shop: Shop, dead: str) -> None:
+    """The topic was made anew, or a header is wrong: neither is left out for the other."""
+    shop = empty_shop
+    publish(
+        shop, dead, [letter(1, spring(shop.topic, 0, 4)), letter(2, spring(shop.topic, 0, 4), 1)]
+    )
+    planned = carry_out(shop, "--from", f"dlq:{dead}", "--all")
+    assert (planned["counts"]["repeated"], planned["counts"]["staged"]) == (0, 2)
+    sent = {one.key: one.message_id for one in read_sent(shop)}
+    topic_id = describe_topic(shop.properties, shop.topic).topic_id
+    assert stamps.make_original_id(topic_id, 0, 4) in sent.values()
+    assert len({len(one) for one in sent.values()}) == 1
+    assert len(set(sent.values())) == 2
+    again = plan(shop, "--from", f"dlq:{dead}", "--all", code=5)
+    assert "2 are put back already" in again["message"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_headers_of_a_framework_of_ones_own(empty_shop: Shop, dead: str) -> None:
+    shop = empty_shop
+    names = {"topic": "my[t]", "partition": "my-p", "offset": "my-o", "error": "my-e"}
+    shop.write_config(redrive={"dead_letters": {**names, "strip": ["my-try-*"]}})
+    headers: list[Header] = [
+        ("my[t]", shop.topic.encode()),
+        ("my-p", b"1"),
+        ("my-o", (17).to_bytes(8, "big")),
+        ("my-e", b"shop.errors.Broken: order 1"),
+        ("my-try-2", b"x"),
+        ("myt", b"stays"),
+    ]
+    publish(shop, dead, [letter(1, headers)])
+    planned = carry_out(shop, "--from", f"dlq:{dead}", "--offsets", "0:0")
+    assert [one["name"] for one in planned["errors"]] == ["shop.errors.Broken"]
+    (sent,) = read_sent(shop)
+    assert sent.headers == (("myt", b"stays"),)
+    topic_id = describe_topic(shop.properties, shop.topic).topic_id
+    assert sent.message_id == stamps.make_original_id(topic_id, 1, 17)
+    assert sent.partition == 1

@@ -1,14 +1,20 @@
-"""From the log: by offsets, time, key and SQL; twice; what is wrong is said."""
+"""From the log: by offsets, time, key and SQL, twice; to a rehearsal or another topic; killed."""
 
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.kafka_tools import set_config
+from backlogctl.kafka.admin import create_topic, describe_topic, list_topic_readers, read_metadata
+from backlogctl.replay.injection import target
+from tests.conftest import MakeTopic
+from tests.kit.kafka import commit, delete_topic, set_config
+from tests.kit.shop import PARTITIONS, Shop, place
 from tests.replay.redrive.world import (
     AT,
     KEEP,
@@ -21,9 +27,10 @@ from tests.replay.redrive.world import (
     read_sent,
     run,
 )
-from tests.replay.shop import Shop, place
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]
+
+
 TOTAL = 60
 
 
@@ -147,3 +154,108 @@ def test_what_is_wrong_is_said(filled: Shop) -> None:
     assert plan(filled, "--from", "dlq:nowhere", "--all", code=2)["subject"] == "topic nowhere"
     assert plan(filled, "--from", "archive:r-1", "--all", code=2)["subject"] == "archive r-1"
     assert list((filled.directory / "staging").iterdir()) == []
+
+
+KEYS = {str(number).encode(): 1 for number in range(TOTAL)}
+
+
+@pytest.fixture
+def ordered(empty_shop: Shop) -> Shop:
+    set_config(empty_shop.properties, empty_shop.topic, KEEP)
+    publish(empty_shop, empty_shop.topic, [make_order(number) for number in range(TOTAL)])
+    return empty_shop
+
+
+def exists(shop: Shop, topic: str) -> bool:
+    return topic in read_metadata(shop.properties).topics
+
+
+def test_a_rehearsal_disturbs_nobody(ordered: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side topic is made, compared, and thrown away when its time is over; the real redrive
+    afterwards is neither hindered nor reduced by it."""
+    first = carry_out(ordered, "--from", "log", "--all", "--to", "rehearsal")
+    side = first["target"]["topic"]
+    assert side.startswith(f"{ordered.topic}.rehearsal.")
+    assert keys_of(read_sent(ordered, side)) == KEYS
+    assert read_sent(ordered) == []
+    assert describe_topic(ordered.properties, side).config["retention.ms"] == str(24 * 3_600_000)
+    assert ordered.group not in list_topic_readers(ordered.properties, side).known
+    second = carry_out(ordered, "--from", "log", "--all", "--to", "rehearsal")
+    assert second["counts"]["staged"] == TOTAL
+    assert second["target"]["topic"] != side
+
+    real = carry_out(ordered, "--from", "log", "--all")
+    assert (real["counts"]["staged"], real["counts"]["put_back"]) == (TOTAL, 0)
+    assert keys_of(read_sent(ordered)) == KEYS
+
+    workspace = ordered.open()
+    assert target.clear_rehearsals(workspace, "orders") == ()
+    now = workspace.ledger.now() + timedelta(hours=25)
+    monkeypatch.setattr(type(workspace.ledger), "now", lambda _: now)
+    assert set(target.clear_rehearsals(workspace, "orders")) == {first["id"], second["id"]}
+    assert not exists(ordered, side)
+    assert target.clear_rehearsals(workspace, "orders") == ()
+
+
+def test_cancel_of_a_rehearsal_deletes_its_topic(ordered: Shop) -> None:
+    planned = plan(ordered, "--from", "log", "--all", "--to", "rehearsal")
+    ordered.call("approve", planned["id"], "--by", "Ada")
+    said = ordered.run("run", planned["id"], code=None, BACKLOG_CRASH_AT="p3.7.copy.before:2")
+    assert said.code == -signal.SIGKILL
+    assert exists(ordered, planned["target"]["topic"])
+    assert "thrown away" in ordered.call("cancel", planned["id"]).out
+    assert not exists(ordered, planned["target"]["topic"])
+
+
+def test_another_topic_with_other_partitions(ordered: Shop, topic: MakeTopic) -> None:
+    """By key, in the order of the source; who reads it is named and does not hinder."""
+    other = topic(PARTITIONS - 1, KEEP, name="other")
+    publish(ordered, other, [replace(make_order(0), partition=0)])
+    commit(ordered.properties, f"audit-{ordered.group}", other, {0: 1})
+    planned = carry_out(ordered, "--from", "log", "--all", "--to", other)
+    assert planned["other_groups"] == [f"audit-{ordered.group}"]
+    assert "go by their keys" in " ".join(planned["warnings"])
+
+
+def test_a_topic_that_was_made_anew_has_nothing_yet(ordered: Shop, topic: MakeTopic) -> None:
+    other = topic(PARTITIONS, KEEP, name="again")
+    carry_out(ordered, "--from", "log", "--offsets", "0:0-4", "--to", other)
+    assert plan(ordered, "--from", "log", "--offsets", "0:0-4", "--to", other, code=5)
+    delete_topic(ordered.properties, other)
+    create_topic(ordered.properties, other, partitions=PARTITIONS, config=KEEP)
+    anew = carry_out(ordered, "--from", "log", "--offsets", "0:0-4", "--to", other)
+    assert (anew["counts"]["put_back"], anew["counts"]["staged"]) == (0, 5)
+    assert len(read_sent(ordered, other)) == 5
+
+
+def test_fault_01_killed_in_the_middle_and_run_again(ordered: Shop) -> None:
+    """SIGKILL after a commit, before its copy into SQL: the same set, each once."""
+    ordered.write_config(limits={"messages_per_second": 30})
+    planned = plan(ordered, "--from", "log", "--all")
+    ordered.call("approve", planned["id"], "--by", "Ada")
+    said = ordered.run("run", planned["id"], code=None, BACKLOG_CRASH_AT="p3.7.copy.before:2")
+    assert said.code == -signal.SIGKILL
+    assert 0 < len(read_sent(ordered)) < TOTAL
+    ordered.write_config(limits={})
+    done = ordered.call("run", planned["id"], "--json").document
+    assert done["state"] == "verified"
+    assert done["counts"]["skipped"] > 0
+    assert keys_of(read_sent(ordered)) == KEYS
+
+
+def test_other_readers_must_be_allowed(ordered: Shop) -> None:
+    audit = f"audit-{ordered.group}"
+    commit(ordered.properties, audit, ordered.topic, {0: 1})
+    planned = plan(ordered, "--from", "log", "--offsets", "0:0")
+    assert planned["other_groups"] == [audit]
+    refused = ordered.call("approve", planned["id"], "--by", "Ada", "--json", code=5).error
+    assert "deliver: topic" in refused["hint"]
+    ordered.write_config(deliver="topic")
+    run(ordered, planned["id"])
+
+
+def test_a_compacted_topic_takes_no_old_message(ordered: Shop) -> None:
+    set_config(ordered.properties, ordered.topic, {"cleanup.policy": "compact"})
+    refused = plan(ordered, "--from", "log", "--offsets", "0:0", code=5)
+    assert "compacted" in refused["message"]
+    assert plan(ordered, "--from", "log", "--offsets", "0:0", "--to", "rehearsal")

@@ -12,8 +12,8 @@ import pytest
 
 from backlogctl.kafka.clients import make_producer
 from backlogctl_delivery import stamps
-from tests.kafka_tools import commit, read_all
-from tests.replay.shop import DONE, PARTITIONS, TOTAL, Shop, count_by_partition, place
+from tests.kit.kafka import commit, read_all
+from tests.kit.shop import DONE, PARTITIONS, TOTAL, Shop, count_by_partition, place
 from tests.spark_backfill.world import make_order as make_row
 from tests.spark_backfill.world import publish_orders
 

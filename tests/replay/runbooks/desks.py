@@ -20,10 +20,9 @@ from backlogctl.replay.engine.plan import (
 )
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
-from backlogctl.values import Cause, Gap, Recovery, RecoveryState, hash_value
-from tests.kernel.ledger.makers import make_gap
-from tests.replay.expand_makers import make_expand_plan
-from tests.replay.makers import keep_plan, make_rebuild_plan, open_desk
+from backlogctl.values import Cause, Gap, Recovery, RecoveryState
+from tests.kit.ledger import create_recovery, make_gap
+from tests.kit.recoveries import keep_plan, make_expand_plan, make_rebuild_plan, open_desk
 
 S = RecoveryState
 TOPIC_ID = "topic-id"
@@ -98,19 +97,7 @@ def store_unknown(
     Or of one that it knows, which stops consumers, where nothing reads its plan.
     """
     plan = {} if origin is None else {"origin": origin.model_dump()}
-    recovery = desk.ledger.recoveries.create(
-        kind,
-        "orders",
-        "main",
-        "orders",
-        GROUP,
-        plan,
-        hash_value(plan),
-        (),
-        "ada",
-        stops_consumers=True,
-        holds_when_failed=True,
-    )
+    recovery = create_recovery(desk.ledger, kind, group=GROUP, plan=plan)
     for number, state in enumerate(states, start=1):
         who = str(find_identity())
         if state is S.APPROVED:

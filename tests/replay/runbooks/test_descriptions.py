@@ -33,7 +33,7 @@ from backlogctl.replay.runbooks.descriptions import (
 )
 from backlogctl.values import Recovery, RecoveryState
 from backlogctl_delivery.visible import escape_text
-from tests.replay.makers import make_recovery
+from tests.kit.recoveries import make_recovery
 from tests.replay.runbooks.desks import bring, make_expand, make_rebuild, open_shop, store
 
 _FILE = """

@@ -40,7 +40,7 @@ from backlogctl.replay.runbooks.work import (
     restore_layout,
 )
 from backlogctl.values import Cause, Recovery, RecoveryState
-from tests.replay.makers import PAST, change_ledger, read_actions
+from tests.kit.recoveries import PAST, change_ledger, read_actions
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,
     RUN,

@@ -28,8 +28,8 @@ from backlogctl.replay.web.exporter import open_exporter
 from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from backlogctl_delivery.outbox.admin import OutboxStatus
 from tests.delivery.kit import Shop
-from tests.kafka_tools import wait_until
-from tests.monitoring.metric_lines import Scraped, scrape_registry
+from tests.kit.kafka import wait_until
+from tests.kit.prometheus import Scraped, scrape_registry
 
 PATIENCE = timedelta(seconds=1)
 

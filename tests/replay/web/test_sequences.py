@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,9 +30,10 @@ from backlogctl_delivery.sequenced.checker import Hole
 from backlogctl_delivery.sequenced.producer import SequencedProducer
 from backlogctl_delivery.sequenced.sequence import SEQUENCE
 from backlogctl_delivery.stamps import RECOVERY_ID
-from tests.guarded import allow_all, deny, start_guarded
-from tests.kafka_tools import move_log_start, properties_of, wait_until
-from tests.monitoring.metric_lines import Scraped
+from tests.conftest import MakeTopic
+from tests.kit.kafka import move_log_start, properties_of, wait_until
+from tests.kit.prometheus import Scraped
+from tests.kit.secured import allow_all, deny, start_guarded
 from tests.replay.doctor.world import make_workspace
 
 HOLE = Hole("orders", 0, "shop", 1, 3, 9)
@@ -111,7 +111,6 @@ def test_a_hole_is_told_for_as_long_as_it_is_news(settling: Settling) -> None:
 
 # The sequence check of `watch` on a real broker: what is lost is told, and nothing else is.
 
-MakeTopic = Callable[..., str]
 GRACE_test_sequence_reading, KEEP_test_sequence_reading = 300.0, 3_600.0
 
 
@@ -200,8 +199,8 @@ def make_sequenced(
 
 
 @pytest.fixture
-def watched(kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path) -> Watched:
-    return make_watched(tmp_path, properties_of(kafka.bootstrap), topic(partitions=1))
+def watched(properties: dict[str, str], topic: MakeTopic, tmp_path: Path) -> Watched:
+    return make_watched(tmp_path, properties, topic(partitions=1))
 
 
 def begin(watched: Watched) -> None:
@@ -340,10 +339,10 @@ def test_partitions_that_are_added_are_read_from_their_start(
 
 
 def test_a_compacted_topic_is_refused(
-    kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, tmp_path: Path
 ) -> None:
     name = topic(partitions=1, config={"cleanup.policy": "compact"})
-    watched = make_watched(tmp_path, properties_of(kafka.bootstrap), name)
+    watched = make_watched(tmp_path, properties, name)
     with pytest.raises(BacklogError, match="it is compacted"):
         watched.read()
 

@@ -17,7 +17,7 @@ from backlogctl.spark_backfill.injection.brakes import Brake, Brakes, InjectionP
 from backlogctl.spark_backfill.injection.job import InjectionJob, InjectionResult
 from backlogctl.spark_backfill.injection.transactional import TransactionalWriter, WriterSettings
 from backlogctl.spark_backfill.injection.waves import inject_with
-from tests.crash.local_runner import LocalChunkRunner
+from tests.crash.runner import LocalChunkRunner
 from tests.crash.scenario import judge
 
 WriterKind = Callable[[WriterSettings], TransactionalWriter]

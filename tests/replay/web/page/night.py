@@ -28,8 +28,8 @@ from backlogctl.values import (
     Recovery,
     RecoveryState,
     Sample,
-    hash_value,
 )
+from tests.kit.ledger import create_recovery
 
 NOW = datetime(2026, 11, 21, 6, 40, tzinfo=UTC)
 DAY = timedelta(hours=24)
@@ -157,16 +157,14 @@ class Night:
     ) -> Recovery:
         """Whatever is stored as a plan, of a kind that may not be known."""
         traits = KINDS.get(kind).traits if kind in KINDS.names() else Traits()
-        return self.ledger.recoveries.create(
+        return create_recovery(
+            self.ledger,
             kind,
             stream,
-            "main",
-            stream,
-            f"{stream}-service",
-            plan,
-            hash_value(dict(plan)),
-            [gap.id for gap in gaps],
-            ACTOR,
+            group=f"{stream}-service",
+            plan=plan,
+            gaps=[gap.id for gap in gaps],
+            by=ACTOR,
             stops_consumers=traits.stops_consumers,
             holds_when_failed=traits.holds_when_failed,
         )

@@ -21,10 +21,7 @@ from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap
 from backlogctl.spark_backfill.request import PartitionOutcome
 from backlogctl.values import Chunk, GapState, Recovery, RecoveryState
-from tests.replay.expand_makers import make_expand_plan
-from tests.replay.makers import make_rebuild_plan
-from tests.replay.web.page.audited import tell_audits
-from tests.replay.web.page.delivered import describe_deliveries, tell_deliveries
+from tests.kit.recoveries import make_expand_plan, make_rebuild_plan
 from tests.replay.web.page.night import (
     ACTOR,
     DAY,
@@ -35,6 +32,7 @@ from tests.replay.web.page.night import (
     make_groups,
     make_stream,
 )
+from tests.replay.web.page.visits import describe_deliveries, tell_audits, tell_deliveries
 
 _START = NOW - timedelta(hours=60)
 

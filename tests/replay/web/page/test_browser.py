@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,8 @@ import pytest
 
 from backlogctl.monitoring.watch.board import ClusterPass
 from backlogctl.replay.web.page.app import make_page
-from tests.kafka_tools import wait_until
+from tests.dags.browsing import open_browser
+from tests.kit.kafka import wait_until
 from tests.replay.web.page.night import NOW, Night, make_group, make_groups
 from tests.replay.web.page.story import tell_night
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 LONG = "anamethatgoesonwithoutanyend" * 7
 PHONE, DESKTOP = (360, 740), (1280, 900)
 PATIENT = 120.0  # seconds; a browser on a busy machine
@@ -56,18 +55,8 @@ def address(night: Night) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The machine's own; none is downloaded."""
-    from playwright.sync_api import sync_playwright
-
-    path = next((found for name in NAMES if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.fail(f"none of {', '.join(NAMES)} is here: run scripts/need.sh chromium")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox"], timeout=PATIENT * 1000
-        )
+    with open_browser() as opened:
         yield opened
-        opened.close()
 
 
 class Visit:

@@ -16,8 +16,7 @@ from backlogctl.monitoring.groups.survey import describe_cluster
 from backlogctl.monitoring.watch.board import Board, ClusterPass, TopicPartitionState
 from backlogctl.replay.web.page.app import HEADERS, make_page
 from backlogctl.values import Cause, Certainty, RecoveryState
-from tests.replay.expand_makers import make_expand_plan
-from tests.replay.makers import make_rebuild_plan
+from tests.kit.recoveries import make_expand_plan, make_rebuild_plan
 from tests.replay.web.page.night import DAY, NOW, SECRET, STREAMS, Night, make_group
 from tests.replay.web.page.story import tell_night
 from tests.replay.web.page.visits import read, serve, strip
