@@ -358,8 +358,8 @@ def test_an_archive_that_does_not_fit_is_ignored(
     broken = tmp_path / "spark.jsa"
     broken.write_bytes(b"not an archive")
     code = f"""
-from backlogctl.spark_backfill.spark import class_archive
-class_archive.find_archive = lambda: __import__("pathlib").Path({str(broken)!r})
+from backlogctl.spark_backfill.spark import session
+session.find_class_archive = lambda: __import__("pathlib").Path({str(broken)!r})
 {_START}"""
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
