@@ -143,7 +143,7 @@ def test_the_form_has_the_same_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert action.schema["enum"] == ["auto", "expand", "rebuild", "redrive", "siphon"]
 
 
-def test_a_offload_has_a_dag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offload_has_a_dag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may trigger recoveries need not be allowed to delete messages. It needs a Spark's room,
     though it stops consumers."""
     monkeypatch.setenv(SPARK_POOL, "spark")

@@ -33,7 +33,7 @@ from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, drop_tabl
 from tests.kit.kafka import wait_until
 from tests.kit.recoveries import read_actions
 from tests.replay.expand.oracle import judge
-from tests.replay.offload.world import find_place
+from tests.replay.offload.world import find_place, judge_offload
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -244,6 +244,26 @@ def world(airflow: Airflow, slots: Slots, monkeypatch: pytest.MonkeyPatch) -> It
     made = take_offload(slots, monkeypatch)
     yield made
     made.end()
+
+
+def test_fault_38_killed_while_it_archives_it_is_tried_again(
+    airflow: Airflow, world: SlotOffload
+) -> None:
+    one = start_offload(airflow, world, note="INC-4711")
+    asked = airflow.get(f"{one.run.task(APPROVE_OFFLOAD)}/-1/hitlDetails")
+    assert asked["subject"].startswith("Offload at most 1,")
+    for words in ("**Stops**", "**Moves**", "**Frees**", "**Gives back**", "INC-4711"):
+        assert words in asked["body"], asked["body"]
+    assert one.now.state == "planned", "whatever the stream's approval is: a person says yes"
+    assert len(world.list_pids(Role.ORIGINAL)) == 2
+    airflow.answer(one.run, APPROVE_OFFLOAD)
+    one.await_step("archive")
+    airflow.find_task(one.run, OFFLOAD).kill()
+    airflow.await_run(one.run, {"success"}, within=400)
+    assert airflow.read_task(one.run, OFFLOAD)["try_number"] == 2
+    assert judge_offload(world, one.recovery) == []
+    (outcome,) = airflow.xcom(one.run, "report")["outcomes"]
+    assert (outcome["kind"], outcome["state"]) == ("offload", "verified")
 
 
 def test_fault_43_marked_failed_while_it_archives(airflow: Airflow, world: SlotOffload) -> None:
