@@ -62,7 +62,7 @@ def peek_messages(
     """Show some messages; what the stream's `mask` names is hidden."""
     from backlogctl.replay.observe.archives import peek
     from backlogctl.replay.present.messages import Mask, mask_message, render_message
-    from backlogctl.spark_backfill.archive.local_place import Wanted
+    from backlogctl.spark_backfill.archive.peek import Wanted
 
     workspace = session.open_workspace()
     record = workspace.ledger.archives.get(archive)

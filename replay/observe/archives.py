@@ -18,7 +18,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.values import to_document
 
 if TYPE_CHECKING:
-    from backlogctl.spark_backfill.archive.local_place import ArchivedMessage, Wanted
+    from backlogctl.spark_backfill.archive.peek import ArchivedMessage, Wanted
     from backlogctl.spark_backfill.archive.verification import ArchiveCheck
 
 
@@ -74,7 +74,7 @@ def peek(
         Refused: it was purged.
         StagingError: it cannot be read, or is not the one that was recorded.
     """
-    from backlogctl.spark_backfill.archive.local_place import peek_archive
+    from backlogctl.spark_backfill.archive.peek import peek_archive
     from backlogctl.spark_backfill.archive.verification import read_manifest_of
 
     require_there(record)

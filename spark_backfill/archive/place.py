@@ -112,7 +112,9 @@ class ArchivePlace:
 
     def __init__(self, spark: Spark, location: str) -> None:
         self.location = normalize_location(location)
-        self.folder = find_folder(self.location)
+        # None where it is no folder of this machine.
+        path = self.location.removeprefix("file:")
+        self.folder = Path(path) if path != self.location else None
         self._ask = spark
         self._files = self._open()
 
@@ -318,11 +320,6 @@ class _HadoopFiles:
 def _raise(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-def find_folder(location: str) -> Path | None:
-    """Of a location as `normalize_location` gives it; None where it is no folder."""
-    return Path(location.removeprefix("file:")) if location.startswith("file:") else None
 
 
 def normalize_location(location: str) -> str:

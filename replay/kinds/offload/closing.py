@@ -94,21 +94,11 @@ def _throw_away(context: OffloadContext) -> None:
     """The files of an archive that nothing was deleted for."""
     if not context.was_started("archive") or context.plan.place is None:
         return
-    from backlogctl.spark_backfill.archive.local_place import LocalPlace, find_folder
-    from backlogctl.spark_backfill.archive.place import normalize_location
-    from backlogctl.spark_backfill.archive.verification import (
-        ForeignArchive,
-        purge_archive,
-        purge_place,
-    )
+    from backlogctl.spark_backfill.archive.verification import ForeignArchive, purge_archive
 
-    actor, location = str(find_identity()), normalize_location(context.location)
-    folder, owner = find_folder(location), name_owner(context.recovery)
+    actor, owner = str(find_identity()), name_owner(context.recovery)
     try:
-        if folder is None:
-            purged = purge_archive(context.spark, location, owner=owner)
-        else:
-            purged = purge_place(LocalPlace(folder), owner=owner)
+        purged = purge_archive(lambda: context.spark, context.location, owner=owner)
     except ForeignArchive as error:
         context.say(f"{error.subject}: {error.message}")
         context.record(NOT_OURS, **error.to_json())

@@ -39,25 +39,12 @@ def check_files(context: OffloadContext, record: ArchiveRecord) -> None:
     Raises:
         StagingError: names what is missing or changed.
     """
-    from backlogctl.spark_backfill.archive.local_place import LocalPlace, find_folder
-    from backlogctl.spark_backfill.archive.place import normalize_location
-    from backlogctl.spark_backfill.archive.verification import (
-        check_place,
-        read_archive_manifest,
-        read_manifest_of,
-        verify_archive,
-    )
+    from backlogctl.spark_backfill.archive.place import ArchivePlace
+    from backlogctl.spark_backfill.archive.verification import check_place, read_manifest_of
 
-    location, sha256 = normalize_location(record.location), record.manifest_sha256
-    folder = find_folder(location)
-    if folder is not None:
-        place = LocalPlace(folder)
-        check = check_place(place, read_manifest_of(place, sha256), rehash=False)
-    else:
-        spark = context.spark
-        manifest = read_archive_manifest(spark, location, sha256)
-        check = verify_archive(spark, location, manifest, rehash=False)
-    check.require_good(location)
+    place = ArchivePlace(lambda: context.spark, record.location)
+    manifest = read_manifest_of(place, record.manifest_sha256)
+    check_place(place, manifest, rehash=False).require_good(place.location)
 
 
 FENCED = "the fence is set"

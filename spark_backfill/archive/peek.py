@@ -13,20 +13,8 @@ import pyarrow.parquet as pq
 
 from backlogctl.archive_manifest import ArchiveFile, ArchiveManifest
 from backlogctl.errors import StagingError
-from backlogctl.spark_backfill.archive.place import ArchivePlace, find_folder
+from backlogctl.spark_backfill.archive.place import ArchivePlace
 from backlogctl.spark_backfill.failures import translating
-
-__all__ = ["ArchivedMessage", "LocalPlace", "Wanted", "find_folder", "peek_archive"]
-
-
-def LocalPlace(folder: Path) -> ArchivePlace:  # noqa: N802
-    """A folder of this machine, without Spark."""
-    return ArchivePlace(_no_spark, f"file:{folder}")
-
-
-def _no_spark() -> Any:
-    raise AssertionError("a folder needs no Spark")
-
 
 _BATCH = 1000
 
