@@ -101,7 +101,7 @@ def make_groups(bootstrap: str, groups: int, partitions: int, topics: int) -> No
                 producer.produce(name, b"value", partition=number)
         producer.flush(60)
     client = KafkaAdminClient(bootstrap_servers=[bootstrap])
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     number = 0
     while number < groups:
         name = names[number % topics]

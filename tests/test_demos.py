@@ -177,7 +177,7 @@ def test_an_option_of_another_story_is_refused(
 # The demo of an expansion: the whole story, small; what its figures mean; that nothing is left.
 
 SMALL_BACKLOG = Size(
-    orders=36_000,  # a busy machine begins late, and the consumers read meanwhile
+    orders=90_000,  # a busy machine begins late, and the consumers read meanwhile
     customers=1_000,
     partitions=2,
     factor=3,

@@ -493,7 +493,8 @@ def _measure_drain(context: ExpandContext) -> float | None:
         return None  # with pauses in between it would say nothing
     done = next((s for s in samples if not s.source_lag + s.temporary_lag), samples[-1])
     seconds = (done.at - samples[0].at).total_seconds()
-    return round((done.handled - samples[0].handled) / seconds, 1) if seconds > 0 else None
+    handled = done.handled - samples[0].handled
+    return round(handled / seconds, 1) if seconds > 0 < handled else None
 
 
 def _fail(topic: str, why: str) -> VerificationFailed:

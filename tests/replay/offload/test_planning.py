@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -297,6 +298,7 @@ def test_an_empty_range_that_an_older_gap_cuts_leaves_no_open_gap(tmp_path: Path
             stream=SimpleNamespace(name="orders"),
             workspace=SimpleNamespace(ledger=ledger),
         )
+        context.record_gap = partial(OffloadContext.record_gap, cast(OffloadContext, context))
         for _ in range(2):
             record_discarded(cast(OffloadContext, context))
         found = [(gap.start, gap.end, str(gap.state)) for gap in ledger.gaps.list()]
