@@ -58,6 +58,7 @@ class Certainty(StrEnum):
 
     EXACT = "exact"  # offsets exact; messages at most that many
     BOUNDED = "bounded"  # at most this range
+    POSSIBLE = "possible"  # at most this range, and perhaps nothing of it
     REPORTED = "reported"  # something happened; its range is unknown
 
 
@@ -202,8 +203,9 @@ class Gap:
     """Messages the group will never read. `start`/`end` are None where the range is unknown.
 
     `archive` is the offload in whose archive its messages lie; None where they are in none.
-    `sequences` are those of a `producer_gap`, whose messages never had an offset. `recovery_id` is
-    the recovery that has the gap now.
+    `likely` is about how many of its offsets were lost; None where nothing tells. `sequences` are
+    those of a `producer_gap`, whose messages never had an offset. `recovery_id` is the recovery
+    that has the gap now.
     """
 
     id: str
@@ -224,6 +226,7 @@ class Gap:
     reason: str = ""
     archive: str | None = None
     sequences: SequenceRange | None = None
+    likely: int | None = None
     recovery_id: str | None = field(default=None, compare=False)
     changed_by: str = field(default="", compare=False)
 

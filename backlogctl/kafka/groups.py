@@ -69,11 +69,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """`state` is Kafka's in lower case (`stable`, `empty`, `dead`, ...); `type` its protocol."""
+    """`state` is Kafka's in lower case (`stable`, `empty`, `dead`, ...); `type` its protocol;
+    `is_simple`: nobody ever joined it, its reader assigns its partitions itself."""
 
     state: str
     members: tuple[Member, ...]
     type: str = ""
+    is_simple: bool = False
 
     @property
     def is_active(self) -> bool:
@@ -144,6 +146,7 @@ def read_group_state(
                 listed.state.name.lower() if listed.state else "",
                 (),
                 listed.type.name.lower() if listed.type else "",
+                bool(listed.is_simple_consumer_group),
             )
     return GroupState("dead", ())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
@@ -113,9 +113,24 @@ def record_gap(connection: Connection, gap: Gap, now: datetime, date: DatePiece 
         return _record_sequences(connection, gap, gap.sequences, known, now)
     if gap.end is None:
         return _record_unknown(connection, gap, known, now)
+    if gap.certainty is not Certainty.POSSIBLE:
+        known = tuple(_decide_possible(connection, gap, known, now))
     ranged = [each for each in known if each.end is not None and not _is_over(each, gap)]
     checked = confirm_bounded(connection, gap, ranged, now)
     return _record_range(connection, gap, checked, now, date)
+
+
+def _decide_possible(
+    connection: Connection, gap: Gap, known: Sequence[Gap], now: datetime
+) -> Iterator[Gap]:
+    """The known gaps without open ones that were only possible, and lie in what is known now."""
+    start, end = get_range(gap)
+    for each in known:
+        possible = (each.state, each.certainty) == (GapState.OPEN, Certainty.POSSIBLE)
+        if possible and start <= (each.start or 0) and (each.end or 0) <= end:
+            move_gaps(connection, [each.id], GapState.WAIVED, now, None, "decided since", ITSELF)
+        else:
+            yield each
 
 
 def _is_over(known: Gap, gap: Gap) -> bool:
@@ -172,10 +187,10 @@ def _record_range(
         # `known` is disjoint and sorted: what lies between two of them is new.
         first, until = (end, end) if each is None else get_range(each)
         if cursor < min(end, first):
-            piece = gap
+            piece = _share_likely(gap, min(end, first) - cursor)
             if date is not None:
                 times = date(cursor, min(end, first))
-                piece = replace(gap, first_time=times.lower, last_time=times.upper)
+                piece = replace(piece, first_time=times.lower, last_time=times.upper)
             last = _add_piece(connection, piece, cursor, min(end, first), known, now)
             cursor = min(end, first)
         if each is not None and until > cursor:
@@ -184,6 +199,13 @@ def _record_range(
             cursor = max(cursor, min(end, until))
     assert last is not None
     return last
+
+
+def _share_likely(gap: Gap, count: int) -> Gap:
+    """The gap with what is likely of so many of its offsets."""
+    if gap.likely is None or not gap.count:
+        return gap
+    return replace(gap, likely=round(gap.likely * count / gap.count))
 
 
 def _choose_live(gap: Gap, known: Sequence[Gap], end: int) -> Gap:
@@ -205,7 +227,13 @@ def _add_piece(
         other = gap.cause is Cause.DISCARDED and each.reason != gap.reason
         if (each.end, each.state, each.cause, each.certainty, each.archive) == same and not other:
             # What is not known of one piece is not known of both.
-            return change_gap(connection, each, now, end=end, last_time=gap.last_time)
+            likely = None
+            if each.likely is not None or gap.likely is not None:
+                counts = ((each.likely, each.count), (gap.likely, end - start))
+                likely = sum((some or 0) if one is None else one for one, some in counts)
+            return change_gap(
+                connection, each, now, end=end, last_time=gap.last_time, likely=likely
+            )
     return insert_gap(connection, gap, start, end, now)
 
 
@@ -341,6 +369,21 @@ class Gaps(Manager):
                 if gap.state is GapState.OPEN:
                     why = answers[gap.id]
                     move_gaps(connection, [gap.id], GapState.WAIVED, now, None, why, ITSELF)
+
+    def close_possible(self, sample: Sample, reason: str) -> int:
+        """Waives the open gaps of the sample's group that were only possible.
+
+        Returns:
+            How many were closed.
+        """
+        found = [
+            gap.id
+            for gap in self.list(sample.stream, [GapState.OPEN])
+            if gap.certainty is Certainty.POSSIBLE
+            and (gap.group, gap.topic_id) == (sample.group, sample.topic_id)
+        ]
+        self.answer(dict.fromkeys(found, reason))
+        return len(found)
 
     def close_answered(self, sample: Sample) -> int:
         """Waives open gaps of unknown range that a commit of the sample answers.

@@ -64,7 +64,8 @@ class CommitMark:
     """What a group is known to have committed on a partition; outlives the thinned samples.
 
     `max_committed` is the highest offset ever seen within the log, `last_committed` the newest one
-    seen, at `seen_at`; a sample without a committed offset does not change them.
+    seen, at `seen_at`; a sample without a committed offset does not change them. `outside`: the
+    group is read from without joining.
     """
 
     stream: str
@@ -74,6 +75,7 @@ class CommitMark:
     max_committed: int
     last_committed: int
     seen_at: datetime
+    outside: bool = False
 
 
 samples = table_of(
@@ -85,13 +87,17 @@ commit_marks = table_of(
 
 
 class Samples(Manager):
-    def add(self, sample: Sample) -> None:
-        """Stores a sample and moves the stream's commit marks, in one transaction."""
+    def add(self, sample: Sample, *, outside: bool = False) -> None:
+        """Stores a sample and moves the stream's commit marks, in one transaction.
+
+        Args:
+            outside: the group is read from without joining; kept for ever.
+        """
         row = {each.name: getattr(sample, each.name) for each in fields(sample)}
         with self._database.write() as connection:
             self._database.lock_name(connection, f"samples:{sample.stream}")
             connection.execute(insert(samples).values(**row))
-            _move_marks(connection, sample)
+            _move_marks(connection, sample, outside)
 
     def latest(self, stream: str) -> Sample | None:
         query = (
@@ -137,7 +143,7 @@ class Samples(Manager):
         return len(thinned)
 
 
-def _move_marks(connection: Connection, sample: Sample) -> None:
+def _move_marks(connection: Connection, sample: Sample, outside: bool) -> None:
     where = (
         (commit_marks.c.stream == sample.stream)
         & (commit_marks.c.group == sample.group)
@@ -153,7 +159,7 @@ def _move_marks(connection: Connection, sample: Sample) -> None:
         if mark is None:
             reached = min(each.committed, each.high)
             place = (sample.stream, sample.group, sample.topic_id, each.partition)
-            mark = CommitMark(*place, reached, each.committed, sample.taken_at)
+            mark = CommitMark(*place, reached, each.committed, sample.taken_at, outside)
             connection.execute(insert(commit_marks).values(**asdict(mark)))
             continue
         newer = sample.taken_at >= mark.seen_at
@@ -165,5 +171,6 @@ def _move_marks(connection: Connection, sample: Sample) -> None:
                 max_committed=max(mark.max_committed, reached),
                 last_committed=each.committed if newer else mark.last_committed,
                 seen_at=max(mark.seen_at, sample.taken_at),
+                outside=mark.outside or outside,
             )
         )

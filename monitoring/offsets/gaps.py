@@ -7,37 +7,36 @@ offset counts as a skip: docs/decisions/0002-when-a-jump-is-a-skip.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import StrEnum
-from itertools import pairwise
 
-from backlogctl.clock import format_time
-from backlogctl.formats import format_count, format_plural
 from backlogctl.kafka.group_types import SHARE
 from backlogctl.monitoring.offsets.history import (
-    SETTLE_JUMP,
+    READERS_MOVES,
+    SIMPLE,
+    Commit,
     PartitionMarks,
     StreamHistory,
-    is_jump,
     is_memberless,
     is_missing,
-    make_marks,
 )
-from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, PartitionSample, Sample
+from backlogctl.values import Cause, Certainty, Gap, GapState, PartitionSample, Sample
 
-# A live reader may hold a position above its commit for as long as clients commit by default.
-SETTLE_ACTIVE = timedelta(seconds=6)
+# A reader that never joins is gone when it has rested so much longer than ever before.
+REST_UNTIL = 3
+LEAST_REST = timedelta(minutes=10)
+
+Commits = Mapping[int, Sequence[Commit]]
+"""By partition the commits since the last sample, oldest first, as the commit log has them."""
 
 
 class Suspicion(StrEnum):
     """Why a finding is reported that is not a gap."""
 
     SUSPECTED_EXPIRED = "suspected_expired"  # committed < low, but a reader may have read further
-    POSSIBLE_EXPIRED = "possible_expired"  # passed over by the log start between two samples
+    POSSIBLE_EXPIRED = "possible_expired"  # passed over by the log start between two commits
     REREAD_EXPIRED = "reread_expired"  # rewound to offsets that are gone; it had read them before
-    SUSPECTED_SKIP = "suspected_skip"  # looks like a reset; the next sample decides
-    POSSIBLE_SKIP = "possible_skip"  # moved without members; may be a reader that never joins
     BEYOND_END = "beyond_end"  # committed > end of the log
     NO_SUCH_GROUP = "no_such_group"  # neither members nor a commit: perhaps a wrong name
     NO_COMMIT_YET = "no_commit_yet"  # members, data, and no commit
@@ -48,7 +47,8 @@ class Suspicion(StrEnum):
 class OffsetFinding:
     """Something to report that is not a gap.
 
-    `alarm`: needs a person now. `undecided`: another sample, a few seconds later, decides.
+    `alarm`: needs a person now. `undecided`: another sample, a few seconds later, decides. `count`:
+    how many offsets may be lost at most, where the range does not say it.
     """
 
     kind: Suspicion
@@ -58,18 +58,25 @@ class OffsetFinding:
     message: str
     alarm: bool = False
     undecided: bool = False
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What one sample shows against its past. Gaps have no id and no times yet.
 
-    `read_to`: by partition, a commit that the group reached by reading on below the log start.
+    Attributes:
+        history: the past for the next one.
+        read_to: by partition, a commit that the group reached by reading on below the log start.
+        reads_outside: it turned out that the group is read from without joining: what seemed to
+            be set forward was read.
     """
 
     gaps: tuple[Gap, ...]
     findings: tuple[OffsetFinding, ...]
+    history: StreamHistory
     read_to: Mapping[int, int] = field(default_factory=dict)
+    reads_outside: bool = False
 
     @property
     def is_undecided(self) -> bool:
@@ -78,53 +85,226 @@ class Judgement:
 
 
 def find_gaps(
-    previous: Sequence[Sample] | StreamHistory,
-    current: Sample,
-    *,
-    settle_active: timedelta = SETTLE_ACTIVE,
+    previous: Sequence[Sample] | StreamHistory, current: Sample, commits: Commits | None = None
 ) -> Judgement:
     """Judges one sample against the past.
 
     Args:
-        previous: earlier samples, oldest first, or their marks.
-        settle_active: how long the commit of a group with members, or with a reader that never
-            joins, must stand below the log start.
+        previous: earlier samples, oldest first, or what is kept of them.
+        commits: of the commit log; None goes by the samples alone.
     """
-    marks = previous if isinstance(previous, StreamHistory) else make_marks(previous)
+    past = previous if isinstance(previous, StreamHistory) else make_history(previous)
     found: list[Gap | OffsetFinding] = []
-    if marks.topic_id and marks.topic_id != current.topic_id:
-        found.extend(_report_recreated(marks, current))
-        marks = StreamHistory(earlier_topic_id=marks.topic_id)
+    if past.topic_id and past.topic_id != current.topic_id:
+        found.extend(_report_recreated(past, current))
+        past = StreamHistory(earlier_topic_id=past.topic_id)
+    simple = current.group_state == SIMPLE
+    outside = past.commits_outside or simple
+    partitions, read_to = dict(past.partitions), dict[int, int]()
     for part in current.partitions:
-        old = marks.partitions.get(part.partition)
+        old = partitions.get(part.partition)
         if part.committed is None:
-            found.extend(_judge_no_commit(marks, old, current, part))
-        elif part.committed > part.high:
+            found.extend(_judge_no_commit(past, old, current, part))
+            continue
+        steps = _list_steps(past, current, part, (commits or {}).get(part.partition))
+        marks, lost, outside = _follow(old, current, part, steps, outside)
+        found.extend(lost)
+        if part.committed > part.high:
             found.append(_report_beyond_end(part, part.committed))
         elif part.committed < part.low:
-            found.extend(_judge_below(marks, current, part, part.committed, settle_active))
-        elif old is not None:
-            found.extend(_judge_moved(marks, old, current, part, part.committed))
+            found.extend(_judge_below(past, marks, current, part, outside))
+        if old is not None and _has_read_on(past, old, current, part, outside):
+            read_to[part.partition] = part.committed
+        partitions[part.partition] = marks
+    history = StreamHistory(
+        topic_id=current.topic_id,
+        earlier_topic_id=past.earlier_topic_id,
+        memberless=is_memberless(current),
+        commits_outside=past.commits_outside if simple else outside,
+        partitions=partitions,
+        sampled=tuple(part.partition for part in current.partitions),
+        taken_at=current.taken_at,
+        empty_tails=past.empty_tails,
+    )
     return Judgement(
         gaps=tuple(item for item in found if isinstance(item, Gap)),
         findings=tuple(item for item in found if isinstance(item, OffsetFinding)),
-        read_to=_find_read_on(marks, current),
+        history=history,
+        read_to=read_to,
+        reads_outside=outside and not past.commits_outside,
     )
 
 
-def _find_read_on(marks: StreamHistory, current: Sample) -> dict[int, int]:
+def make_history(samples: Iterable[Sample]) -> StreamHistory:
+    """What is kept of samples, oldest first."""
+    history = StreamHistory()
+    for sample in samples:
+        history = find_gaps(history, sample).history
+    return history
+
+
+def _list_steps(
+    past: StreamHistory, current: Sample, part: PartitionSample, known: Sequence[Commit] | None
+) -> list[Commit]:
+    """The commits up to the one that the sample saw; it may be ahead of the log, or behind it."""
+    assert part.committed is not None
+    # One that came since the group was last seen with members may be theirs.
+    members = not (is_memberless(current) and past.memberless)
+    seen = Commit(current.taken_at, part.committed, members, part.committed_epoch is not None)
+    steps = list(known or ())
+    while steps and steps[-1].offset != part.committed:
+        steps.pop()
+    return steps or [*(known or ()), seen]
+
+
+def _follow(
+    marks: PartitionMarks | None,
+    current: Sample,
+    part: PartitionSample,
+    steps: Sequence[Commit],
+    outside: bool,
+) -> tuple[PartitionMarks, list[Gap | OffsetFinding], bool]:
+    """One partition's commits, one after the other, and what they show to be lost."""
+    lost: list[Gap | OffsetFinding] = []
+    for commit in steps:
+        if marks is None:
+            marks = PartitionMarks(min(commit.offset, part.high), commit.offset, commit.at)
+            continue
+        before, alone = marks, commit.members is False
+        if commit.offset > max(marks.highest, marks.committed):
+            outside = outside or (alone and (commit.has_epoch or marks.moves + 1 >= READERS_MOVES))
+            if alone and not outside:
+                lost.extend(_judge_jump(current, part, marks, commit))
+                marks = replace(marks, span=None, passed=())
+            else:
+                marks = marks.read_on(commit, part.low)
+        elif commit.offset != marks.committed:
+            # Rewound, or a rewind undone: it reads what it had read.
+            marks = replace(marks, span=None, passed=())
+        marks = _stand(marks, before, commit, part)
+    assert marks is not None
+    if marks.is_decided(current.taken_at):
+        lost.extend(_report_passed(current, part.partition, marks))
+        burst = marks.pace.burst
+        marks = replace(marks, passed=(), owing=0, usual=burst, budget=burst)
+    elif marks.passed and (marks.owing or not marks.pace.is_known):
+        lost.append(_report_undecided(part.partition, marks))
+    # Nobody reads on while nobody is there, or at the end.
+    idle = (is_memberless(current) and not outside) or part.committed == part.high
+    if idle:
+        marks = replace(marks, at=current.taken_at, span=None)
+    marks = marks.see_end(current.taken_at, part.high)
+    return replace(marks, passed_by=_passed_by(marks, part)), lost, outside
+
+
+def _stand(
+    marks: PartitionMarks, before: PartitionMarks, commit: Commit, part: PartitionSample
+) -> PartitionMarks:
+    """Where the group stands after a commit."""
+    offset = commit.offset
+    if offset == before.committed:
+        return replace(marks, at=commit.at) if commit.is_record else marks
+    rests = marks.rests
+    if before.moved_at is not None:
+        rests = max(rests, commit.at - before.moved_at)
+    forward = commit.members is False and before.highest < offset
+    return replace(
+        marks,
+        # One beyond the end was never read up to, and would hide later losses.
+        highest=max(before.highest, offset) if offset <= part.high else before.highest,
+        committed=offset,
+        at=commit.at,
+        moved_at=commit.at,
+        moves=marks.moves + 1 if forward else 0,
+        rests=rests,
+        passed_by=None,
+    )
+
+
+def _passed_by(marks: PartitionMarks, part: PartitionSample) -> int | None:
+    if marks.committed >= part.low:
+        return None
+    return marks.passed_by or part.low
+
+
+def _has_read_on(
+    past: StreamHistory, old: PartitionMarks, current: Sample, part: PartitionSample, outside: bool
+) -> bool:
     """A reset lands on a log start; a commit below the first one seen above the earlier commit
     was reached by reading on. Nobody can reset the offsets of a group with members."""
-    if is_memberless(current) and not marks.commits_outside:
-        return {}
-    return {
-        part.partition: part.committed
-        for part in current.partitions
-        if part.committed is not None
-        and (old := marks.partitions.get(part.partition)) is not None
+    reads = outside or not is_memberless(current)
+    return (
+        reads
         and old.passed_by is not None
-        and old.committed < part.committed < old.passed_by
-    }
+        and old.committed < (part.committed or 0) < old.passed_by
+    )
+
+
+def _judge_jump(
+    current: Sample, part: PartitionSample, old: PartitionMarks, commit: Commit
+) -> Iterator[Gap]:
+    """A forward move while nobody was in the group: an operator's, or of a reader that never
+    joins. Which of the two, later moves tell."""
+    reason = (
+        f"the commit moved from {old.highest} to {commit.offset} while nobody was in the group: it "
+        "was set forward, or a reader that never joins has read that"
+    )
+    middle = min(max(old.highest, part.low), commit.offset)
+    for start, end, cause in (
+        (old.highest, middle, Cause.EXPIRED),
+        (middle, commit.offset, Cause.SKIPPED),
+    ):
+        if start < end:
+            yield _make_gap(current, part.partition, start, end, cause, Certainty.POSSIBLE, reason)
+
+
+# A reader goes on past what had expired. A fetch below the log start is refused, and
+# `auto.offset.reset=earliest` goes on at the log start of that moment, `latest` at the end. Of each
+# range passed, what was not read before is lost: which offsets were read is not known, and how many
+# only by the reader's usual pace.
+
+
+def _report_passed(current: Sample, partition: int, marks: PartitionMarks) -> Iterator[Gap]:
+    pace = marks.pace
+    reads = "how fast it reads a backlog was not seen"
+    if pace.typical is not None:
+        reads = f"it reads about {pace.typical:,.0f} offsets a second"
+    certainty = Certainty.BOUNDED if marks.is_too_fast else Certainty.POSSIBLE
+    if pace.is_known:
+        reads += f", {pace.fastest:,.0f} at most"
+    for each in marks.passed:
+        likely = each.count_likely(pace.typical)
+        reason = (
+            f"retention overtook the group, which went on to {each.to:,}; {reads}: at most "
+            f"{each.offsets:,} offsets were lost"
+        )
+        if likely is not None:
+            reason += f", about {likely:,}"
+        place = (current, partition, each.start, each.end, Cause.EXPIRED)
+        yield replace(_make_gap(*place, certainty, reason), likely=likely)
+        if marks.is_too_fast and each.to - each.end > pace.burst + pace.allow(each.took):
+            reason = f"{reason}; auto.offset.reset=latest may have led it there"
+            place = (current, partition, each.end, each.to, Cause.SKIPPED)
+            likely = round(each.to - each.end - pace.expect(each.took))
+            yield replace(_make_gap(*place, Certainty.POSSIBLE, reason), likely=likely)
+
+
+def _report_undecided(partition: int, marks: PartitionMarks) -> OffsetFinding:
+    count = sum(each.offsets for each in marks.passed)
+    why = (
+        "its next commits decide"
+        if marks.pace.is_known
+        else "how fast it reads a backlog was not seen"
+    )
+    return OffsetFinding(
+        Suspicion.POSSIBLE_EXPIRED,
+        partition,
+        marks.passed[0].start,
+        marks.passed[-1].end,
+        f"up to {count:,} offsets had expired when the group went on past them; it may have read "
+        f"them: {why}",
+        count=count,
+    )
 
 
 def _report_recreated(marks: StreamHistory, current: Sample) -> Iterator[Gap]:
@@ -202,16 +382,15 @@ def _report_beyond_end(part: PartitionSample, committed: int) -> OffsetFinding:
 
 
 def _judge_below(
-    marks: StreamHistory,
+    past: StreamHistory,
+    marks: PartitionMarks,
     current: Sample,
     part: PartitionSample,
-    committed: int,
-    settle: timedelta,
+    outside: bool,
 ) -> Iterator[Gap | OffsetFinding]:
-    old = marks.partitions.get(part.partition)
-    start = committed
-    if old is not None and old.highest > committed:
-        start = min(old.highest, part.low)
+    committed, start = marks.committed, marks.committed
+    if marks.highest > committed:
+        start = min(marks.highest, part.low)
         yield OffsetFinding(
             Suspicion.REREAD_EXPIRED,
             part.partition,
@@ -221,147 +400,30 @@ def _judge_below(
             "committed before are gone",
         )
     # Expired control records were no messages.
-    start = max(start, min(marks.skip_empty(part.partition, committed), part.low))
+    start = max(start, min(past.skip_empty(part.partition, committed), part.low))
     if start >= part.low:
         return
-    since = old.stuck_since if old is not None and old.committed == committed else None
-    stood = since is not None and current.taken_at - since >= settle
+    place = (current, part.partition, start, part.low, Cause.EXPIRED)
     alone = is_memberless(current)
-    reading = marks.commits_outside or _moves(old, current, committed, settle)
-    outside = marks.commits_outside or (old is not None and old.moved_alone)
     # A sample reads first who is in the group: what its last members read is committed.
-    if alone and not reading and not outside:
-        yield _make_gap(
-            current, part.partition, start, part.low, Cause.EXPIRED, Certainty.EXACT, ""
-        )
+    if alone and not outside and not marks.moves:
+        yield _make_gap(*place, Certainty.EXACT, "")
         return
-    if stood:
-        reader = "a reader that never joins" if alone else "the group has members and"
-        yield _make_gap(
-            current,
-            part.partition,
-            start,
-            part.low,
-            Cause.EXPIRED,
-            Certainty.BOUNDED,
-            f"the commit stands at {committed}; {reader} may have read on without committing",
-        )
+    rested = current.taken_at - marks.at
+    if alone and rested > max(REST_UNTIL * marks.rests, LEAST_REST):
+        reason = f"the commit stands at {committed}; its reader, which never joins, may live"
+        yield _make_gap(*place, Certainty.BOUNDED, reason)
         return
     yield OffsetFinding(
         Suspicion.SUSPECTED_EXPIRED,
         part.partition,
         start,
         part.low,
-        f"committed {committed} is below the log start {part.low}; the group "
-        f"{'is read from without members' if alone else 'has members'}, and may have read further "
-        "than it committed",
-        undecided=True,
+        f"up to {part.low - start:,} offsets were deleted in front of the commit {committed}; the "
+        f"group {'is read from without members' if alone else 'has members'}, and its client may "
+        "have fetched them: its next commits decide",
+        count=part.low - start,
     )
-
-
-def _moves(old: PartitionMarks | None, current: Sample, committed: int, settle: timedelta) -> bool:
-    """Whether the commit went on lately: without members, by a reader that never joins."""
-    if old is None:
-        return False
-    lately = old.moved_at is not None and current.taken_at - old.moved_at < settle
-    return committed > old.committed or (committed == old.committed and lately)
-
-
-def _judge_moved(
-    marks: StreamHistory,
-    old: PartitionMarks,
-    current: Sample,
-    part: PartitionSample,
-    committed: int,
-) -> Iterator[Gap | OffsetFinding]:
-    alone = is_memberless(current) and marks.memberless
-    jump = old.jump
-    if jump is not None and alone and jump.committed == committed:
-        if current.taken_at - jump.seen_at >= SETTLE_JUMP:
-            yield from _split_skip(current, part, jump.start, committed)
-        else:
-            yield _suspect_skip(part, jump.start, committed)
-    elif committed <= old.highest:
-        return  # a rewind undone is no skip
-    elif is_jump(marks, part, is_memberless(current)):
-        yield _suspect_skip(part, old.highest, committed)
-    else:
-        if alone:
-            yield OffsetFinding(
-                Suspicion.POSSIBLE_SKIP,
-                part.partition,
-                old.highest,
-                committed,
-                "the commit moved while the group had no members: a reader that never joins, or "
-                "offsets set from outside",
-            )
-        if old.highest < part.low:
-            yield _judge_overtaken(marks, old, current, part, committed)
-
-
-def _judge_overtaken(
-    marks: StreamHistory,
-    old: PartitionMarks,
-    current: Sample,
-    part: PartitionSample,
-    committed: int,
-) -> Gap | OffsetFinding:
-    """The log start passed the earlier commit c0 and stands at l1; the group is at c1 >= l1.
-
-    A fetch below the log start is refused, and `auto.offset.reset=earliest` sets the position to
-    the log start as it is at that moment, at most l1. So [l1, c1) was read, and what was lost lies
-    in [c0, l1). Of the c1 - c0 offsets the group can have read `limit` at most: at least
-    c1 - c0 - limit of [c0, l1) were lost. Which ones is not known: it may have read on from c0, or
-    from a log start in between. (With `latest` it lost more, above l1; no sample shows that.)
-    """
-    width = part.low - old.highest
-    limit = marks.bound.limit(part.partition, old.read_from, current.taken_at)
-    least = 0 if limit is None else min(width, committed - old.highest - limit)
-    if least > 0:
-        return _make_gap(
-            current,
-            part.partition,
-            old.highest,
-            part.low,
-            Cause.EXPIRED,
-            Certainty.BOUNDED,
-            f"retention overtook the group: it moved from {old.highest} to {committed} and can "
-            f"have read {limit} of that; at least {least} and at most {width} offsets were lost",
-        )
-    return OffsetFinding(
-        Suspicion.POSSIBLE_EXPIRED,
-        part.partition,
-        old.highest,
-        part.low,
-        f"up to {width} offsets expired between two samples; the group is past them and may have "
-        "read them",
-    )
-
-
-def _suspect_skip(part: PartitionSample, start: int, committed: int) -> OffsetFinding:
-    return OffsetFinding(
-        Suspicion.SUSPECTED_SKIP,
-        part.partition,
-        start,
-        committed,
-        f"the commit jumped from {start} to {committed} while the group had no members",
-        undecided=True,
-    )
-
-
-def _split_skip(
-    current: Sample, part: PartitionSample, start: int, committed: int
-) -> Iterator[Gap]:
-    reason = f"the commit was set from {start} to {committed} while the group had no members"
-    middle = min(max(start, part.low), committed)
-    if start < middle:
-        yield _make_gap(
-            current, part.partition, start, middle, Cause.EXPIRED, Certainty.BOUNDED, reason
-        )
-    if middle < committed:
-        yield _make_gap(
-            current, part.partition, middle, committed, Cause.SKIPPED, Certainty.BOUNDED, reason
-        )
 
 
 def _make_gap(
@@ -391,69 +453,3 @@ def _make_gap(
         detected_at=sample.taken_at,
         reason=reason,
     )
-
-
-# Offsets that expired between two stored samples; the group may have missed them.
-
-# Samples that are farther apart say nothing of what happened in between.
-FARTHEST = timedelta(minutes=10)
-
-
-@dataclass(frozen=True, slots=True)
-class PossiblyExpired:
-    """Offsets of one partition that expired above one commit and below the next, over `times`
-    pairs of samples: at most so many messages were lost."""
-
-    partition: int
-    offsets: int
-    times: int
-    since: datetime
-
-    def __str__(self) -> str:
-        return (
-            f"partition {self.partition}: since {format_time(self.since)[:16]}Z up to "
-            f"{format_plural(self.offsets, 'offset')} expired between samples in "
-            f"{format_count(self.times)} places; the group is past them and may have lost some"
-        )
-
-
-def list_possibly_expired(
-    history: Sequence[Sample], gaps: Iterable[Gap]
-) -> tuple[PossiblyExpired, ...]:
-    """By partition, without what a recorded gap has.
-
-    Args:
-        history: the stream's samples, oldest first.
-    """
-    if not history:
-        return ()
-    newest = history[-1]
-    recorded: dict[int, list[OffsetRange]] = {}
-    for gap in gaps:
-        own = (gap.group, gap.topic_id) == (newest.group, newest.topic_id)
-        if own and gap.start is not None and gap.end is not None:
-            item = OffsetRange(gap.partition, gap.start, gap.end)
-            recorded.setdefault(gap.partition, []).append(item)
-    found: dict[int, PossiblyExpired] = {}
-    own_life = [sample for sample in history if sample.topic_id == newest.topic_id]
-    for number, start, end, at in _list_ranges(own_life):
-        if any(gap.start <= start and end <= gap.end for gap in recorded.get(number, ())):
-            continue
-        old = found.get(number, PossiblyExpired(number, 0, 0, at))
-        found[number] = PossiblyExpired(number, old.offsets + end - start, old.times + 1, old.since)
-    return tuple(found[number] for number in sorted(found))
-
-
-def _list_ranges(history: Sequence[Sample]) -> Iterator[tuple[int, int, int, datetime]]:
-    for before, after in pairwise(history):
-        # Those in between are thinned: what a healthy group read meanwhile has expired as well.
-        if after.taken_at - before.taken_at > FARTHEST:
-            continue
-        earlier = {part.partition: part for part in before.partitions}
-        for part in after.partitions:
-            old = earlier.get(part.partition)
-            if old is None or old.committed is None or part.committed is None:
-                continue
-            # Where all of the log expired since, a group at its end has read what is gone.
-            if old.committed < part.low <= min(part.committed, old.high):
-                yield part.partition, old.committed, part.low, before.taken_at

@@ -1,182 +1,269 @@
-"""Upper bound on the offsets a group can have consumed between two samples, from its highest rate.
+"""What must be kept of a group's past to judge its next commits, in constant space.
 
 Why these numbers: docs/decisions/0014-a-live-group-that-retention-overtakes.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from statistics import fmean
+from typing import NamedTuple
 
-from backlogctl.values import Gap, PartitionSample, Sample, TimeBounds
+from backlogctl.ledger.samples import CommitMark
+from backlogctl.values import Sample
 
-ZERO = timedelta(0)
-# Over shorter times a rate shows the rhythm of commits, not of reading.
-COMMIT_RHYTHM = timedelta(seconds=5)
-# A group that works off a backlog may be so much faster than it ever was.
-SPEED_UP = 25
-# What one poll hands out by default, and a fetch that waits behind it.
-BURST = 1000
-# A backlog that was worked off sooner may be only what lies between a message and its commit; and
-# shorter evidence may be of a group that was just starting.
-LEAST_EVIDENCE = timedelta(seconds=20)
-# With fewer commits behind its first one, a backlog may be what one commit has not said yet.
-LEAST_COMMITS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class CommitMove:
-    """One partition between two samples; `low` and `stable`, the last stable offset, are the later
-    one's."""
-
-    partition: int
-    before: int
-    after: int
-    low: int
-    stable: int
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing above the earlier commit had expired: it read all of it."""
-        return self.low <= self.before <= self.after
-
-    @property
-    def has_moved(self) -> bool:
-        return self.before < self.after
+MEMBERLESS = ("empty", "dead", "simple")
+# Broker's word for a group that nobody ever joined: its reader assigns its partitions itself.
+SIMPLE = "simple"
+# Shorter spans show the rhythm of commits, not of reading.
+SPAN = timedelta(seconds=5)
+# So many spans show how fast a reader is, and so much faster than ever before it may become.
+LEAST_SPANS = 3
+LEAST_RECENT, MOST_RECENT = 8, 32
+SPEED_UP = 2.0
+# Who has read what was there so long ago only waits for its next commit, and for messages.
+KEEPS_UP = timedelta(seconds=20)
+# A commit without members that moved so often is a reader's.
+READERS_MOVES = 3
+# Commits of a reader after one that its pace does not explain: they show whether it is so fast.
+DECIDING_MOVES = 2
+DECIDING = timedelta(seconds=20)
+# What is remembered apart; more is remembered as one.
+MOST_PASSED = 64
 
 
-@dataclass(frozen=True, slots=True)
-class BacklogAtCommit:
-    """What there was to read on one partition when a commit was seen, `end`, and for how long the
-    commits have stayed below that.
+class Commit(NamedTuple):
+    """One commit on a partition: a record of the commit log, or what a sample saw.
 
-    Whoever waits for messages commits behind the end too, by the rhythm of its commits, but it has
-    passed what was there a commit earlier.
+    Attributes:
+        at: when it was written; of a sample, when it was seen.
+        members: whether somebody was in the group; None where that is not known.
+        has_epoch: it carries a leader epoch, as a tool's never does.
+        is_record: it is of the commit log; the group stood there at that very time.
     """
 
-    end: int
-    lasted: timedelta = ZERO
-    commits: int = 0
-
-    @property
-    def proves_work(self) -> bool:
-        """Whether the reader had work all the time: only then its speed says what it can."""
-        return self.lasted >= LEAST_EVIDENCE and self.commits >= LEAST_COMMITS
+    at: datetime
+    offset: int
+    members: bool | None
+    has_epoch: bool = False
+    is_record: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumptionBound:
-    """The highest pace of all partitions together, offsets a second; `proven`: the partitions
-    whose reader was seen, for long enough, with more to read than it managed. A slow reader of one
-    says nothing of the readers of others."""
+class Pace:
+    """How fast the reader of one partition is while it has work.
 
-    best: float = 0.0
-    proven: frozenset[int] = frozenset()
-    moved: int = 0  # since `best` was last compared, over `span`
-    span: timedelta = ZERO
-    backlogs: Mapping[int, BacklogAtCommit] = field(default_factory=dict)
+    Only spans count in which it had a backlog from beginning to end, and nothing of what it went
+    past had expired when they ended: so it was read, and nobody waited for a producer. `recent`
+    are the speeds of the last spans whatever they went past: most of them are of reading where
+    retention is at its heels, too.
+    """
+
+    fastest: float = 0.0  # offsets a second
+    largest: int = 0  # offsets of one span
+    read: int = 0
+    seconds: float = 0.0
+    spans: int = 0
+    recent: tuple[float, ...] = ()
 
     @property
-    def pace(self) -> float:
-        return max(self.best, self.moved / max(self.span, COMMIT_RHYTHM).total_seconds())
+    def is_known(self) -> bool:
+        return self.spans >= LEAST_SPANS
 
-    def add(self, moves: Iterable[CommitMove], took: timedelta) -> ConsumptionBound:
-        whole = [move for move in moves if move.is_whole]
-        if took <= ZERO:
-            return self
-        if not whole:
-            return replace(self, backlogs={})
-        backlogs = {
-            move.partition: backlog
-            for move in whole
-            if (backlog := _follow_backlog(self.backlogs.get(move.partition), move, took))
-        }
-        # A reader that stands still, with whatever to read, shows no pace.
-        proven = self.proven | {
-            move.partition
-            for move in whole
-            if move.has_moved and backlogs[move.partition].proves_work
-        }
-        moved = self.moved + sum(move.after - move.before for move in whole)
-        span = self.span + took
-        added = ConsumptionBound(self.best, proven, moved, span, backlogs)
-        return (
-            added
-            if span < COMMIT_RHYTHM
-            else ConsumptionBound(added.pace, proven, backlogs=backlogs)
+    @property
+    def typical(self) -> float | None:
+        """Offsets a second, over all spans in which it was read for sure; else about the slower of
+        the last ones; None where there are too few."""
+        if self.is_known:
+            return self.read / self.seconds
+        if len(self.recent) < LEAST_RECENT:
+            return None
+        slow = sorted(self.recent)[len(self.recent) // 5]
+        usual = [speed for speed in self.recent if speed <= 1.5 * slow]
+        # Where all are alike, each may have gone past what was lost.
+        return fmean(usual) if len(usual) < len(self.recent) else None
+
+    @property
+    def burst(self) -> float:
+        """Offsets that it can have read at once as far as the commits can tell."""
+        return max(self.largest, SPEED_UP * self.fastest * SPAN.total_seconds())
+
+    def allow(self, took: timedelta) -> float:
+        """Offsets that it can read in a time at most."""
+        return SPEED_UP * self.fastest * took.total_seconds()
+
+    def expect(self, took: timedelta) -> float:
+        """Offsets that it reads in a time as it usually does."""
+        return (self.typical or 0.0) * took.total_seconds()
+
+    def add(self, count: int, took: timedelta, *, is_read: bool) -> Pace:
+        """With a span; `is_read`: all of it was read for sure."""
+        seconds = took.total_seconds()
+        recent = (*self.recent, count / seconds)[-MOST_RECENT:]
+        if not is_read:
+            return replace(self, recent=recent)
+        return Pace(
+            max(self.fastest, count / seconds),
+            max(self.largest, count),
+            self.read + count,
+            self.seconds + seconds,
+            self.spans + 1,
+            recent,
         )
 
-    def limit(self, partition: int, since: datetime | None, until: datetime) -> int | None:
-        """How many offsets of a partition can have been read at most; None where the samples do not
-        show it.
 
-        Args:
-            since: a time at which it had read no further than its commit.
-        """
-        if since is None or partition not in self.proven:
-            return None
-        seconds = max(until - since, COMMIT_RHYTHM).total_seconds()
-        return int(self.pace * SPEED_UP * seconds) + BURST
-
-
-def _follow_backlog(
-    known: BacklogAtCommit | None, move: CommitMove, took: timedelta
-) -> BacklogAtCommit | None:
-    """The backlog after a move; it begins with a commit, and anew with one that passes its end."""
-    if not move.has_moved:
-        return known and replace(known, lasted=known.lasted + took)
-    if known is None or move.after >= known.end:
-        return BacklogAtCommit(move.stable)
-    return replace(known, lasted=known.lasted + took, commits=known.commits + 1)
-
-
-# What must be kept of all earlier samples to judge the next one, in constant space.
-#
-# Judging a sample needs the highest commit ever seen, the last one, and what was suspected; not
-# the samples themselves.
-
-MEMBERLESS = ("empty", "dead")
-# A commit set from outside stays where it is; a reader that never joins goes on committing.
-SETTLE_JUMP = timedelta(seconds=2)
-
-
-@dataclass(frozen=True, slots=True)
-class CommitJump:
-    """A commit that moved from `start` to `committed` while nobody was in the group."""
+class Passed(NamedTuple):
+    """Offsets [start, end) that had expired when a commit, `to`, had gone on past them: so many
+    `offsets`. It `took` since the commit before."""
 
     start: int
-    committed: int
-    seen_at: datetime
+    end: int
+    to: int
+    offsets: int
+    at: datetime
+    took: timedelta = timedelta(0)
+
+    def count_likely(self, pace: float | None) -> int | None:
+        """About how many were lost: all that the reader cannot have read in the time."""
+        if pace is None:
+            return None
+        read = pace * self.took.total_seconds() - (self.to - self.end)
+        return round(min(max(self.offsets - read, 0), self.offsets))
+
+
+class Span(NamedTuple):
+    """Commits that are measured together, from one of them on; `is_read`: nothing they went past
+    had expired."""
+
+    start: int
+    since: datetime
+    is_read: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionMarks:
     """One partition's past within one life of its topic.
 
-    `highest` is the highest offset ever committed within the log, `committed` the last one seen;
-    `stuck_since` is when it was first seen below the log start at that very offset, `moved_at` when
-    it was first seen there after an earlier one, None where that is not known. `read_from` is a
-    time at which the group had read no further than `committed`; `passed_by` is the first log start
-    seen above it; `moved_alone`: it was moved there while nobody was in the group.
+    Attributes:
+        highest: the highest offset ever committed within the log.
+        committed: the last one.
+        at: when that was the group's position; it may have read on since.
+        moved_at: when it was first seen there after an earlier one.
+        ends: times and high watermarks of the last samples, oldest first.
+        span: the reading that is measured now.
+        passed: what the commit has passed since the budget was full.
+        usual: offsets that its usual pace still explains; below 0 it went on faster.
+        budget: the same by twice its highest pace: below 0 it went on faster than it can read.
+        owing: commits since `usual` was below 0.
+        moves: forward moves in a row while nobody was in the group.
+        passed_by: the first log start seen above the last commit.
+        rests: the longest time between two moves.
     """
 
     highest: int
     committed: int
-    stuck_since: datetime | None = None
-    jump: CommitJump | None = None
-    moved: bool = False  # it moved between the last two samples
+    at: datetime
     moved_at: datetime | None = None
-    read_from: datetime | None = None
+    ends: tuple[tuple[datetime, int], ...] = ()
+    pace: Pace = field(default_factory=Pace)
+    span: Span | None = None
+    passed: tuple[Passed, ...] = ()
+    usual: float = 0.0
+    budget: float = 0.0
+    owing: int = 0
+    moves: int = 0
     passed_by: int | None = None
-    moved_alone: bool = False
+    rests: timedelta = timedelta(0)
+
+    def read_on(self, commit: Commit, low: int) -> PartitionMarks:
+        """After a commit by which a reader went forward.
+
+        Args:
+            low: the log start, looked at after the commit.
+        """
+        took = max(commit.at - self.at, timedelta(0))
+        pace, span = self._measure(commit, low)
+        step = commit.offset - self.committed
+        usual = min(pace.burst, self.usual) + pace.expect(took) - step
+        budget = min(pace.burst, self.budget) + pace.allow(took) - step
+        if pace.fastest > self.pace.fastest:
+            usual = budget = pace.burst  # what it did before is explained as well
+        passed = () if pace.is_known and usual >= pace.burst else self.passed
+        hole = self._find_hole(commit, low)
+        if hole is not None and (pace.is_known or self._is_behind(commit)):
+            passed = _remember(passed, hole._replace(took=took))
+        return replace(
+            self,
+            pace=pace,
+            span=span,
+            passed=passed,
+            usual=min(pace.burst, usual),
+            budget=min(pace.burst, budget),
+            owing=self.owing + 1 if passed and (usual < 0 or not pace.is_known) else 0,
+        )
+
+    @property
+    def is_too_fast(self) -> bool:
+        """Whether it cannot have read all that it went past."""
+        return self.pace.is_known and self.budget < 0
+
+    def is_decided(self, now: datetime) -> bool:
+        """Whether what was passed faster than the reader reads was lost: it did not turn out to be
+        that fast."""
+        if not self.passed or (self.pace.is_known and not self.owing):
+            return False
+        return self.owing > DECIDING_MOVES or now - self.passed[-1].at > DECIDING
+
+    def _find_hole(self, commit: Commit, low: int) -> Passed | None:
+        start, end = max(self.highest, self.committed), min(low, commit.offset)
+        return Passed(start, end, commit.offset, end - start, commit.at) if start < end else None
+
+    def see_end(self, at: datetime, high: int) -> PartitionMarks:
+        """After a sample. Of the ends, the newest that is old enough is kept, and younger ones."""
+        ends = (*self.ends, (at, high))
+        old = [number for number, (then, _) in enumerate(ends) if at - then >= KEEPS_UP]
+        return replace(self, ends=ends[old[-1] if old else 0 :])
+
+    def _is_behind(self, commit: Commit) -> bool:
+        """Whether there was more to read for long: else what expires is what it has just read."""
+        ends = [end for at, end in self.ends if commit.at - at >= KEEPS_UP]
+        return bool(ends) and commit.offset < ends[-1]
+
+    def _measure(self, commit: Commit, low: int) -> tuple[Pace, Span | None]:
+        if not self._is_behind(commit):
+            return self.pace, None
+        span = self.span or Span(self.committed, self.at)
+        is_read = span.is_read and low <= self.committed
+        took = commit.at - span.since
+        if took < SPAN:
+            return self.pace, span._replace(is_read=is_read)
+        return (
+            self.pace.add(commit.offset - span.start, took, is_read=is_read),
+            Span(commit.offset, commit.at),
+        )
+
+
+def _remember(passed: tuple[Passed, ...], hole: Passed) -> tuple[Passed, ...]:
+    if len(passed) < MOST_PASSED:
+        return (*passed, hole)
+    first, second, *rest = passed
+    both = second._replace(
+        start=first.start,
+        offsets=first.offsets + second.offsets,
+        took=first.took + second.took,
+    )
+    return (both, *rest, hole)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamHistory:
-    """A stream's past. `commits_outside`: its reader commits without being a member.
+    """A stream's past.
 
-    `empty_tails` are ranges [first, end) that were read and held no data, the last of a partition.
+    Attributes:
+        commits_outside: its reader commits without being a member.
+        empty_tails: ranges [first, end) that were read and held no data, the last of a partition.
     """
 
     topic_id: str = ""
@@ -186,7 +273,6 @@ class StreamHistory:
     partitions: Mapping[int, PartitionMarks] = field(default_factory=dict)
     sampled: tuple[int, ...] = ()
     taken_at: datetime | None = None
-    bound: ConsumptionBound = field(default_factory=ConsumptionBound)
     empty_tails: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def skip_empty(self, partition: int, committed: int) -> int:
@@ -205,255 +291,15 @@ def is_missing(sample: Sample) -> bool:
     return sample.group_state == "dead" and all(p.committed is None for p in sample.partitions)
 
 
-def make_marks(samples: Iterable[Sample]) -> StreamHistory:
-    """The marks of samples, oldest first."""
-    marks = StreamHistory()
-    for sample in samples:
-        marks = advance_marks(marks, sample)
-    return marks
-
-
-def raise_marks(
-    marks: StreamHistory, topic_id: str, commits: Mapping[int, tuple[int, int]]
-) -> StreamHistory:
-    """Adds what is known of commits older than the samples: partition -> (highest, last)."""
-    if topic_id != marks.topic_id:
-        return marks
-    partitions = dict(marks.partitions)
-    for partition, (highest, last) in commits.items():
-        old = partitions.get(partition)
-        partitions[partition] = (
-            PartitionMarks(highest, last)
+def raise_marks(history: StreamHistory, known: Iterable[CommitMark]) -> StreamHistory:
+    """Adds what the ledger knows of commits before the samples, of the same life of the topic."""
+    partitions, outside = dict(history.partitions), history.commits_outside
+    for mark in known:
+        old = partitions.get(mark.partition)
+        partitions[mark.partition] = (
+            PartitionMarks(mark.max_committed, mark.last_committed, mark.seen_at)
             if old is None
-            else replace(old, highest=max(old.highest, highest))
+            else replace(old, highest=max(old.highest, mark.max_committed))
         )
-    return replace(marks, partitions=partitions)
-
-
-def advance_marks(marks: StreamHistory, sample: Sample) -> StreamHistory:
-    if marks.topic_id and marks.topic_id != sample.topic_id:
-        marks = StreamHistory(earlier_topic_id=marks.topic_id)
-    memberless = is_memberless(sample)
-    alone = memberless and marks.memberless
-    # Only a reader's own commit carries a leader epoch: this group reads without joining.
-    outside = marks.commits_outside or any(
-        alone
-        and has_moved(marks.partitions.get(part.partition), part)
-        and part.committed_epoch is not None
-        for part in sample.partitions
-    )
-    partitions = dict(marks.partitions)
-    for part in sample.partitions:
-        if part.committed is not None:
-            old = partitions.get(part.partition)
-            partitions[part.partition] = _advance(
-                old, part, part.committed, sample, alone, is_jump(marks, part, memberless)
-            )
-            partitions[part.partition] = replace(
-                partitions[part.partition],
-                read_from=_read_from(marks, old, sample, part, outside),
-                passed_by=_passed_by(old, part, part.committed),
-                moved_alone=old is not None
-                and (
-                    old.moved_alone
-                    if part.committed == old.committed
-                    else alone and part.committed > old.committed
-                ),
-            )
-    return StreamHistory(
-        topic_id=sample.topic_id,
-        earlier_topic_id=marks.earlier_topic_id,
-        memberless=memberless,
-        commits_outside=outside,
-        partitions=partitions,
-        sampled=tuple(part.partition for part in sample.partitions),
-        empty_tails=marks.empty_tails,
-        taken_at=sample.taken_at,
-        bound=_advance_bound(marks, sample),
-    )
-
-
-def _advance_bound(marks: StreamHistory, sample: Sample) -> ConsumptionBound:
-    if marks.taken_at is None:
-        return marks.bound
-    moves = [
-        CommitMove(part.partition, old.committed, part.committed, part.low, part.lso)
-        for part in sample.partitions
-        if part.committed is not None
-        and (old := marks.partitions.get(part.partition)) is not None
-        and not is_jump(marks, part, is_memberless(sample))
-    ]
-    return marks.bound.add(moves, sample.taken_at - marks.taken_at)
-
-
-def _read_from(
-    marks: StreamHistory,
-    old: PartitionMarks | None,
-    sample: Sample,
-    part: PartitionSample,
-    outside: bool,
-) -> datetime | None:
-    """A reader leaves with its commit; at the end of the log there is nothing more to read."""
-    stopped = is_memberless(sample) and marks.memberless and not outside
-    if stopped or part.committed == part.high:
-        return sample.taken_at
-    if old is not None and part.committed != old.committed:
-        return marks.taken_at  # it was committed after the earlier sample
-    return None if old is None else old.read_from
-
-
-def _passed_by(old: PartitionMarks | None, part: PartitionSample, committed: int) -> int | None:
-    if committed >= part.low:
-        return None
-    same = old is not None and old.committed == committed
-    return (old.passed_by if old is not None and same else None) or part.low
-
-
-def has_moved(old: PartitionMarks | None, part: PartitionSample) -> bool:
-    """Whether the commit is above the highest ever seen before."""
-    return old is not None and part.committed is not None and part.committed > old.highest
-
-
-def is_jump(marks: StreamHistory, part: PartitionSample, memberless: bool) -> bool:
-    """Whether a commit moved as only an operator's does (decision 0002)."""
-    old = marks.partitions.get(part.partition)
-    return (
-        memberless
-        and marks.memberless
-        and has_moved(old, part)
-        and part.committed_epoch is None
-        and not marks.commits_outside
-        and old is not None
-        and not old.moved
-    )
-
-
-def _advance(
-    old: PartitionMarks | None,
-    part: PartitionSample,
-    committed: int,
-    sample: Sample,
-    alone: bool,
-    jumped: bool,
-) -> PartitionMarks:
-    below = committed < part.low
-    if old is None:
-        since = sample.taken_at if below else None
-        return PartitionMarks(min(committed, part.high), committed, stuck_since=since)
-    same = old.committed == committed
-    since = (old.stuck_since if same and old.stuck_since else sample.taken_at) if below else None
-    jump = old.jump if same and alone else None
-    if jump is not None and sample.taken_at - jump.seen_at >= SETTLE_JUMP:
-        jump = None  # decided by this sample: a log start that moves later must not repeat it
-    elif jumped:
-        jump = CommitJump(old.highest, committed, sample.taken_at)
-    moved_at = old.moved_at if same else None
-    return replace(
-        old,
-        # One beyond the end was never read up to, and would hide later losses.
-        highest=max(old.highest, committed) if committed <= part.high else old.highest,
-        committed=committed,
-        stuck_since=since,
-        jump=jump,
-        moved=not same,
-        moved_at=sample.taken_at if committed > old.committed else moved_at,
-    )
-
-
-# Stored samples as the timeline that turns offsets into times (protocol P1).
-
-# The high watermark is read a moment after the sample's time.
-READ_SLACK = timedelta(seconds=1)
-
-
-def list_ends(
-    samples: Iterable[Sample], partition: int, topic_id: str | None = None
-) -> list[tuple[datetime, int, timedelta]]:
-    """(time, high watermark, how long the reading took) of one partition, oldest first."""
-    ends = [
-        (sample.taken_at, part.high, max(READ_SLACK, timedelta(seconds=sample.took)))
-        for sample in samples
-        if topic_id is None or sample.topic_id == topic_id
-        for part in sample.partitions
-        if part.partition == partition
-    ]
-    return sorted(ends)
-
-
-def bound_times(
-    samples: Sequence[Sample],
-    partition: int,
-    start: int,
-    end: int,
-    topic_id: str | None = None,
-) -> TimeBounds:
-    """When the messages `[start, end)` were published.
-
-    Args:
-        topic_id: ignores samples of the topic's earlier lives; None takes the newest sample's.
-    """
-    if topic_id is None and samples:
-        topic_id = max(samples, key=lambda sample: sample.taken_at).topic_id
-    return _bound(list_ends(samples, partition, topic_id), start, end)
-
-
-class Timeline:
-    """`bound_times` for many ranges: the samples are gone through once for all partitions."""
-
-    def __init__(self, samples: Iterable[Sample], topic_id: str) -> None:
-        self._ends: dict[int, list[tuple[datetime, int, timedelta]]] = {}
-        for sample in samples:
-            if sample.topic_id != topic_id:
-                continue
-            slack = max(READ_SLACK, timedelta(seconds=sample.took))
-            for part in sample.partitions:
-                self._ends.setdefault(part.partition, []).append(
-                    (sample.taken_at, part.high, slack)
-                )
-
-    def bound(self, partition: int, start: int, end: int) -> TimeBounds:
-        """When the messages `[start, end)` of a partition were published."""
-        return _bound(self._ends.get(partition, ()), start, end)
-
-
-def date_loss(samples: Iterable[Sample], gap: Gap) -> datetime:
-    """When the first of its messages was gone, as the samples saw it.
-
-    The first sample in which the log start is past it; where none is kept, when it was found.
-    """
-    seen = (
-        sample.taken_at
-        for sample in samples
-        if sample.topic_id == gap.topic_id and gap.start is not None
-        for part in sample.partitions
-        if part.partition == gap.partition and part.low > gap.start
-    )
-    return min((*seen, gap.detected_at))
-
-
-def _bound(ends: Iterable[tuple[datetime, int, timedelta]], start: int, end: int) -> TimeBounds:
-    """lower: the newest sample with `high <= start`, when the first of them was not there yet.
-    upper: the oldest sample with `high > end - 1`, when the last of them was there."""
-    ends, last = tuple(ends), max(start, end - 1)
-    lower = max((at for at, high, _ in ends if high <= start), default=None)
-    upper = min((at + slack for at, high, slack in ends if high > last), default=None)
-    return TimeBounds(lower=lower, upper=upper)
-
-
-def estimate_time(
-    samples: Sequence[Sample], partition: int, offset: int, topic_id: str | None = None
-) -> datetime | None:
-    """About when one offset was published: between its two samples, by its place in between.
-
-    None where the samples do not reach back to it, or it is not published yet.
-    """
-    before: tuple[datetime, int] | None = None
-    for at, high, _ in list_ends(samples, partition, topic_id):
-        if high <= offset:
-            before = (at, high)
-            continue
-        if before is None:
-            return None
-        share = (offset - before[1] + 1) / (high - before[1])
-        return before[0] + (at - before[0]) * share
-    return None
+        outside = outside or mark.outside
+    return replace(history, partitions=partitions, commits_outside=outside)

@@ -12,7 +12,8 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Properties, make_consumer
 from backlogctl.kafka.errors import translate
-from backlogctl.values import Gap, GapState, PartitionSample, Sample
+from backlogctl.monitoring.offsets.history import is_memberless
+from backlogctl.values import Certainty, Gap, GapState, PartitionSample, Sample
 from backlogctl_delivery.kafka import is_retriable, unwrap
 
 # A reader that commits after each message stays at most this far behind by control records.
@@ -143,25 +144,57 @@ def read_retention(config: Mapping[str, str]) -> timedelta | None:
     return timedelta(milliseconds=min(int(text), 10**14))
 
 
-def count_lost(part: PartitionSample, sample: Sample, gaps: Iterable[Gap]) -> int | None:
-    """Offsets in gaps that are neither verified nor waived, and what expired since.
+@dataclass(frozen=True, slots=True)
+class LostCount:
+    """Offsets of one partition that are gone, and not put back.
 
-    What lies in an archive is not lost. None where unknown: there is no commit, and no gap.
+    Attributes:
+        lost: at most; None where unknown: there is no commit, and no gap.
+        likely: about how many of them, by the group's pace.
+        undecided: more that may be in the client's buffer, or were passed and perhaps read.
+        possible: more that were skipped, if they were not read.
+    """
+
+    lost: int | None
+    likely: int | None
+    undecided: int
+    possible: int
+
+
+def count_lost(
+    part: PartitionSample, sample: Sample, gaps: Iterable[Gap], undecided: int | None = None
+) -> LostCount:
+    """What is in gaps that are neither verified nor waived, and what expired since. What lies in
+    an archive is not lost.
+
+    Args:
+        undecided: of an observation; None where there was none: what expired in front of a group
+            with members counts as undecided then.
     """
     place = (sample.group, sample.topic_id, part.partition)
     ours = [gap for gap in gaps if (gap.group, gap.topic_id, gap.partition) == place]
     settled = (GapState.VERIFIED, GapState.WAIVED)
     open_gaps = [gap for gap in ours if gap.state not in settled and gap.archive is None]
-    recorded = sum(gap.count or 0 for gap in open_gaps)
+    certain = [gap for gap in open_gaps if gap.certainty is not Certainty.POSSIBLE]
+    possible = sum(gap.count or 0 for gap in open_gaps if gap.certainty is Certainty.POSSIBLE)
+    lost = sum(gap.count or 0 for gap in certain)
+    likely = sum((gap.count or 0) if gap.likely is None else gap.likely for gap in certain)
     if part.committed is None:
         # Without a commit the ledger's gaps are what is known to be lost at least.
-        return recorded or None
-    # What expired below the commit and is in no gap yet.
-    cursor, fresh = part.committed, 0
-    ranges = [(g.start, g.end) for g in ours if g.start is not None and g.end is not None]
+        return LostCount(lost or None, likely or None, undecided or 0, possible)
+    fresh = _count_fresh(part, part.committed, ours)
+    if undecided or (undecided is None and not is_memberless(sample)):
+        return LostCount(lost, likely, undecided or fresh, possible)
+    return LostCount(lost + fresh, likely + fresh, 0, possible)
+
+
+def _count_fresh(part: PartitionSample, committed: int, gaps: Sequence[Gap]) -> int:
+    """What expired below the commit and is in no gap yet."""
+    cursor, fresh = committed, 0
+    ranges = [(g.start, g.end) for g in gaps if g.start is not None and g.end is not None]
     for start, end in sorted(ranges):
         if start >= part.low:
             break
         fresh += max(0, start - cursor)
         cursor = max(cursor, end)
-    return recorded + fresh + max(0, part.low - cursor)
+    return fresh + max(0, part.low - cursor)

@@ -13,15 +13,10 @@ from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Connection, connect
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
-from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps
-from backlogctl.monitoring.offsets.history import (
-    StreamHistory,
-    Timeline,
-    advance_marks,
-    make_marks,
-    raise_marks,
-)
+from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps, make_history
+from backlogctl.monitoring.offsets.history import StreamHistory, raise_marks
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
+from backlogctl.monitoring.offsets.timeline import Timeline
 from backlogctl.values import Cause, DatePiece, Gap, PartitionSample, Sample
 
 # What decides on the next sample lies within these: the settling times, and the group's pace.
@@ -30,34 +25,44 @@ PAUSE = 0.5
 LOOKS_AT_MOVING_LOW = 3
 OBSERVE_SECONDS = 30.0
 CLOCK_NOISE = timedelta(seconds=1)
+READ_OUTSIDE = "the group is read from without joining, as its further commits show"
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One look at a stream: the newest sample, the gaps it showed as the ledger has them, and
-    the rest. `marks` is the past for the next look; `unmarked` why bookmarks could not be noted.
+    the rest. `history` is the past for the next look; `unmarked` why bookmarks could not be noted.
     """
 
     sample: Sample
     gaps: tuple[Gap, ...]
     findings: tuple[OffsetFinding, ...]
-    marks: StreamHistory
+    history: StreamHistory
     unmarked: BacklogError | None = None
 
+    @property
+    def undecided(self) -> dict[int, int]:
+        """By partition how many offsets are gone that its reader may have read."""
+        found: dict[int, int] = {}
+        for one in self.findings:
+            if one.count:
+                found[one.partition] = found.get(one.partition, 0) + one.count
+        return found
 
-def load_marks(ledger: Ledger, stream: StreamLike) -> StreamHistory:
+
+def load_history(ledger: Ledger, stream: StreamLike) -> StreamHistory:
     """The past of a stream, from its samples and commit marks in the ledger."""
     samples = ledger.samples.history(stream.name, utc_now() - RECENT)
     if not samples:
         latest = ledger.samples.latest(stream.name)
         samples = () if latest is None else (latest,)
-    marks = make_marks(_of_stream(samples, stream))
-    commits = {
-        mark.partition: (mark.max_committed, mark.last_committed)
+    history = make_history(_of_stream(samples, stream))
+    marks = [
+        mark
         for mark in ledger.samples.committed_marks(stream.name)
-        if mark.group == stream.group and mark.topic_id == marks.topic_id
-    }
-    return raise_marks(marks, marks.topic_id, commits)
+        if mark.group == stream.group and mark.topic_id == history.topic_id
+    ]
+    return raise_marks(history, marks)
 
 
 def observe_stream(
@@ -66,7 +71,7 @@ def observe_stream(
     connection: Connection,
     deadline: Deadline | None = None,
     *,
-    marks: StreamHistory | None = None,
+    history: StreamHistory | None = None,
     settle: bool = True,
     bookmarker: Bookmarker | None = None,
 ) -> Observation:
@@ -76,7 +81,7 @@ def observe_stream(
     expired range whose log start may be moving, so that both bounds are reported.
 
     Args:
-        marks: the past, as the last observation returned it; None reads the ledger.
+        history: the past, as the last observation returned it; None reads the ledger.
         settle: False takes one sample only.
         bookmarker: kept from the last look by those who look often.
 
@@ -84,7 +89,7 @@ def observe_stream(
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
     """
     admin, limit = connect(connection), deadline or Deadline(OBSERVE_SECONDS)
-    past = load_marks(ledger, stream) if marks is None else marks
+    past = load_history(ledger, stream) if history is None else history
     recorded: dict[str, Gap] = {}
     first: Sample | None = None
     looks = 0
@@ -93,6 +98,7 @@ def observe_stream(
         sample = take_sample(stream, admin, limit, skew)
         first = first or sample
         judgement = find_gaps(past, sample)
+        past = judgement.history
         if judgement.read_to:
             ledger.gaps.trim_read(sample, judgement.read_to)
         # Gaps before the sample: a crash in between finds them again, not the other way round.
@@ -100,8 +106,9 @@ def observe_stream(
             kept = ledger.gaps.record(gap, date)
             recorded[kept.id] = kept
         ledger.gaps.close_answered(sample)
-        ledger.samples.add(sample)
-        past = advance_marks(past, sample)
+        if judgement.reads_outside:
+            ledger.gaps.close_possible(sample, READ_OUTSIDE)
+        ledger.samples.add(sample, outside=past.commits_outside)
         looks += 1
         expired = any(gap.cause is Cause.EXPIRED for gap in judgement.gaps)
         moving = expired and looks < LOOKS_AT_MOVING_LOW

@@ -17,6 +17,7 @@ from backlogctl.kafka.admin import (
 )
 from backlogctl.kafka.clients import Admin, Connection, connect
 from backlogctl.kafka.group_types import SHARE, GroupListing, read_group_listing
+from backlogctl.monitoring.offsets.history import SIMPLE
 from backlogctl.values import PartitionSample, Sample
 
 TRIES = 5
@@ -109,10 +110,12 @@ def take_sample(
 
 
 def _read_state(admin: Admin, group: str, limit: Deadline) -> str:
-    """The group's state; `share` of a share group, of which no commit must be awaited."""
-    state = read_group_state(admin, group, limit).state
+    """The group's state; `simple` of one that nobody ever joined, `share` of a share group, of
+    which no commit must be awaited."""
+    known = read_group_state(admin, group, limit)
+    state = known.state
     if state != "dead":
-        return state
+        return SIMPLE if known.is_simple and state == "empty" else state
     # confluent-kafka lists neither share nor streams groups: one that works is not there for it.
     found = read_group_listing(admin.properties, group, limit)
     if found is None or found == GroupListing():

@@ -23,6 +23,7 @@ from backlogctl.monitoring.verdict.status import (
     PartitionStatus,
     Retention,
     Verdict,
+    find_worst,
 )
 from backlogctl.values import Sample
 
@@ -153,6 +154,9 @@ class PartitionView:
         points: oldest first, the newest is now; those older than the window are left out here.
         members: whether the group has members; None where that is not known.
         lost: offsets lost and not put back; None where nobody knows.
+        likely: about how many of them, by the group's pace.
+        undecided: offsets that are gone, and that the group may have read.
+        possible: offsets that it may have skipped.
         tail_without_data: nothing but control or aborted records lies in the lag.
         oldest_seconds: age of the oldest unread message by its own timestamp, where it was read.
         bytes: the partition's size on its largest replica.
@@ -165,6 +169,9 @@ class PartitionView:
     points: Sequence[Point]
     members: bool | None = None
     lost: int | None = None
+    likely: int | None = None
+    undecided: int = 0
+    possible: int = 0
     tail_without_data: bool = False
     empty_tail: tuple[int, int] | None = None
     retention: Retention = UNLIMITED
@@ -181,13 +188,15 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     The worst that applies, from the top:
 
     1. LOST: something is lost that was not put back.
-    2. LOSING: at the pace of the window, retention passes the group within the horizon.
+    2. LOSING: at the pace of the window, retention passes the group within the horizon, or has
+       passed its commit, and its next commits tell what of that it had read.
     3. BEYOND_END: the committed offset is above the high watermark.
     4. REWIND: the committed offset went back within the window, and is not where it was yet.
     5. STOP, STALL: unread in every sample of the window, and the committed offset did not move:
        STOP where the group has no members, else STALL.
     6. WARN: unread in every sample of the window; the lag never fell, and it grew.
-    7. UNKNOWN: the partition was written, and the group has no committed offset.
+    7. UNKNOWN: the partition was written, and the group has no committed offset; or its commit was
+       moved by nobody knows whom.
     8. LAGGING: something is unread, and the samples do not reach back over the window.
     9. OK: the rest; a partition never written, one that is idle, one with only control records
        left, one whose lag falls, however large it is.
@@ -202,6 +211,10 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     trend = _judge_trend(view, points) if lag else Verdict.OK
     losing = _is_losing(view, points, forecast, trend)
     course = Verdict.LOSING if losing else _choose_course(points, lag, trend)
+    if view.undecided:
+        course, losing, forecast = Verdict.LOSING, True, replace(forecast, seconds=0.0)
+    elif view.possible:
+        course = find_worst((course, Verdict.UNKNOWN))
     return PartitionStatus(
         partition=view.partition,
         log_start=now.low,
@@ -210,6 +223,9 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
         lag=lag,
         lag_seconds=_measure_age(view, now, lag),
         lost=view.lost,
+        likely=view.likely,
+        undecided=view.undecided,
+        possible=view.possible,
         verdict=Verdict.LOST if view.lost else course,
         course=course,
         seconds_to_drain=_estimate_drain(points, lag),

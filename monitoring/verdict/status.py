@@ -110,7 +110,10 @@ class PartitionStatus:
         end: where the group's reading ends: the LSO if it reads committed, else the high watermark.
         lag: unread offsets that still exist.
         lag_seconds: how long ago the oldest unread message was written.
-        lost: offsets in gaps that are not verified or waived, and what expired since.
+        lost: offsets in gaps that are not verified or waived, and what expired since: at most.
+        likely: about how many of them, by the pace of the group; None as `lost`.
+        undecided: more that are gone, and that its reader may have read: its next commits tell.
+        possible: more that were skipped if they were not read by a reader that never joins.
         course: the verdict without what is lost already: that stays until it is put back, and must
             not hide a consumer that stops meanwhile.
         seconds_to_drain: at the window's rates of reading and writing; None without progress, and
@@ -131,6 +134,9 @@ class PartitionStatus:
     lag: int | None
     lag_seconds: float | None
     lost: int | None
+    likely: int | None = None
+    undecided: int = 0
+    possible: int = 0
     verdict: Verdict = Verdict.OK
     course: Verdict = Verdict.OK
     seconds_to_drain: float | None = None
@@ -185,6 +191,9 @@ class GroupStatus:
     consumed_per_second: float | None
     produced_per_second: float | None
     sentence: str
+    likely: int | None = None
+    undecided: int = 0
+    possible: int = 0
     consumers_to_win: int | None = None
     retention: Retention = UNLIMITED
     course: Verdict = Verdict.OK

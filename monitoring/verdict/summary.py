@@ -79,9 +79,20 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
     match verdict:
         case Verdict.LOST:
             text = f"{format_plural(lost or 0, 'message')} lost at most"
+            if status.likely != lost:
+                text += f", about {format_count(status.likely)} by its pace"
             if worst.lost != lost:
                 text += f", {format_count(worst.lost)} of them here"
+            text += _describe_undecided(status)
             return f"{place}: {text}{f'; {behind}{loss}' if worst.lag else ''}"
+        case Verdict.LOSING if worst.undecided:
+            return f"{place}: {behind}{_describe_undecided(status)}"
+        case Verdict.UNKNOWN if worst.possible:
+            return (
+                f"{place}: {format_plural(status.possible, 'message')} may have been skipped: the "
+                "commit was moved while nobody was in the group, by an operator or by a reader "
+                f"that never joins; {behind}"
+            )
         case Verdict.BEYOND_END:
             return f"{place}: the committed offset {worst.committed:,} is beyond the end of the log"
         case Verdict.REWIND:
@@ -101,6 +112,15 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
         case Verdict.LAGGING:
             return f"{place}: {behind}{_describe_retained(worst)}; too few samples to say more"
     return f"{place}: {behind}{loss}"
+
+
+def _describe_undecided(status: GroupStatus) -> str:
+    if not status.undecided:
+        return ""
+    return (
+        f"; {format_plural(status.undecided, 'message')} were deleted where it reads, and its "
+        "client may have fetched them before: its next commits tell"
+    )
 
 
 def _describe_drain(seconds: float | None) -> str:
@@ -187,6 +207,9 @@ def summarize_group(
         lag=lag,
         lag_seconds=max((p.lag_seconds for p in parts if p.lag_seconds is not None), default=None),
         lost=lost,
+        likely=_total([part.likely for part in parts], written),
+        undecided=sum(part.undecided for part in parts),
+        possible=sum(part.possible for part in parts),
         seconds_to_drain=_find_drain(parts, lag),
         seconds_to_loss=None if loss is None else loss.seconds_to_loss,
         loss_by=None if loss is None else loss.loss_by,

@@ -196,6 +196,7 @@ def assess_stream(
     gaps: Iterable[Gap] = (),
     around: StreamContext = NOTHING,
     *,
+    undecided: Mapping[int, int] | None = None,
     window: timedelta = WINDOW,
     horizon: timedelta = HORIZON,
 ) -> GroupStatus:
@@ -206,6 +207,7 @@ def assess_stream(
             are left out.
         gaps: the ledger's gaps of the stream; those of this topic and group that are neither
             verified nor waived count as lost.
+        undecided: of an observation, by partition: gone, and perhaps read.
     """
     earlier = [
         one for one in history if one.topic_id == sample.topic_id and one.taken_at < sample.taken_at
@@ -213,13 +215,25 @@ def assess_stream(
     pasts = _group_by_partition([*earlier, sample], isolation, 2 * window)
     known = tuple(gaps)
     marks = StreamHistory(empty_tails=around.empty_tails or {})
+    lost = {
+        part.partition: count_lost(
+            _skip_empty(part, marks),
+            sample,
+            known,
+            None if undecided is None else undecided.get(part.partition, 0),
+        )
+        for part in sample.partitions
+    }
     parts = [
         judge_partition(
             PartitionView(
                 partition=part.partition,
                 points=pasts[part.partition].points,
                 members=None if not sample.group_state else not is_memberless(sample),
-                lost=count_lost(_skip_empty(part, marks), sample, known),
+                lost=lost[part.partition].lost,
+                likely=lost[part.partition].likely,
+                undecided=lost[part.partition].undecided,
+                possible=lost[part.partition].possible,
                 tail_without_data=part.partition in around.tails,
                 empty_tail=marks.empty_tails.get(part.partition),
                 retention=around.retention,
@@ -313,22 +327,23 @@ def look_at_stream(
     deadline: Deadline | None = None,
     *,
     admin: Admin | None = None,
-    marks: StreamHistory | None = None,
+    history: StreamHistory | None = None,
 ) -> StreamLook:
     """Samples a stream, records its gaps, and judges it.
 
     Args:
-        admin, marks: kept from the last look by those who look often.
+        admin, history: kept from the last look by those who look often.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
     """
     limit = deadline or Deadline(OBSERVE_SECONDS)
     connection = admin or connect(properties)
-    seen = observe_stream(ledger, stream, connection, limit, marks=marks)
+    seen = observe_stream(ledger, stream, connection, limit, history=history)
     status = assess_now(
         *(ledger, stream, properties, watch, seen.sample, limit, connection),
         unmarked=seen.unmarked,
+        undecided=seen.undecided,
     )
     return StreamLook(seen, status)
 
@@ -345,6 +360,7 @@ def assess_now(
     empty_tails: dict[int, tuple[int, int]] | None = None,
     *,
     unmarked: BacklogError | None = None,
+    undecided: Mapping[int, int] | None = None,
 ) -> GroupStatus:
     """The status at a sample that was just taken, with what only the brokers know.
 
@@ -353,6 +369,7 @@ def assess_now(
         empty_tails: by partition, the last range that was read and held no data; those that are
             found are added.
         unmarked: why the sample's commits could not be bookmarked.
+        undecided: by partition, what is gone and may have been read.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
@@ -392,6 +409,7 @@ def assess_now(
             oldest=_read_oldest(properties, stream.topic, starts, around.retention, limit, unseen),
             sizes=_read_sizes(properties, stream.topic, starts, around.retention, limit, unseen),
         ),
+        undecided=undecided,
         window=watch.window,
         horizon=watch.horizon,
     )

@@ -290,11 +290,11 @@ class _StreamWatcher:
     def _observe(self, stream: StreamLike, limit: Deadline, *, settle: bool = True) -> Observation:
         seen = observe_stream(
             *(self._ledger, stream, self._connect(stream), limit),
-            marks=self._pasts.get(stream.name),
+            history=self._pasts.get(stream.name),
             settle=settle,
             bookmarker=self._bookmarker,
         )
-        self._pasts[stream.name] = seen.marks
+        self._pasts[stream.name] = seen.history
         return seen
 
     def _connect(self, stream: StreamLike) -> Admin:
@@ -327,7 +327,7 @@ class _StreamWatcher:
             return
         history = self.timelines.extend(stream, seen.sample)
         tails = self._tails.setdefault(name, {})
-        if not seen.marks.empty_tails:
+        if not seen.history.empty_tails:
             tails.clear()  # the topic was made anew: its offsets begin again
         judging, sample = self._judging, seen.sample
         status = assess_now(
@@ -335,13 +335,14 @@ class _StreamWatcher:
             history,
             tails,
             unmarked=seen.unmarked,
+            undecided=seen.undecided,
         )
         blind = {one.what: one.error for one in status.unseen}
         for what in STREAM_WHATS:
             # Tails are read only where a lag is small: else nothing says that they can be read.
             if what in blind or what != "tails":
                 self._outages.note(f"{what} of stream {name}", blind.get(what))
-        self._pasts[name] = replace(seen.marks, empty_tails=dict(tails))
+        self._pasts[name] = replace(seen.history, empty_tails=dict(tails))
         self._note_retention(stream, status)
         self._on_status(status)
 

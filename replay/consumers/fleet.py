@@ -31,7 +31,7 @@ from backlogctl.formats import Say, format_duration, format_moment
 from backlogctl.kafka.admin import committed_offsets, read_group_state
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.groups import LogTruncated
-from backlogctl.monitoring.offsets.history import Timeline
+from backlogctl.monitoring.offsets.timeline import Timeline
 from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause, check_requests
 from backlogctl.replay.engine.cancelling import find_ways

@@ -16,7 +16,7 @@ from backlogctl.kafka.admin import read_topic_id
 from backlogctl.kafka.clients import Admin, ask, connect, wait_for
 from backlogctl.kafka.errors import GroupMissing, TopicMissing
 from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
-from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, list_possibly_expired
+from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.watch import look as looking
 from backlogctl.replay.engine.kind import Workspace
@@ -107,7 +107,7 @@ def _say(name: str, parts: Sequence[SharePartition], lag: int | None) -> str:
 # Looks at streams as they are now, for `status`, `gaps` and `plan`.
 
 LOOK_SECONDS = 30.0
-_SHOWN_AS_GAPS = (Suspicion.POSSIBLE_EXPIRED, Suspicion.REREAD_EXPIRED, Suspicion.POSSIBLE_SKIP)
+_SHOWN_AS_GAPS = (Suspicion.POSSIBLE_EXPIRED, Suspicion.REREAD_EXPIRED)
 
 
 def choose_streams(config: Config, names: Sequence[str]) -> list[Stream]:
@@ -149,7 +149,6 @@ def sample_stream(
             if hold.in_force is False
         ),
         *describe_findings(look.observation, gaps),
-        *map(str, list_possibly_expired(read_history(workspace, stream), gaps)),
     ]
     if look.status.group_state == SHARE:
         told = describe_share_group(

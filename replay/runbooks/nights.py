@@ -11,7 +11,7 @@ from typing import Any
 from backlogctl.config import Stream
 from backlogctl.errors import InvalidTransition, PutBackAlready, Refused
 from backlogctl.formats import format_moment
-from backlogctl.monitoring.offsets.history import date_loss
+from backlogctl.monitoring.offsets.timeline import date_loss
 from backlogctl.replay.engine.approval import is_expired
 from backlogctl.replay.engine.brakes import OPERATOR
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress

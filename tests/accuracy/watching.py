@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from backlogctl.ledger.samples import begin_of_all, find_cell
-from backlogctl.monitoring.offsets.history import bound_times
+from backlogctl.monitoring.offsets.timeline import bound_times
 from backlogctl.monitoring.watch.look import HORIZON
 from backlogctl.spark_backfill.placing.measuring import cut_rows, place_gaps
 from backlogctl.spark_backfill.placing.ranking import Anchor, OrderProof, PartitionRows

@@ -144,10 +144,10 @@ def test_the_message_at_each_commit_is_noted_once(here: Watched, looks: Looks) -
         Bookmark(1, 7, 7, hash_identity(topic_id, b"1-7")),
     )
     assert here.ledger.bookmarks.list("orders", here.group, topic_id) == first
-    here.observe(stream, marks=seen.marks, bookmarker=bookmarker)
+    here.observe(stream, history=seen.history, bookmarker=bookmarker)
     assert looks == [{0: 5, 1: 7}, {}]
     here.set_commits(name, {1: 9})
-    here.observe(stream, marks=seen.marks, bookmarker=bookmarker)
+    here.observe(stream, history=seen.history, bookmarker=bookmarker)
     assert looks[2:] == [{1: 9}]
     assert here.read_marks(stream) == [(0, 5, 5), (1, 7, 7), (1, 9, 9)]
     # Another process knows from the ledger what was noted.

@@ -21,7 +21,7 @@ from backlogctl.kafka import peek
 from backlogctl.kafka.clients import make_admin, make_producer
 from backlogctl.ledger import BurndownSample, Ledger, open_ledger
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps
-from backlogctl.monitoring.offsets.history import StreamHistory, advance_marks
+from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
 from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen, Verdict
@@ -244,7 +244,7 @@ def test_a_healthy_group_under_moving_retention_has_no_gap(
     gaps: list[Gap] = []
     alarms: list[OffsetFinding] = []
     lows: set[int] = set()
-    marks = StreamHistory()
+    past = StreamHistory()
     with run_busy_group(properties, name, group) as problems:
         started, taken = time.monotonic(), 0
         while taken < SAMPLES or (
@@ -252,8 +252,8 @@ def test_a_healthy_group_under_moving_retention_has_no_gap(
         ):
             taken += 1
             sample = take_sample(stream, admin)
-            judged = find_gaps(marks, sample)
-            marks = advance_marks(marks, sample)
+            judged = find_gaps(past, sample)
+            past = judged.history
             gaps += judged.gaps
             alarms += [f for f in judged.findings if f.kind is not Suspicion.POSSIBLE_EXPIRED]
             lows.add(sample.partitions[0].low)
@@ -322,12 +322,12 @@ def test_fault_76_what_a_live_consumer_lost_is_in_bounded_gaps(
     with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         reader.start()
         try:
-            marks = None
+            past = None
             began = time.monotonic()
             steps = [STEP, 2 * STEP, 3 * STEP]
             while time.monotonic() < began + 52:
-                seen = observe_stream(ledger, stream, admin, marks=marks, settle=False)
-                marks = seen.marks
+                seen = observe_stream(ledger, stream, admin, history=past, settle=False)
+                past = seen.history
                 if steps and time.monotonic() > began + 30 + 7 * (3 - len(steps)):
                     move_log_start(properties, name, {0: steps.pop(0)})
                 time.sleep(1)

@@ -16,7 +16,7 @@ import pytest
 from backlogctl.clock import utc_now
 from backlogctl.errors import ClusterUnreachable, LedgerError
 from backlogctl.ledger.gaps import Gaps
-from backlogctl.monitoring.offsets.history import make_marks
+from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import Observation
 from backlogctl.monitoring.watch import loop
 from backlogctl.monitoring.watch.board import Board
@@ -41,7 +41,7 @@ STREAMS = {
 
 def make_observation(stream: str) -> Observation:
     sample = Sample(stream, "main", stream, "service", "topic-id", utc_now(), ())
-    return Observation(sample, (), (), make_marks(()))
+    return Observation(sample, (), (), StreamHistory())
 
 
 @pytest.fixture

@@ -41,13 +41,13 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
 from backlogctl.kafka.peek import Peeked, peek_at
 from backlogctl.ledger import Ledger
-from backlogctl.monitoring.offsets.history import estimate_time
 from backlogctl.monitoring.offsets.lag import (
     RATE_WINDOW,
     find_partition_end,
     read_retention,
     read_size_limit,
 )
+from backlogctl.monitoring.offsets.timeline import estimate_time
 from backlogctl.monitoring.verdict.judge import Pace, measure_pace
 from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,

@@ -13,7 +13,7 @@ from backlogctl.config import Stream
 from backlogctl.errors import Refused, UsageError
 from backlogctl.formats import format_plural
 from backlogctl.ledger.chunks import ChunkRecord
-from backlogctl.monitoring.offsets.history import Timeline
+from backlogctl.monitoring.offsets.timeline import Timeline
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import Plan
 from backlogctl.replay.injection.archived import (
@@ -28,6 +28,7 @@ from backlogctl.replay.injection.unprocessed import is_in_log
 from backlogctl.replay.kinds.rebuild.plan import ALLOW_PROOF, NAME, RebuildPlan
 from backlogctl.values import (
     Cause,
+    Certainty,
     EdgeTimes,
     Gap,
     GapState,
@@ -262,13 +263,18 @@ def take_every(_: Gap) -> bool:
 
 
 def list_repairable(ledger: Ledger, stream: Stream, topic_id: str | None = None) -> tuple[Gap, ...]:
-    """Open gaps of a stream that a rebuild would take now.
+    """Open gaps of a stream that a rebuild would take now; none that may be no loss at all.
 
     Args:
         topic_id: that the topic has now; None leaves that to the plan.
     """
     known = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
-    return tuple(gap for gap in known if not explain_unrebuildable(ledger, gap, stream, topic_id))
+    return tuple(
+        gap
+        for gap in known
+        if gap.certainty is not Certainty.POSSIBLE
+        and not explain_unrebuildable(ledger, gap, stream, topic_id)
+    )
 
 
 def explain_unrebuildable(
@@ -342,6 +348,8 @@ def choose_gaps(
         why = f"it is {gap.state}"
         if is_free := gap.id in free:
             why = explain_unrebuildable(ledger, gap, stream, topic_id)
+            if not why and gap.certainty is Certainty.POSSIBLE and gap.id not in wanted:
+                why = f"it may be no loss at all: {gap.reason}; `--gap {gap.id}` takes it"
         if not why and (not wanted or gap.id in wanted):
             chosen.append(gap)
         elif gap.id in wanted:

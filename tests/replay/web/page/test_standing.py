@@ -21,7 +21,7 @@ from rich.console import Console
 
 from backlogctl.config import Config
 from backlogctl.ledger import BurndownSample
-from backlogctl.monitoring.offsets.history import estimate_time
+from backlogctl.monitoring.offsets.timeline import estimate_time
 from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
 from backlogctl.replay.engine.cancelling import STANDING
 from backlogctl.replay.engine.kind import Workspace
