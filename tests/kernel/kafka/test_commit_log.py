@@ -1,258 +1,342 @@
-"""What groups committed, from the brokers' own log: bytes by Kafka's schemas, and real brokers."""
+"""What real groups commit, followed in the brokers' own log of it."""
 
 from __future__ import annotations
 
-import json
-import re
-import uuid
-import zipfile
-from datetime import UTC, datetime
-from typing import Any
+import time
+from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from confluent_kafka import Consumer, Producer, TopicPartition
 
-from backlogctl.kafka.commit_log import (
-    NAMED_CLIENTS,
-    ClassicEntry,
-    CommitEntry,
-    EpochEntry,
-    MemberClient,
-    MemberEntry,
-    SkippedEntry,
-    decode_entry,
-    find_group_name,
-    find_log_partition,
-    is_known_key,
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.kafka import commit_log
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_consumer, make_producer
+from backlogctl.kafka.commit_log import CommitLog, LogCondition, LogRecord, LogState
+from backlogctl.kafka.commit_records import CommitRecord, MembersRecord, find_log_partition
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.borrowing import start_kafka
+from tests.kit.kafka import (
+    delete_group,
+    join,
+    properties_of,
+    publish,
+    repeating,
+    set_offsets_raw,
+    wait_until,
 )
-from backlogctl.sandbox.embedded import ensure_kafka_jars
 
-AT = datetime(2026, 11, 26, 4, 5, 6, 789000, UTC)
-AT_MS = int(AT.timestamp()) * 1000 + 789
+FOLLOWED, HELD = LogCondition.FOLLOWED, LogCondition.HELD
 
 
-class JarSchemas:
-    """The schemas of the brokers' own jar, encoded by kafka-python."""
+class Follower:
+    """A log, and all that it gave so far."""
 
-    def __init__(self) -> None:
-        (jar,) = [path for path in ensure_kafka_jars() if "group-coordinator-4" in path.name]
-        with zipfile.ZipFile(jar) as found:
-            self.all = {
-                schema["name"]: schema
-                for name in found.namelist()
-                if re.fullmatch(r"common/message/\w+\.json", name)
-                for schema in [json.loads(re.sub(r"(?m)^\s*//.*$", "", found.read(name).decode()))]
-            }
+    def __init__(self, log: CommitLog) -> None:
+        self.log = log
+        self.records: list[LogRecord] = []
 
-    def versions(self, name: str) -> range:
-        first, _, last = self.all[name]["validVersions"].partition("-")
-        return range(int(first), int(last or first) + 1)
+    def read(self, seconds: float = 20.0) -> tuple[LogRecord, ...]:
+        found = self.log.read(Deadline(seconds))
+        self.records += found
+        return found
 
-    def encode(self, name: str, version: int, **values: Any) -> bytes:
-        from kafka.protocol.data_container import DataContainer
-        from kafka.protocol.schemas import StructField
-        from kafka.protocol.schemas.load_json import _resolve_common_structs
+    def read_until(self, condition: LogCondition = FOLLOWED) -> None:
+        """Until that is the condition of all groups."""
 
-        schema = self.all[name]
-        structs = {one["name"]: one["fields"] for one in schema.get("commonStructs", [])}
-        for field in schema["fields"]:
-            field.setdefault("versions", field.get("taggedVersions"))
-        _resolve_common_structs(schema["fields"], structs)
-        container = type(name, (DataContainer,), {"_struct": StructField(schema)})
-        oldest = schema["flexibleVersions"].removesuffix("+")
-        flexible = oldest != "none" and version >= int(oldest)
-        body = container(**values).encode(version=version, compact=flexible, tagged=flexible)
-        assert isinstance(body, bytes)
-        return body
+        def is_so() -> bool:
+            self.read()
+            return {state.condition for state in self.log.state.values()} == {condition}
 
-    def key(self, name: str, **values: Any) -> bytes:
-        """Its version bytes are the number of its schema."""
-        number: int = self.all[name]["apiKey"]
-        return number.to_bytes(2) + self.encode(name, 0, **values)
+        wait_until(is_so, what=f"the log is {condition}")
 
-    def value(self, name: str, version: int = 0, **values: Any) -> bytes:
-        return version.to_bytes(2) + self.encode(name, version, **values)
+    @property
+    def state(self) -> LogState:
+        """Of the only group, or the first."""
+        return next(iter(self.log.state.values()))
+
+    def commits(self, group: str) -> list[int | None]:
+        return [one.offset for one in self.list_commits(group)]
+
+    def list_commits(self, group: str) -> list[CommitRecord]:
+        return [r for r in self.records if isinstance(r, CommitRecord) and r.group == group]
+
+    def members(self, group: str) -> list[int | None]:
+        """Who was in the group at each of its commits."""
+        known, found = None, []
+        for record in sorted(self.records, key=lambda one: one.place):
+            if record.group == group and isinstance(record, MembersRecord):
+                known = record.members
+            elif record.group == group:
+                found.append(known)
+        return found
 
 
 @pytest.fixture(scope="module")
-def schemas() -> JarSchemas:
-    return JarSchemas()
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker of its own: open transactions of other tests would hold the log."""
+    with start_kafka(tmp_path_factory.mktemp("kafka")) as running:
+        set_offsets_raw(properties_of(running.bootstrap), "first", make_topic(running, "f"), {0: 0})
+        yield running
 
 
-def make_commit_key(schemas: JarSchemas, name: str = "OffsetCommitKey") -> bytes:
-    return schemas.key(name, group="order-service", topic="orders", partition=7)
+def make_topic(kafka: EmbeddedKafka, unique: str, name: str = "orders") -> str:
+    create_topic(properties_of(kafka.bootstrap), f"{name}-{unique}", partitions=1)
+    return f"{name}-{unique}"
 
 
-@pytest.mark.parametrize("version", range(5))
-def test_a_commit_of_every_version(schemas: JarSchemas, version: int) -> None:
-    values: dict[str, Any] = {"offset": 1234, "metadata": "wörk", "commit_timestamp": AT_MS}
-    if version >= 3:
-        values["leader_epoch"] = 5
-    if version >= 4:
-        values["topic_id"] = uuid.uuid4()
-    value = schemas.value("OffsetCommitValue", version, **values)
-    epoch = 5 if version >= 3 else None
-    found = decode_entry(make_commit_key(schemas), value)
-    assert found == CommitEntry("order-service", "orders", 7, 1234, epoch, "wörk", AT)
+@pytest.fixture
+def properties(own: EmbeddedKafka) -> dict[str, str]:
+    return properties_of(own.bootstrap)
 
 
-def test_a_commit_of_the_oldest_brokers_and_one_without_an_epoch(schemas: JarSchemas) -> None:
-    values = {"offset": 1234, "metadata": "", "commit_timestamp": AT_MS}
-    found = CommitEntry("order-service", "orders", 7, 1234, None, "", AT)
-    old = schemas.value("LegacyOffsetCommitValue", **values)
-    assert decode_entry(make_commit_key(schemas, "LegacyOffsetCommitKey"), old) == found
-    plain = schemas.value("OffsetCommitValue", 3, leader_epoch=-1, **values)
-    assert decode_entry(make_commit_key(schemas), plain) == found
-    timeless = schemas.value("OffsetCommitValue", 3, **{**values, "commit_timestamp": 2**63 - 1})
-    assert decode_entry(make_commit_key(schemas), timeless) == found._replace(at=None)
+@pytest.fixture
+def name(own: EmbeddedKafka, unique: str) -> str:
+    """A topic with 30 messages."""
+    made = make_topic(own, unique)
+    publish(properties_of(own.bootstrap), made, {0: 30})
+    return made
 
 
-def test_what_is_gone_has_no_value(schemas: JarSchemas) -> None:
-    gone = CommitEntry("order-service", "orders", 7)
-    assert gone.offset is None
-    assert decode_entry(make_commit_key(schemas), None) == gone
-    group = schemas.key("GroupMetadataKey", group="order-service")
-    assert decode_entry(group, None) == ClassicEntry("order-service", 0, None)
-    names = {"group_id": "order-service"}
-    for kind, word in (("ConsumerGroup", "consumer"), ("StreamsGroup", "streams")):
-        key = schemas.key(f"{kind}MemberMetadataKey", member_id="m-1", **names)
-        assert decode_entry(key, None) == MemberEntry("order-service", word, "m-1")
-        key = schemas.key(f"{kind}MetadataKey", **names)
-        assert decode_entry(key, None) == EpochEntry("order-service", word)
+@pytest.fixture
+def follow(properties: dict[str, str], group: str) -> Iterator[Follower]:
+    """From now on."""
+    with CommitLog(properties, [group], utc_now()) as log:
+        follower = Follower(log)
+        follower.read_until()
+        yield follower
 
 
-@pytest.mark.parametrize("count", [0, 2, NAMED_CLIENTS + 5])
-@pytest.mark.parametrize("version", range(5))
-def test_a_classic_group_of_every_version(schemas: JarSchemas, version: int, count: int) -> None:
-    members = [make_member(version, number) for number in range(count)]
-    values: dict[str, Any] = {"protocol": "range", "leader": "m-0"} if count else {}
-    if version >= 2:
-        values["current_state_timestamp"] = AT_MS
-    value = schemas.value(
-        *("GroupMetadataValue", version),
-        protocol_type="consumer",
-        generation=42,
-        members=members,
-        **{"protocol": None, "leader": None, **values},
+def commit_as(consumer: Consumer, topic: str, *offsets: int) -> None:
+    for offset in offsets:
+        consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
+
+
+def consume(consumer: Consumer, count: int) -> None:
+    while count:
+        message = consumer.poll(1)
+        if message is not None and not message.error():
+            count -= 1
+
+
+def test_a_classic_group_that_commits_by_itself(
+    properties: dict[str, str], name: str, group: str, follow: Follower
+) -> None:
+    started = utc_now()
+    consumer = make_consumer(
+        properties,
+        {
+            "group.id": group,
+            "client.id": "orders-1",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": True,
+            "enable.auto.offset.store": True,
+            "auto.commit.interval.ms": 100,
+        },
     )
-    key = schemas.key("GroupMetadataKey", group="order-service")
-    named = tuple(MemberClient(f"client-{n}", "127.0.0.1") for n in range(count))[:NAMED_CLIENTS]
-    assert decode_entry(key, value) == ClassicEntry("order-service", count, 42, "consumer", named)
+    consumer.subscribe([name])
+    consume(consumer, 30)
+    wait_until(lambda: consumer.poll(0.05) or (follow.read() and 30 in follow.commits(group)))
+    (*_, last) = follow.list_commits(group)
+    assert last[:6] == (group, name, 0, 30, 0, "")
+    assert started <= last.at <= utc_now()
+    assert set(follow.members(group)) == {1}
+    (inside,) = [r for r in follow.records if isinstance(r, MembersRecord) and r.members]
+    assert (inside.generation, inside.protocol_type, inside.is_exact) == (1, "consumer", True)
+    assert inside.clients == (("orders-1", "127.0.0.1"),)
+    consumer.close()
+    set_offsets_raw(properties, group, name, {0: 5})
+    follow.read_until()
+    assert follow.commits(group)[-1] == 5
+    assert follow.members(group)[-1] == 0
+    assert follow.log.state[group].complete_to is not None
+    assert follow.log.skipped == {}
 
 
-def make_member(version: int, number: int) -> dict[str, Any]:
-    newer = {"group_instance_id": "i" if number else None} if version >= 3 else {}
-    return {
-        "member_id": f"m-{number}",
-        "client_id": f"client-{number}",
-        "client_host": "/127.0.0.1",
-        "session_timeout": 45_000,
-        "subscription": b"s" * 200,
-        "assignment": b"a" * 300,
-        **({"rebalance_timeout": 300_000} if version >= 1 else {}),
-        **newer,
-    }
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_commit_what_they_consumed_and_what_they_say(
+    properties: dict[str, str], name: str, group: str, follow: Follower, protocol: str
+) -> None:
+    """Only what was consumed has an epoch; both are commits of members."""
+    consumer = join(properties, group, name, group_protocol=protocol, client_id="orders-1")
+    message = consumer.poll(30)
+    assert message is not None
+    consumer.commit(message=message, asynchronous=False)
+    commit_as(consumer, name, 7, 11)
+    follow.read_until()
+    assert [(one.offset, one.epoch) for one in follow.list_commits(group)] == [
+        (1, 0),
+        (7, None),
+        (11, None),
+    ]
+    assert follow.members(group) == [1, 1, 1]
+    told = [r for r in follow.records if isinstance(r, MembersRecord) and r.members]
+    assert told[-1].clients == (("orders-1", "127.0.0.1"),)
+    assert told[-1].protocol_type == "consumer"
+    consumer.close()
+    follow.read_until()
+    set_offsets_raw(properties, group, name, {0: 5})
+    follow.read_until()
+    assert (follow.commits(group)[-1], follow.members(group)[-1]) == (5, 0)
 
 
-def test_a_member_of_a_newer_group(schemas: JarSchemas) -> None:
-    key = schemas.key("ConsumerGroupMemberMetadataKey", group_id="order-service", member_id="m-1")
-    values = {"client_id": "orders-1", "client_host": "/10.0.0.1", "rebalance_timeout_ms": 1}
-    none: dict[str, Any] = dict.fromkeys(
-        ("rack_id", "subscribed_topic_regex", "server_assignor", "classic_member_metadata")
+def test_members_come_and_go(
+    own: EmbeddedKafka, properties: dict[str, str], group: str, unique: str, follow: Follower
+) -> None:
+    """A log that is followed from a time when somebody is in the group does not know how many."""
+    create_topic(properties, f"two-{unique}", partitions=2)
+    first = join(properties, group, f"two-{unique}", group_protocol="consumer")
+    with CommitLog(properties, [group], utc_now()) as log:
+        late = Follower(log)
+        late.read_until()
+        commit_as(first, f"two-{unique}", 1)
+        with repeating(lambda: first.poll(0)):  # it gives a partition away
+            second = join(properties, group, f"two-{unique}", group_protocol="consumer")
+        commit_as(second, f"two-{unique}", 2)
+        first.close()
+        second.close()
+        set_offsets_raw(properties, group, f"two-{unique}", {0: 3})
+        late.read_until()
+        set_offsets_raw(properties, group, f"two-{unique}", {0: 4})
+        late.read_until()
+    follow.read_until()
+    assert (follow.commits(group), follow.members(group)) == ([1, 2, 3, 4], [1, 2, 0, 0])
+    assert (late.commits(group), late.members(group)) == ([1, 2, 3, 4], [1, 1, None, 0])
+    known = [r for r in late.records if isinstance(r, MembersRecord)]
+    assert (known[0].is_exact, known[-1].is_exact) == (False, True)
+
+
+def test_a_reader_that_never_joins_and_an_operator(
+    properties: dict[str, str], name: str, group: str, follow: Follower
+) -> None:
+    """Nothing tells them apart: no members, and no epoch."""
+    consumer = make_consumer(properties, {"group.id": group})
+    consumer.assign([TopicPartition(name, 0, 0)])
+    consumer.commit(offsets=[TopicPartition(name, 0, 3, "note")], asynchronous=False)
+    consumer.close()
+    set_offsets_raw(properties, group, name, {0: 9})
+    follow.read_until()
+    follow.read_until()
+    assert follow.members(group) == [0, 0]
+    assert [(c.offset, c.epoch, c.metadata[:4]) for c in follow.list_commits(group)] == [
+        (3, None, "note"),
+        (9, None, ""),
+    ]
+
+
+def begin_commit(producer: Producer, properties: dict[str, str], place: TopicPartition) -> None:
+    consumer = make_consumer(properties, {"group.id": place.metadata})
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction(
+        [TopicPartition(place.topic, place.partition, place.offset)],
+        consumer.consumer_group_metadata(),
+        30,
     )
-    found = MemberEntry("order-service", "consumer", "m-1", MemberClient("orders-1", "10.0.0.1"))
-    for instance in (None, "", "static-1"):
-        value = schemas.value(
-            "ConsumerGroupMemberMetadataValue",
-            **{**none, **values, "instance_id": instance, "subscribed_topic_names": ["orders"]},
-        )
-        assert decode_entry(key, value) == found
-    key = schemas.key("StreamsGroupMemberMetadataKey", group_id="order-service", member_id="m-1")
-    value = schemas.value(
-        "StreamsGroupMemberMetadataValue",
-        **{**values, "instance_id": None, "rack_id": "r" * 200, "topology_epoch": 1},
-        **{"process_id": "p", "user_endpoint": None, "client_tags": []},
-    )
-    assert decode_entry(key, value) == found._replace(kind="streams")
+    consumer.close()
 
 
-def test_the_epoch_of_a_newer_group(schemas: JarSchemas) -> None:
-    key = schemas.key("ConsumerGroupMetadataKey", group_id="order-service")
-    value = schemas.value("ConsumerGroupMetadataValue", epoch=9, metadata_hash=77)
-    assert decode_entry(key, value) == EpochEntry("order-service", "consumer", 9)
-    key = schemas.key("StreamsGroupMetadataKey", group_id="order-service")
-    value = schemas.value("StreamsGroupMetadataValue", epoch=9, metadata_hash=77)
-    assert decode_entry(key, value) == EpochEntry("order-service", "streams", 9)
+def test_transactions_committed_aborted_and_open(
+    properties: dict[str, str], name: str, group: str, follow: Follower
+) -> None:
+    producer = make_producer(properties, {"transactional.id": group})
+    producer.init_transactions(30)
+    begin_commit(producer, properties, TopicPartition(name, 0, 3, group))
+    producer.commit_transaction(30)
+    follow.read_until()
+    began = utc_now()
+    begin_commit(producer, properties, TopicPartition(name, 0, 4, group))
+    producer.abort_transaction(30)
+    begin_commit(producer, properties, TopicPartition(name, 0, 5, group))
+    set_offsets_raw(properties, group, name, {0: 1})
+    follow.read_until(HELD)
+    follow.read_until(HELD)
+    assert follow.commits(group) == [3]
+    held, state = follow.state.held_since, follow.state
+    assert held is not None
+    assert held >= began
+    assert state.complete_to is not None
+    assert state.complete_to < held
+    producer.commit_transaction(30)
+    follow.read_until()
+    assert follow.commits(group) == [3, 5, 1]
+    # Their ends are holes that are explained: nothing is missing.
+    assert follow.state.complete_since < began
+    assert follow.state.held_since is None
 
 
-READ = {0, 1, 2, 3, 5, 17, 19}
+def test_what_is_deleted_is_told(
+    properties: dict[str, str], name: str, group: str, follow: Follower
+) -> None:
+    set_offsets_raw(properties, group, name, {0: 9})
+    deleted = utc_now()
+    delete_group(properties, group)
+    follow.read_until()
+    (first, gone) = follow.list_commits(group)
+    assert (first.offset, gone.offset) == (9, None)
+    assert deleted - timedelta(seconds=1) <= gone.at <= utc_now()
+    assert gone.place > first.place
 
 
-def test_all_that_these_brokers_write_is_known(schemas: JarSchemas) -> None:
-    """A newer Kafka in the tests must be looked at: its schemas are those that are decoded."""
-    keys = {name: one["apiKey"] for name, one in schemas.all.items() if name.endswith("Key")}
-    assert sorted(keys.values()) == [*range(9), *range(10, 18), *range(19, 24)]
-    for name, number in keys.items():
-        fields = {field["name"]: "order-service" for field in schemas.all[name]["fields"]}
-        words = {re.sub(r"(?<!^)([A-Z])", r"_\1", one).lower(): v for one, v in fields.items()}
-        key = schemas.key(name, **words | ({"partition": 7} if "partition" in words else {}))
-        assert find_group_name(key) == b"order-service"
-        assert is_known_key(key)
-        found = decode_entry(key, b"\0\0")
-        assert (found == SkippedEntry(f"key {number}")) is (number not in READ)
-    newest = {"OffsetCommitValue": 4, "GroupMetadataValue": 4}
-    for name in schemas.all:
-        assert schemas.versions(name)[-1] == newest.get(name, 0), name
+def test_only_the_partitions_of_the_groups_are_read(
+    properties: dict[str, str], name: str, group: str, unique: str, follow: Follower
+) -> None:
+    """And of these only their records are given."""
+    count = 5
+    place = find_log_partition(group, count)
+    names = [f"other-{unique}-{number}" for number in range(40)]
+    beside = next(one for one in names if find_log_partition(one, count) == place)
+    apart = next(one for one in names if find_log_partition(one, count) != place)
+    for each in (beside, apart, group):
+        set_offsets_raw(properties, each, name, {0: 9})
+    follow.read_until()
+    assert {(r.group, r.place[0]) for r in follow.records} == {(group, place)}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "what"),
-    [
-        ("0018 0001 67", "0000", "key 24"),
-        ("ffff 0001 67", "0000", "key -1"),
-        ("0001 0001 67 0001 74 00000007", "0005 00", "value 5 of key 1"),
-        ("0000 0001 67 0001 74 00000007", "ffff 00", "value -1 of key 0"),
-        ("0002 0001 67", "0005 00", "value 5 of key 2"),
-        ("0003 0001 67", "0001 00", "value 1 of key 3"),
-        ("0013 0001 67 0001 6d", "0001 00", "value 1 of key 19"),
-        ("", "", "unreadable:"),
-        ("00", "0000", "unreadable: 00 0000"),
-        ("0001 0001", "0000", "unreadable: 0001 0000"),
-        ("0001 0001 67 0001 ff 00000007", "0003", "unreadable: 0001 0003"),
-        ("0002 0001 67", "0004 ffffffffff", "unreadable: 0002 0004"),
-    ],
-)
-def test_what_is_not_known_is_skipped_by_name(key: str, value: str, what: str) -> None:
-    assert decode_entry(bytes.fromhex(key), bytes.fromhex(value)) == SkippedEntry(what)
+def test_what_was_committed_before_is_read_from_its_time_on(
+    properties: dict[str, str], name: str, group: str
+) -> None:
+    for offset in (1, 2, 3):
+        set_offsets_raw(properties, group, name, {0: offset})
+    time.sleep(0.01)
+    since = utc_now()
+    time.sleep(0.01)
+    for offset in (4, 5):
+        set_offsets_raw(properties, group, name, {0: offset})
+    with CommitLog(properties, [group], since) as log:
+        follow = Follower(log)
+        follow.read_until()
+    assert follow.commits(group)[-2:] == [4, 5]
+    assert len(follow.commits(group)) <= 3  # one record before shows that nothing is missing
+    assert follow.state.complete_since == since
 
 
-@given(data=st.data())
-def test_no_bytes_end_the_reading(schemas: JarSchemas, data: st.DataObject) -> None:
-    """Cut or changed anywhere."""
-    members = [make_member(4, number) for number in range(2)]
-    whole = schemas.value(
-        *("GroupMetadataValue", 4),
-        **{"protocol_type": "consumer", "generation": 1, "protocol": "range", "leader": "m-0"},
-        **{"current_state_timestamp": AT_MS, "members": members},
-    )
-    at = data.draw(st.integers(2, len(whole)))
-    value = whole[:at] + data.draw(st.binary(max_size=12))
-    key = schemas.key("GroupMetadataKey", group="order-service")
-    assert isinstance(decode_entry(key, value), ClassicEntry | SkippedEntry)
+def test_much_is_read_in_pieces(
+    properties: dict[str, str], name: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "_MOST_RECORDS", 20)
+    monkeypatch.setattr(commit_log, "_AT_ONCE", 5)
+    since = utc_now()
+    consumer = make_consumer(properties, {"group.id": group})
+    commit_as(consumer, name, *range(1, 101))
+    consumer.close()
+    with CommitLog(properties, [group], since) as log:
+        follow = Follower(log)
+        follow.read()
+        assert follow.state.condition is LogCondition.BEHIND
+        assert 70 <= follow.state.behind <= 80
+        (*_, last) = follow.list_commits(group)
+        assert follow.state.complete_to == last.at
+        sizes = []
+        while follow.state.condition is LogCondition.BEHIND:
+            sizes.append(len(follow.read()))
+    assert all(size <= 26 for size in sizes)
+    assert [one for one in follow.commits(group) if one] == list(range(1, 101))
 
 
-@pytest.mark.parametrize(
-    ("group", "code"),
-    [
-        ("hello", 99162322),
-        ("", 0),
-        ("order-service", 562889526),
-        ("😀", 1772899),  # two units of UTF-16
-        ("polygenelubricants", 0),  # the smallest int, which has no absolute value
-        ("zzzzzzzz", 1910022912),
-    ],
-)
-def test_the_partition_is_that_of_kafka(group: str, code: int) -> None:
-    assert find_log_partition(group, 2**31) == code
-    assert find_log_partition(group, 50) == code % 50
+def test_no_time_is_no_answer(properties: dict[str, str], group: str) -> None:
+    with CommitLog(properties, [group], utc_now()) as log:
+        assert log.state[group].condition is LogCondition.AWAY
+        log.read(Deadline(0))
+        assert log.state[group].condition in (LogCondition.AWAY, LogCondition.BEHIND)
+        assert log.state[group].complete_to is None
