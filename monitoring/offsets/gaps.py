@@ -269,21 +269,18 @@ def _report_passed(current: Sample, partition: int, marks: PartitionMarks) -> It
     reads = "how fast it reads a backlog was not seen"
     if pace.typical is not None:
         reads = f"it reads about {pace.typical:,.0f} offsets a second"
-    certainty = Certainty.BOUNDED if marks.is_too_fast else Certainty.POSSIBLE
     if pace.is_known:
         reads += f", {pace.fastest:,.0f} at most"
+    certainty = Certainty.BOUNDED if marks.is_too_fast else Certainty.POSSIBLE
     for each in marks.passed:
-        likely = each.count_likely(pace.typical)
-        reason = (
-            f"retention overtook the group, which went on to {each.to:,}; {reads}: at most "
-            f"{each.offsets:,} offsets were lost"
+        reason = f"retention overtook the group, which went on; {reads}"
+        gap = _make_gap(
+            *(current, partition, each.start, each.end),
+            *(Cause.EXPIRED, certainty, reason),
         )
-        if likely is not None:
-            reason += f", about {likely:,}"
-        place = (current, partition, each.start, each.end, Cause.EXPIRED)
-        yield replace(_make_gap(*place, certainty, reason), likely=likely)
+        yield replace(gap, likely=each.count_likely(pace.typical))
         if marks.is_too_fast and each.to - each.end > pace.burst + pace.allow(each.took):
-            reason = f"{reason}; auto.offset.reset=latest may have led it there"
+            reason = f"{reason}; auto.offset.reset=latest may have led it to {each.to:,}"
             place = (current, partition, each.end, each.to, Cause.SKIPPED)
             likely = round(each.to - each.end - pace.expect(each.took))
             yield replace(_make_gap(*place, Certainty.POSSIBLE, reason), likely=likely)

@@ -13,6 +13,7 @@ from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Connection, connect
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.commits import CommitFeed
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps, make_history
 from backlogctl.monitoring.offsets.history import StreamHistory, raise_marks
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
@@ -32,6 +33,7 @@ READ_OUTSIDE = "the group is read from without joining, as its further commits s
 class Observation:
     """One look at a stream: the newest sample, the gaps it showed as the ledger has them, and
     the rest. `history` is the past for the next look; `unmarked` why bookmarks could not be noted.
+    `by_log`: each commit since the last look is known, else only where the samples saw it.
     """
 
     sample: Sample
@@ -39,6 +41,7 @@ class Observation:
     findings: tuple[OffsetFinding, ...]
     history: StreamHistory
     unmarked: BacklogError | None = None
+    by_log: bool = False
 
     @property
     def undecided(self) -> dict[int, int]:
@@ -74,6 +77,7 @@ def observe_stream(
     history: StreamHistory | None = None,
     settle: bool = True,
     bookmarker: Bookmarker | None = None,
+    feed: CommitFeed | None = None,
 ) -> Observation:
     """Samples a stream, records the gaps seen, stores the sample and bookmarks its commits.
 
@@ -83,7 +87,7 @@ def observe_stream(
     Args:
         history: the past, as the last observation returned it; None reads the ledger.
         settle: False takes one sample only.
-        bookmarker: kept from the last look by those who look often.
+        bookmarker, feed: kept from the last look by those who look often.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
@@ -97,7 +101,9 @@ def observe_stream(
     while True:
         sample = take_sample(stream, admin, limit, skew)
         first = first or sample
-        judgement = find_gaps(past, sample)
+        # After the sample: its commits are in the log by now.
+        commits = None if feed is None else feed.take(stream, limit)
+        judgement = find_gaps(past, sample, commits)
         past = judgement.history
         if judgement.read_to:
             ledger.gaps.trim_read(sample, judgement.read_to)
@@ -118,7 +124,8 @@ def observe_stream(
     findings = (*judgement.findings, *_compare_lows(first, sample, recorded.values()))
     # After the sample: nothing may come between its reads.
     unmarked = (bookmarker or Bookmarker(ledger)).note(stream, sample, admin, limit)
-    return Observation(sample, tuple(recorded.values()), findings, past, unmarked)
+    by_log = commits is not None
+    return Observation(sample, tuple(recorded.values()), findings, past, unmarked, by_log)
 
 
 def measure_clock_skew(ledger: Ledger) -> timedelta:

@@ -79,7 +79,7 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
     match verdict:
         case Verdict.LOST:
             text = f"{format_plural(lost or 0, 'message')} lost at most"
-            if status.likely != lost:
+            if status.likely is not None and status.likely != lost:
                 text += f", about {format_count(status.likely)} by its pace"
             if worst.lost != lost:
                 text += f", {format_count(worst.lost)} of them here"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Event, Thread
@@ -16,6 +17,7 @@ from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka.clients import Admin, connect
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.commits import CommitFeed
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import StreamLike
@@ -163,49 +165,50 @@ def watch_streams(
         on_observation,
         on_status,
     )
-    done = looks = 0
-    failure: BacklogError | None = None
-    thin_at = utc_now()
-    seconds = interval.total_seconds()
-    while not stop_event.is_set():
-        round_end = time.monotonic() + seconds
-        away: dict[str, BacklogError] = {}
-        for name, stream in config.streams.items():
-            if stop_event.is_set():
-                return WatchResult(done, looks, failure)
-            # One time-out a round is enough for a cluster.
-            error = away.get(stream.cluster) or watch.look(stream)
-            if error is None:
-                looks += 1
-                outages.end(f"cluster {stream.cluster}", f"stream {name}")
-                continue
-            failure = error
-            if isinstance(error, ClusterUnreachable):
-                away[stream.cluster] = error
-                outages.begin(f"cluster {stream.cluster}", error)
-            else:
-                outages.begin(f"stream {name}", error)
-            if on_error is not None:
-                on_error(stream, error)
-        if utc_now() >= thin_at:
-            # What is remembered between two of these is short beside the horizon.
-            thin_at = utc_now() + min(THIN_EVERY, horizon)
-            try:
-                ledger.samples.thin(utc_now(), horizon)
-                ledger.bookmarks.thin(utc_now(), horizon)
-                watch.timelines.forget()
-                outages.end("thinning samples")
-            except BacklogError as error:
-                outages.begin("thinning samples", error)
-        if on_round is not None:
-            on_round()
-        done += 1
-        if rounds is not None and done >= rounds:
-            break
-        while (left := round_end - time.monotonic()) > 0 and not stop_event.is_set():
-            stop_event.wait(min(left, NEAR_SECONDS) if watch.near else left)
-            watch.look_closer(stop_event, round_end)
-    return WatchResult(done, looks, failure)
+    with closing(watch):
+        done = looks = 0
+        failure: BacklogError | None = None
+        thin_at = utc_now()
+        seconds = interval.total_seconds()
+        while not stop_event.is_set():
+            round_end = time.monotonic() + seconds
+            away: dict[str, BacklogError] = {}
+            for name, stream in config.streams.items():
+                if stop_event.is_set():
+                    return WatchResult(done, looks, failure)
+                # One time-out a round is enough for a cluster.
+                error = away.get(stream.cluster) or watch.look(stream)
+                if error is None:
+                    looks += 1
+                    outages.end(f"cluster {stream.cluster}", f"stream {name}")
+                    continue
+                failure = error
+                if isinstance(error, ClusterUnreachable):
+                    away[stream.cluster] = error
+                    outages.begin(f"cluster {stream.cluster}", error)
+                else:
+                    outages.begin(f"stream {name}", error)
+                if on_error is not None:
+                    on_error(stream, error)
+            if utc_now() >= thin_at:
+                # What is remembered between two of these is short beside the horizon.
+                thin_at = utc_now() + min(THIN_EVERY, horizon)
+                try:
+                    ledger.samples.thin(utc_now(), horizon)
+                    ledger.bookmarks.thin(utc_now(), horizon)
+                    watch.timelines.forget()
+                    outages.end("thinning samples")
+                except BacklogError as error:
+                    outages.begin("thinning samples", error)
+            if on_round is not None:
+                on_round()
+            done += 1
+            if rounds is not None and done >= rounds:
+                break
+            while (left := round_end - time.monotonic()) > 0 and not stop_event.is_set():
+                stop_event.wait(min(left, NEAR_SECONDS) if watch.near else left)
+                watch.look_closer(stop_event, round_end)
+        return WatchResult(done, looks, failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,7 @@ class _StreamWatcher:
         self._on_observation = on_observation
         self._on_status = on_status
         self._admins: dict[str, Admin] = {}
+        self._feeds: dict[str, CommitFeed] = {}
         self._pasts: dict[str, StreamHistory] = {}
         self._tails: dict[str, dict[int, tuple[int, int]]] = {}
 
@@ -288,12 +292,15 @@ class _StreamWatcher:
                 self._on_observation(seen)
 
     def _observe(self, stream: StreamLike, limit: Deadline, *, settle: bool = True) -> Observation:
+        feed = self._follow(stream.cluster)
         seen = observe_stream(
             *(self._ledger, stream, self._connect(stream), limit),
             history=self._pasts.get(stream.name),
             settle=settle,
             bookmarker=self._bookmarker,
+            feed=feed,
         )
+        self._outages.note(f"commit log of cluster {stream.cluster}", feed.problem)
         self._pasts[stream.name] = seen.history
         return seen
 
@@ -302,6 +309,17 @@ class _StreamWatcher:
             properties = self._config.clusters[stream.cluster].client_properties()
             self._admins[stream.cluster] = connect(properties)
         return self._admins[stream.cluster]
+
+    def _follow(self, cluster: str) -> CommitFeed:
+        if cluster not in self._feeds:
+            streams = [one for one in self._config.streams.values() if one.cluster == cluster]
+            properties = self._config.clusters[cluster].client_properties()
+            self._feeds[cluster] = CommitFeed(properties, streams)
+        return self._feeds[cluster]
+
+    def close(self) -> None:
+        for feed in self._feeds.values():
+            feed.close()
 
     def _note_retention(self, stream: StreamLike, status: GroupStatus) -> None:
         left = [

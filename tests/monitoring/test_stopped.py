@@ -325,10 +325,10 @@ def test_fault_76_what_a_live_consumer_lost_is_in_bounded_gaps(
             past = None
             began = time.monotonic()
             steps = [STEP, 2 * STEP, 3 * STEP]
-            while time.monotonic() < began + 52:
+            while time.monotonic() < began + 75:
                 seen = observe_stream(ledger, stream, admin, history=past, settle=False)
                 past = seen.history
-                if steps and time.monotonic() > began + 30 + 7 * (3 - len(steps)):
+                if steps and time.monotonic() > began + 45 + 9 * (3 - len(steps)):
                     move_log_start(properties, name, {0: steps.pop(0)})
                 time.sleep(1)
         finally:
