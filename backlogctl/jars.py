@@ -144,9 +144,10 @@ def ensure_jars(listed: Path, progress: Say | None = None) -> tuple[Path, ...]:
 def make_once(final: Path, make: Callable[[Path], None]) -> None:
     """Makes a folder, unless it is there: `make` fills an empty one, which then gets the name.
 
-    Of several processes one does it, and the others wait. The folder above must exist.
+    Of several processes one does it, and the others wait. The folder above must exist; the name
+    ends in `-` and a hash of what it is made from.
     """
-    with (final.parent / f".{final.name}.lock").open("a") as file:
+    with (final.parent / f".{final.name.rpartition('-')[0]}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if final.is_dir():
             return

@@ -20,7 +20,7 @@ def note(*words: object) -> None:
     os.write(_RECORD, (" ".join(map(str, words)) + "\n").encode())
 
 
-def handle(partition: int, offset: int) -> None:
+def handle(partition: int | None, offset: int | None) -> None:
     """A message was handled: a line, then the pause, which ends where the program is to end."""
     note(partition, offset)
     if _PAUSE:
