@@ -15,9 +15,8 @@ import shutil
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -138,27 +137,31 @@ def ensure_jars(listed: Path, progress: Say | None = None) -> tuple[Path, ...]:
                 subject=str(final.parent),
                 hint="set BACKLOG_CACHE to a directory you can write",
             ) from error
-        with _locked(final.parent / f".{listed.stem}.lock"):
-            if not final.is_dir():
-                _fetch(listed, final, progress or print_line)
+        make_once(final, lambda work: _fetch(listed, final, work, progress or print_line))
     return tuple(sorted(final.glob("*.jar")))
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as file:
+def make_once(final: Path, make: Callable[[Path], None]) -> None:
+    """Makes a folder, unless it is there: `make` fills an empty one, which then gets the name.
+
+    Of several processes one does it, and the others wait. The folder above must exist; the name
+    ends in `-` and a hash of what it is made from.
+    """
+    with (final.parent / f".{final.name.rpartition('-')[0]}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        if final.is_dir():
+            return
+        with tempfile.TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as scratch:
+            work = Path(scratch, "made")
+            work.mkdir()
+            make(work)
+            work.rename(final)
 
 
-def _fetch(listed: Path, final: Path, progress: Say) -> None:
+def _fetch(listed: Path, final: Path, work: Path, progress: Say) -> None:
     jars = read_jars(listed)
     size = sum(jar.size for jar in jars)
     progress(f"fetching {len(jars)} jars of {listed.stem}, {size / 1e6:.0f} MB, once, into {final}")
-    with tempfile.TemporaryDirectory(prefix=f".{listed.stem}-", dir=final.parent) as scratch:
-        work = Path(scratch, "jars")
-        work.mkdir()
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for fetched in [pool.submit(jar.fetch, work) for jar in jars]:
-                fetched.result()
-        work.rename(final)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for fetched in [pool.submit(jar.fetch, work) for jar in jars]:
+            fetched.result()

@@ -1,0 +1,114 @@
+"""Builds the clients, once on this machine: a folder of the cache for each state of their sources.
+
+What is missing is told, and is a failure: `scripts/need.sh jdk go node` brings it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from backlogctl.jars import cache_dir, find_java, make_once
+from backlogctl.sandbox.embedded import ensure_kafka_jars
+
+HERE = Path(__file__).parent
+_TOOLS = HERE.parents[1] / ".tools"
+
+
+@cache
+def build_java() -> str:
+    """The class path of the Java programs."""
+    sources = sorted((HERE / "java").glob("*.java"))
+    jars = [str(jar) for jar in ensure_kafka_jars()]
+    javac = shutil.which("javac", path=f"{find_java().parent}{os.pathsep}{os.environ['PATH']}")
+    assert javac is not None, "no javac here: run scripts/need.sh jdk"
+
+    def compile_all(work: Path) -> None:
+        path = os.pathsep.join(jars)
+        _run(
+            work,
+            javac,
+            "--release",
+            "17",
+            "-nowarn",
+            "-cp",
+            path,
+            "-d",
+            str(work),
+            *map(str, sources),
+        )
+
+    made = _make("java", sources, compile_all)
+    return os.pathsep.join([str(made), *jars])
+
+
+@cache
+def build_go() -> Path:
+    """The Go program."""
+    sources = [path for path in sorted((HERE / "go").iterdir()) if path.is_file()]
+
+    def build(work: Path) -> None:
+        # Neither optimized nor with C: that takes longer to compile than it saves.
+        options = ["-gcflags=all=-N -l", "-ldflags=-s -w", "-o", str(work / "clients")]
+        _run(HERE / "go", find_go(), "build", *options, ".", CGO_ENABLED="0")
+
+    return _make("go", sources, build) / "clients"
+
+
+@cache
+def build_node() -> Path:
+    """The folder `node_modules` of the Node programs."""
+    locks = [HERE / "node" / name for name in ("package.json", "package-lock.json")]
+    npm = find("npm")
+
+    def install(work: Path) -> None:
+        for lock in locks:
+            shutil.copy(lock, work)
+        _run(work, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+
+    return _make("node", locks, install) / "node_modules"
+
+
+def find_go() -> str:
+    """A `go` that is new enough for the module: the PATH's, else the one that need.sh unpacked."""
+    wanted = re.search(r"^go (\d+)\.(\d+)", (HERE / "go" / "go.mod").read_text(), re.MULTILINE)
+    assert wanted is not None
+    for place in (shutil.which("go"), _TOOLS / "go" / "bin" / "go"):
+        if place is not None and Path(place).exists():
+            says = subprocess.run([place, "version"], capture_output=True, text=True, check=True)
+            found = re.search(r"go(\d+)\.(\d+)", says.stdout)
+            if found and tuple(map(int, found.groups())) >= tuple(map(int, wanted.groups())):
+                return str(place)
+    raise AssertionError(f"no Go {wanted[1]}.{wanted[2]} here: run scripts/need.sh go")
+
+
+def find(program: str) -> str:
+    """A program of Node."""
+    found = shutil.which(program)
+    assert found is not None, f"no {program} here: run scripts/need.sh node"
+    return found
+
+
+def _make(language: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(f"{source.name} {source.stat().st_size}\n".encode() + source.read_bytes())
+    folder = cache_dir() / "clients"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"{language}-{digest.hexdigest()[:12]}"
+    make_once(made, make)
+    return made
+
+
+def _run(folder: Path, *command: str, **environment: str) -> None:
+    known = {**os.environ, **environment}
+    done = subprocess.run(
+        command, cwd=folder, env=known, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"

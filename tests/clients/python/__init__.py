@@ -1,0 +1,1 @@
+"""Python programs of the zoo."""
