@@ -131,6 +131,11 @@ bench-delivery: $(SETUP) ## Measure outbox, look-back and idempotent consumer
 bench-watch: $(SETUP) ## Measure sampling and scraping of many groups
 	$(PYTHON) -m benchmarks.watch $(ARGS)
 
+.PHONY: live-loss
+live-loss: $(SETUP) ## Measure what is told of groups that lose all the time, in half an hour
+	@scripts/need.sh jdk maven go node
+	$(PYTHON) -m benchmarks.live_loss $(ARGS)
+
 .PHONY: bench-watch-memory
 bench-watch-memory: $(SETUP) ## Measure whether the watcher's memory levels off, in a quarter of an hour
 	$(PYTHON) -m benchmarks.watch_memory $(ARGS)

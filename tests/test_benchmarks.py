@@ -13,7 +13,16 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from benchmarks.harness import Benchmark
 
 SPARK = ("audit_sequence", "offload", "rebuild")
-PLAIN = ("delivery", "first_minute", "forensics", "relay", "sequenced", "watch", "watch_memory")
+PLAIN = (
+    "delivery",
+    "first_minute",
+    "forensics",
+    "live_loss",
+    "relay",
+    "sequenced",
+    "watch",
+    "watch_memory",
+)
 
 
 def run(name: str, output: Path, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,11 @@ class Watch(Section):
     interval: Duration = Field(
         default=timedelta(seconds=30), description="Time between two samples."
     )
+    commit_log: bool = Field(
+        default=True,
+        description="Whether the topic `__consumer_offsets` is read for each commit of the streams' "
+        "groups; without it, or where the login may not, only what samples see is known.",
+    )
     window: Duration = Field(
         default=timedelta(minutes=10),
         description="How far back trends are judged: lag that never falls, commits that do not "

@@ -13,7 +13,7 @@ from backlogctl.kafka.clients import Connection
 from backlogctl.kafka.commit_log import CommitLog, LogCondition, LogState
 from backlogctl.kafka.commit_records import CommitRecord
 from backlogctl.monitoring.offsets.gaps import Commits
-from backlogctl.monitoring.offsets.history import Commit
+from backlogctl.monitoring.offsets.history import SeenCommit
 from backlogctl.monitoring.offsets.sampler import StreamLike
 
 # A login that may not read the log is asked again so seldom.
@@ -29,7 +29,7 @@ class CommitFeed:
         self._since = utc_now()
         self._log = CommitLog(connection, {stream.group for stream in streams}, self._since)
         self._members: dict[str, bool | None] = {}
-        self._kept: defaultdict[tuple[str, str], dict[int, list[Commit]]] = defaultdict(dict)
+        self._kept: defaultdict[tuple[str, str], dict[int, list[SeenCommit]]] = defaultdict(dict)
         self._taken: dict[str, datetime] = {}
         self._ask_at = 0.0
 
@@ -73,7 +73,7 @@ class CommitFeed:
             commits = self._kept[record.group, record.topic].setdefault(record.partition, [])
             members = self._members.get(record.group, False)
             has_epoch = record.epoch is not None
-            commits.append(Commit(record.at, record.offset, members, has_epoch, is_record=True))
+            commits.append(SeenCommit(record.at, record.offset, members, has_epoch, is_record=True))
             del commits[:-MOST_KEPT]
         if any(one.condition is LogCondition.DENIED for one in self._log.state.values()):
             self._ask_at = time.monotonic() + ASK_AGAIN_SECONDS

@@ -15,8 +15,8 @@ from backlogctl.kafka.group_types import SHARE
 from backlogctl.monitoring.offsets.history import (
     READERS_MOVES,
     SIMPLE,
-    Commit,
     PartitionMarks,
+    SeenCommit,
     StreamHistory,
     is_memberless,
     is_missing,
@@ -27,7 +27,7 @@ from backlogctl.values import Cause, Certainty, Gap, GapState, PartitionSample, 
 REST_UNTIL = 3
 LEAST_REST = timedelta(minutes=10)
 
-Commits = Mapping[int, Sequence[Commit]]
+Commits = Mapping[int, Sequence[SeenCommit]]
 """By partition the commits since the last sample, oldest first, as the commit log has them."""
 
 
@@ -144,13 +144,13 @@ def make_history(samples: Iterable[Sample]) -> StreamHistory:
 
 
 def _list_steps(
-    past: StreamHistory, current: Sample, part: PartitionSample, known: Sequence[Commit] | None
-) -> list[Commit]:
+    past: StreamHistory, current: Sample, part: PartitionSample, known: Sequence[SeenCommit] | None
+) -> list[SeenCommit]:
     """The commits up to the one that the sample saw; it may be ahead of the log, or behind it."""
     assert part.committed is not None
     # One that came since the group was last seen with members may be theirs.
     members = not (is_memberless(current) and past.memberless)
-    seen = Commit(current.taken_at, part.committed, members, part.committed_epoch is not None)
+    seen = SeenCommit(current.taken_at, part.committed, members, part.committed_epoch is not None)
     steps = list(known or ())
     while steps and steps[-1].offset != part.committed:
         steps.pop()
@@ -161,7 +161,7 @@ def _follow(
     marks: PartitionMarks | None,
     current: Sample,
     part: PartitionSample,
-    steps: Sequence[Commit],
+    steps: Sequence[SeenCommit],
     outside: bool,
 ) -> tuple[PartitionMarks, list[Gap | OffsetFinding], bool]:
     """One partition's commits, one after the other, and what they show to be lost."""
@@ -198,7 +198,7 @@ def _follow(
 
 
 def _stand(
-    marks: PartitionMarks, before: PartitionMarks, commit: Commit, part: PartitionSample
+    marks: PartitionMarks, before: PartitionMarks, commit: SeenCommit, part: PartitionSample
 ) -> PartitionMarks:
     """Where the group stands after a commit."""
     offset = commit.offset
@@ -241,7 +241,7 @@ def _has_read_on(
 
 
 def _judge_jump(
-    current: Sample, part: PartitionSample, old: PartitionMarks, commit: Commit
+    current: Sample, part: PartitionSample, old: PartitionMarks, commit: SeenCommit
 ) -> Iterator[Gap]:
     """A forward move while nobody was in the group: an operator's, or of a reader that never
     joins. Which of the two, later moves tell."""

@@ -34,7 +34,7 @@ DECIDING = timedelta(seconds=20)
 MOST_PASSED = 64
 
 
-class Commit(NamedTuple):
+class SeenCommit(NamedTuple):
     """One commit on a partition: a record of the commit log, or what a sample saw.
 
     Attributes:
@@ -133,7 +133,7 @@ class Passed(NamedTuple):
         return round(min(max(self.offsets - read, 0), self.offsets))
 
 
-class Span(NamedTuple):
+class ReadingSpan(NamedTuple):
     """Commits that are measured together, from one of them on; `is_read`: nothing they went past
     had expired."""
 
@@ -168,7 +168,7 @@ class PartitionMarks:
     moved_at: datetime | None = None
     ends: tuple[tuple[datetime, int], ...] = ()
     pace: Pace = field(default_factory=Pace)
-    span: Span | None = None
+    span: ReadingSpan | None = None
     passed: tuple[Passed, ...] = ()
     usual: float = 0.0
     budget: float = 0.0
@@ -177,7 +177,7 @@ class PartitionMarks:
     passed_by: int | None = None
     rests: timedelta = timedelta(0)
 
-    def read_on(self, commit: Commit, low: int) -> PartitionMarks:
+    def read_on(self, commit: SeenCommit, low: int) -> PartitionMarks:
         """After a commit by which a reader went forward.
 
         Args:
@@ -216,7 +216,7 @@ class PartitionMarks:
             return False
         return self.owing > DECIDING_MOVES or now - self.passed[-1].at > DECIDING
 
-    def _find_hole(self, commit: Commit, low: int) -> Passed | None:
+    def _find_hole(self, commit: SeenCommit, low: int) -> Passed | None:
         start, end = max(self.highest, self.committed), min(low, commit.offset)
         return Passed(start, end, commit.offset, end - start, commit.at) if start < end else None
 
@@ -226,22 +226,22 @@ class PartitionMarks:
         old = [number for number, (then, _) in enumerate(ends) if at - then >= KEEPS_UP]
         return replace(self, ends=ends[old[-1] if old else 0 :])
 
-    def _is_behind(self, commit: Commit) -> bool:
+    def _is_behind(self, commit: SeenCommit) -> bool:
         """Whether there was more to read for long: else what expires is what it has just read."""
         ends = [end for at, end in self.ends if commit.at - at >= KEEPS_UP]
         return bool(ends) and commit.offset < ends[-1]
 
-    def _measure(self, commit: Commit, low: int) -> tuple[Pace, Span | None]:
+    def _measure(self, commit: SeenCommit, low: int) -> tuple[Pace, ReadingSpan | None]:
         if not self._is_behind(commit):
             return self.pace, None
-        span = self.span or Span(self.committed, self.at)
+        span = self.span or ReadingSpan(self.committed, self.at)
         is_read = span.is_read and low <= self.committed
         took = commit.at - span.since
         if took < SPAN:
             return self.pace, span._replace(is_read=is_read)
         return (
             self.pace.add(commit.offset - span.start, took, is_read=is_read),
-            Span(commit.offset, commit.at),
+            ReadingSpan(commit.offset, commit.at),
         )
 
 

@@ -300,7 +300,8 @@ class _StreamWatcher:
             bookmarker=self._bookmarker,
             feed=feed,
         )
-        self._outages.note(f"commit log of cluster {stream.cluster}", feed.problem)
+        if feed is not None:
+            self._outages.note(f"commit log of cluster {stream.cluster}", feed.problem)
         self._pasts[stream.name] = seen.history
         return seen
 
@@ -310,7 +311,9 @@ class _StreamWatcher:
             self._admins[stream.cluster] = connect(properties)
         return self._admins[stream.cluster]
 
-    def _follow(self, cluster: str) -> CommitFeed:
+    def _follow(self, cluster: str) -> CommitFeed | None:
+        if not self._config.watch.commit_log:
+            return None
         if cluster not in self._feeds:
             streams = [one for one in self._config.streams.values() if one.cluster == cluster]
             properties = self._config.clusters[cluster].client_properties()

@@ -18,7 +18,7 @@ from backlogctl.monitoring.offsets.gaps import (
     make_history,
 )
 from backlogctl.monitoring.offsets.history import (
-    Commit,
+    SeenCommit,
     StreamHistory,
     raise_marks,
 )
@@ -106,7 +106,7 @@ def test_a_commit_that_goes_on_without_members_is_a_readers() -> None:
     assert [len(one.gaps) for one in told] == [1, 1, 0]
     assert [one.reads_outside for one in told] == [False, False, True]
     # The commit log knows that it joined; an epoch is of a reader, too.
-    log = {0: [Commit(START, 1000, True), Commit(START + timedelta(hours=1), 2000, True)]}
+    log = {0: [SeenCommit(START, 1000, True), SeenCommit(START + timedelta(hours=1), 2000, True)]}
     assert not find_gaps(past[:1], sample(3600, 0, 2000, 9000), log).gaps
     assert not find_gaps(past[:1], sample(3600, 0, 2000, 9000, epoch=0)).gaps
 
@@ -257,7 +257,7 @@ class Model:
         self.position = self.fetched = self.committed = self.lost = 0
         self.rest = 0.0
         self.ends = [0]
-        self.log: list[Commit] = []
+        self.log: list[SeenCommit] = []
         self.random = Random(7)
 
     def pass_second(self, read: int | None = None) -> None:
@@ -275,7 +275,7 @@ class Model:
         if self.second % self.commits == 0:
             self.committed = self.position
             members = self.state == "stable"
-            self.log.append(Commit(self.now, self.position, members, False, is_record=True))
+            self.log.append(SeenCommit(self.now, self.position, members, False, is_record=True))
 
     def _fetch(self) -> bool:
         if self.position == self.fetched:

@@ -1,0 +1,209 @@
+"""What is told of groups that lose messages all the time, beside what their clients handled.
+
+`python -m benchmarks.live_loss [--minutes 30]`. 200 messages a second of 1 KB are written; each
+client of the zoo handles 60 a second, in a group of its own, and retention (by time on one topic,
+by size on another) takes the rest. Four watchers look on: with the commit log and by samples alone,
+each 30 s and each 5 s. What a client never handled below its last message is the truth.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from confluent_kafka import Producer
+from rich.table import Table
+
+from backlogctl.config import Config
+from backlogctl.formats import Say
+from backlogctl.kafka.admin import create_topic
+from backlogctl.ledger import open_ledger
+from backlogctl.monitoring.offsets.lag import count_lost
+from backlogctl.monitoring.verdict.status import GroupStatus
+from backlogctl.monitoring.watch.loop import watch_streams
+from backlogctl.values import Certainty
+from benchmarks.harness import Benchmark, Figures, open_world, tabulate
+from tests.clients.zoo import Client
+
+WRITTEN, READ, MESSAGE_BYTES = 200, 60, 1024
+CLIENTS = ("java-range", "java-map", "java-assign", "franz", "kafkajs", "librdkafka")
+# 3 minutes of messages, in segments of 5 s.
+KEPT_SECONDS, SEGMENT_BYTES = 180, 1024 * 1024
+RETENTION = {
+    "time": {"retention.ms": str(KEPT_SECONDS * 1000)},
+    "size": {
+        "retention.ms": "-1",
+        "retention.bytes": str(KEPT_SECONDS * WRITTEN * MESSAGE_BYTES),
+    },
+}
+WATCHERS = (("log", 30), ("log", 5), ("samples", 30), ("samples", 5))
+
+
+@dataclass
+class Watcher:
+    """One `watch`, and what it said over time: (second, verdict) of each stream."""
+
+    config: Config
+    ledger: str
+    interval: int
+    verdicts: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+
+    def run(self, stop: threading.Event) -> None:
+        began = time.monotonic()
+
+        def note(status: GroupStatus) -> None:
+            said = self.verdicts.setdefault(status.stream, [])
+            if not said or said[-1][1] != status.verdict:
+                said.append((round(time.monotonic() - began, 1), str(status.verdict)))
+
+        with open_ledger(self.ledger) as ledger:
+            watch_streams(
+                self.config, ledger, timedelta(seconds=self.interval), stop, on_status=note
+            )
+
+    def count(self, stream: str) -> Figures:
+        """What is on record at the newest sample: at most, likely, certain."""
+        with open_ledger(self.ledger) as ledger:
+            sample = ledger.samples.latest(stream)
+            assert sample is not None
+            gaps = ledger.gaps.list(stream)
+            (part,) = sample.partitions
+            now = count_lost(part, sample, gaps)
+        likely = [gap.count if gap.likely is None else gap.likely for gap in gaps]
+        bounded = [gap for gap in gaps if gap.certainty is not Certainty.POSSIBLE]
+        return {
+            "at_most": sum(gap.count or 0 for gap in gaps) + now.undecided,
+            "likely": sum(count or 0 for count in likely),
+            "certain": sum(gap.count or 0 for gap in bounded),
+            "undecided": now.undecided,
+            "changes": len(self.verdicts.get(stream, ())),
+        }
+
+
+def measure(options: Namespace, say: Say) -> Figures:
+    clients = CLIENTS[: options.clients]
+    with open_world() as (broker, folder), ExitStack() as stack:
+        bootstrap = broker.bootstrap
+        topics = {by: f"loss-{by}" for by in RETENTION}
+        for by, topic in topics.items():
+            settings = {"segment.bytes": str(SEGMENT_BYTES), **RETENTION[by]}
+            create_topic(broker.properties, topic, partitions=1, config=settings)
+        stack.enter_context(write(bootstrap, list(topics.values())))
+        running = {}
+        for by, topic in topics.items():
+            for kind in clients:
+                name = f"{kind}-{by}"
+                client = Client(
+                    *(kind, bootstrap, topic, name),
+                    record=folder / name,
+                    delay_ms=1000 // READ,
+                    commit_ms=5000,
+                )
+                running[name] = stack.enter_context(client)
+        watchers = {}
+        for by, interval in WATCHERS:
+            ledger = f"sqlite:///{folder}/{by}-{interval}.db"
+            config = configure(bootstrap, topics, clients, ledger, by == "log")
+            watchers[f"{by} {interval} s"] = Watcher(config, ledger, interval)
+        stop = threading.Event()
+        threads = [threading.Thread(target=one.run, args=(stop,)) for one in watchers.values()]
+        for thread in threads:
+            thread.start()
+        try:
+            for minute in range(options.minutes):
+                time.sleep(60)
+                say(f"{minute + 1} of {options.minutes} minutes")
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        truth = {name: count_unhandled(client) for name, client in running.items()}
+        told = {name: {who: one.count(name) for who, one in watchers.items()} for name in running}
+        verdicts = {
+            name: {who: one.verdicts.get(name, []) for who, one in watchers.items()}
+            for name in running
+        }
+    return {"truth": truth, "told": told, "verdicts": verdicts}
+
+
+def configure(
+    bootstrap: str, topics: Mapping[str, str], clients: Sequence[str], ledger: str, by_log: bool
+) -> Config:
+    return Config.model_validate(
+        {
+            "ledger": ledger,
+            "clusters": {"main": {"bootstrap.servers": bootstrap}},
+            "streams": {
+                f"{kind}-{way}": {"cluster": "main", "topic": topic, "group": f"{kind}-{way}"}
+                for way, topic in topics.items()
+                for kind in clients
+            },
+            "watch": {"commit_log": by_log},
+        }
+    )
+
+
+@contextmanager
+def write(bootstrap: str, topics: Sequence[str]) -> Iterator[None]:
+    """An even stream of messages while the block runs."""
+    stop = threading.Event()
+
+    def work() -> None:
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
+        began, sent = time.monotonic(), 0
+        while not stop.wait(0.02):
+            for number in range(sent, int((time.monotonic() - began) * WRITTEN)):
+                for topic in topics:
+                    producer.produce(topic, str(number).zfill(MESSAGE_BYTES).encode())
+                sent = number + 1
+            producer.poll(0)
+        producer.flush(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def count_unhandled(client: Client) -> Figures:
+    """Offsets below the last one handled that were never handled."""
+    handled = {offset for _, offset in client.handled()}
+    last = max(handled, default=-1)
+    return {"lost": last + 1 - len(handled), "of": last + 1}
+
+
+def draw(document: Figures) -> Iterable[Table]:
+    columns = {"truth": "lost", **{f"{by} {each} s": f"{by}, {each} s" for by, each in WATCHERS}}
+    rows = []
+    for name, truth in document["truth"].items():
+        cells = [f"{truth['lost']:,} of {truth['of']:,}"]
+        cells += [describe(document["told"][name][who], truth["lost"]) for who in [*columns][1:]]
+        rows.append([name, *cells])
+    yield tabulate("what was lost, and what was told: likely (at most), changes", columns, rows)
+
+
+def describe(told: dict[str, Any], lost: int) -> str:
+    share = f" {100 * (told['likely'] / lost - 1):+.1f} %" if lost else ""
+    return f"{told['likely']:,}{share}\n(≤ {told['at_most']:,}), {told['changes']}"
+
+
+BENCHMARK = Benchmark(
+    name="live_loss",
+    text=__doc__,
+    sizes={"minutes": 30, "clients": len(CLIENTS)},
+    smoke={"minutes": 1, "clients": 2},
+    measure=measure,
+    draw=draw,
+)
+
+if __name__ == "__main__":
+    BENCHMARK.main()
