@@ -23,7 +23,7 @@ from rich.table import Table
 from backlogctl.config import Config
 from backlogctl.formats import Say
 from backlogctl.kafka.admin import create_topic
-from backlogctl.ledger import open_ledger
+from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.monitoring.offsets.lag import count_lost
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.loop import watch_streams
@@ -50,7 +50,7 @@ class Watcher:
     """One `watch`, and what it said over time: (second, verdict) of each stream."""
 
     config: Config
-    ledger: str
+    ledger: Ledger
     interval: int
     verdicts: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
 
@@ -62,19 +62,16 @@ class Watcher:
             if not said or said[-1][1] != status.verdict:
                 said.append((round(time.monotonic() - began, 1), str(status.verdict)))
 
-        with open_ledger(self.ledger) as ledger:
-            watch_streams(
-                self.config, ledger, timedelta(seconds=self.interval), stop, on_status=note
-            )
+        every = timedelta(seconds=self.interval)
+        watch_streams(self.config, self.ledger, every, stop, on_status=note)
 
     def count(self, stream: str) -> Figures:
         """What is on record at the newest sample: at most, likely, certain."""
-        with open_ledger(self.ledger) as ledger:
-            sample = ledger.samples.latest(stream)
-            assert sample is not None
-            gaps = ledger.gaps.list(stream)
-            (part,) = sample.partitions
-            now = count_lost(part, sample, gaps)
+        sample = self.ledger.samples.latest(stream)
+        assert sample is not None
+        gaps = self.ledger.gaps.list(stream)
+        (part,) = sample.partitions
+        now = count_lost(part, sample, gaps)
         likely = [gap.count if gap.likely is None else gap.likely for gap in gaps]
         bounded = [gap for gap in gaps if gap.certainty is not Certainty.POSSIBLE]
         return {
@@ -110,7 +107,8 @@ def measure(options: Namespace, say: Say) -> Figures:
         for by, interval in WATCHERS:
             ledger = f"sqlite:///{folder}/{by}-{interval}.db"
             config = configure(bootstrap, topics, clients, ledger, by == "log")
-            watchers[f"{by} {interval} s"] = Watcher(config, ledger, interval)
+            opened = stack.enter_context(open_ledger(ledger))
+            watchers[f"{by} {interval} s"] = Watcher(config, opened, interval)
         stop = threading.Event()
         threads = [threading.Thread(target=one.run, args=(stop,)) for one in watchers.values()]
         for thread in threads:

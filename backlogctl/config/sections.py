@@ -186,8 +186,8 @@ class Watch(Section):
     )
     commit_log: bool = Field(
         default=True,
-        description="Whether the topic `__consumer_offsets` is read for each commit of the streams' "
-        "groups; without it, or where the login may not, only what samples see is known.",
+        description="Whether the topic `__consumer_offsets` is read for each commit of the "
+        "streams' groups; without it, or where the login may not, only what samples see is known.",
     )
     window: Duration = Field(
         default=timedelta(minutes=10),

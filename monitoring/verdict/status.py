@@ -85,6 +85,7 @@ def make_unseen(what: What, reason: BacklogError | str, subject: str) -> Unseen:
 
 
 LossBy = Literal["time", "size"]
+KnownBy = Literal["the commit log", "samples"]
 # A lag that is written and read again in so many seconds is the rhythm of commits and fetches.
 KEEPS_UP_SECONDS = 30.0
 
@@ -168,6 +169,7 @@ class GroupStatus:
         group_state: Kafka's, in lower case; "" where unknown.
         sentence: the verdict in words: what, how bad, how long.
         course: the worst of the partitions' courses: the verdict without what is lost already.
+        known_by: whether each commit was seen, or only where samples saw the group stand.
         next_commands: what to type next, the best first.
         unseen: what could not be read of it: the figures that need it are unknown, not zero.
         consumers_to_win: how many consumers as fast as today's would lose nothing.
@@ -194,6 +196,7 @@ class GroupStatus:
     likely: int | None = None
     undecided: int = 0
     possible: int = 0
+    known_by: KnownBy = "samples"
     consumers_to_win: int | None = None
     retention: Retention = UNLIMITED
     course: Verdict = Verdict.OK

@@ -342,8 +342,7 @@ def look_at_stream(
     seen = observe_stream(ledger, stream, connection, limit, history=history)
     status = assess_now(
         *(ledger, stream, properties, watch, seen.sample, limit, connection),
-        unmarked=seen.unmarked,
-        undecided=seen.undecided,
+        seen=seen,
     )
     return StreamLook(seen, status)
 
@@ -359,8 +358,7 @@ def assess_now(
     history: Sequence[Sample] | None = None,
     empty_tails: dict[int, tuple[int, int]] | None = None,
     *,
-    unmarked: BacklogError | None = None,
-    undecided: Mapping[int, int] | None = None,
+    seen: Observation | None = None,
 ) -> GroupStatus:
     """The status at a sample that was just taken, with what only the brokers know.
 
@@ -368,8 +366,7 @@ def assess_now(
         history: the stream's samples; None reads the ledger.
         empty_tails: by partition, the last range that was read and held no data; those that are
             found are added.
-        unmarked: why the sample's commits could not be bookmarked.
-        undecided: by partition, what is gone and may have been read.
+        seen: what else was seen with the sample.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
@@ -378,8 +375,8 @@ def assess_now(
         history = read_timeline(ledger, stream)
     gaps = ledger.gaps.list(stream=stream.name)
     unseen: list[Unseen] = []
-    if unmarked is not None:
-        unseen.append(Unseen("bookmarks", unmarked))
+    if seen is not None and seen.unmarked is not None:
+        unseen.append(Unseen("bookmarks", seen.unmarked))
     config = _read_settings(admin, stream.topic, limit, unseen)
     if config is not None:
         record_hold_state(ledger, sample, config)
@@ -409,13 +406,16 @@ def assess_now(
             oldest=_read_oldest(properties, stream.topic, starts, around.retention, limit, unseen),
             sizes=_read_sizes(properties, stream.topic, starts, around.retention, limit, unseen),
         ),
-        undecided=undecided,
+        undecided=None if seen is None else seen.undecided,
         window=watch.window,
         horizon=watch.horizon,
     )
-    return with_stopped_warning(
-        ledger, with_archived_note(replace(status, unseen=tuple(unseen)), gaps)
-    )
+    status = replace(status, unseen=tuple(unseen))
+    if seen is not None and seen.by_log:
+        status = replace(status, known_by="the commit log")
+    if status.lost or status.undecided or status.possible:
+        status = replace(status, sentence=f"{status.sentence} (known by {status.known_by})")
+    return with_stopped_warning(ledger, with_archived_note(status, gaps))
 
 
 def judge_stored(

@@ -355,8 +355,7 @@ class _StreamWatcher:
             *(self._ledger, stream, properties, judging, sample, limit, self._connect(stream)),
             history,
             tails,
-            unmarked=seen.unmarked,
-            undecided=seen.undecided,
+            seen=seen,
         )
         blind = {one.what: one.error for one in status.unseen}
         for what in STREAM_WHATS:
