@@ -22,13 +22,13 @@ from rich.table import Table
 
 from backlogctl.config import Config
 from backlogctl.formats import Say
-from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.admin import alter_topic_config, create_topic
 from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.monitoring.offsets.lag import count_lost
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.values import Certainty
-from benchmarks.harness import Benchmark, Figures, open_world, tabulate
+from benchmarks.harness import KEEP, Benchmark, Figures, open_world, tabulate
 from tests.clients.zoo import Client
 
 WRITTEN, READ, MESSAGE_BYTES = 200, 60, 1024
@@ -117,6 +117,10 @@ def measure(options: Namespace, say: Say) -> Figures:
             for minute in range(options.minutes):
                 time.sleep(60)
                 say(f"{minute + 1} of {options.minutes} minutes")
+            # The losses end, so that the last of them is decided.
+            for topic in topics.values():
+                alter_topic_config(broker.properties, topic, dict.fromkeys(KEEP, "-1"))
+            time.sleep(options.rest)
         finally:
             stop.set()
             for thread in threads:
@@ -197,8 +201,8 @@ def describe(told: dict[str, Any], lost: int) -> str:
 BENCHMARK = Benchmark(
     name="live_loss",
     text=__doc__,
-    sizes={"minutes": 30, "clients": len(CLIENTS)},
-    smoke={"minutes": 1, "clients": 2},
+    sizes={"minutes": 30, "clients": len(CLIENTS), "rest": 90},
+    smoke={"minutes": 1, "clients": 2, "rest": 1},
     measure=measure,
     draw=draw,
 )

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     KafkaException,
@@ -90,8 +91,13 @@ def read_commits(
     partitions: Iterable[int],
     deadline: Deadline | None = None,
     require_stable: bool = False,
+    log_starts: Mapping[int, int] | None = None,
 ) -> dict[int, Commit | None]:
     """The group's commits; None where it has none (Kafka's -1001).
+
+    Args:
+        log_starts: stand for the -2 that KafkaJS commits when it goes on at the log start; without
+            them that is no commit.
 
     Raises:
         ClusterUnreachable, KafkaFailure: for any partition.
@@ -113,7 +119,7 @@ def read_commits(
             raise admin.translate(error, subject, doing, limit.seconds) from error
         finally:
             reader.poll(0)  # delivers its log lines
-        return check_commits(admin, answer, subject, doing)
+        return check_commits(admin, answer, subject, doing, log_starts or {})
 
     return retry_transient(admin, limit, call)
 
@@ -294,7 +300,11 @@ def list_consumer_groups(admin: Admin, subject: str, doing: str, limit: Deadline
 
 
 def check_commits(
-    admin: Admin, items: Sequence[TopicPartition] | None, subject: str, doing: str
+    admin: Admin,
+    items: Sequence[TopicPartition] | None,
+    subject: str,
+    doing: str,
+    log_starts: Mapping[int, int] | None = None,
 ) -> dict[int, Commit | None]:
     """An answer's commits by partition; None where there is none.
 
@@ -307,7 +317,12 @@ def check_commits(
             raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
         epoch = cast(int | None, item.leader_epoch)  # the stub says int; it is None too
         known = None if epoch is None or epoch < 0 else epoch
-        commits[item.partition] = None if item.offset < 0 else Commit(item.offset, known)
+        offset: int | None = item.offset
+        if item.offset == OFFSET_BEGINNING:
+            offset = (log_starts or {}).get(item.partition)
+        if offset is not None and offset < 0:
+            offset = None
+        commits[item.partition] = None if offset is None else Commit(offset, known)
     return commits
 
 

@@ -68,8 +68,8 @@ class CommitFeed:
             if not isinstance(record, CommitRecord):
                 self._members[record.group] = None if record.members is None else record.members > 0
                 continue
-            if record.offset is None:
-                continue  # what is gone, the sample shows
+            if record.offset is None or record.offset < 0:
+                continue  # gone, which the sample shows; or KafkaJS goes on where the log starts
             commits = self._kept[record.group, record.topic].setdefault(record.partition, [])
             members = self._members.get(record.group, False)
             has_epoch = record.epoch is not None

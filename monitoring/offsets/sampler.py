@@ -72,7 +72,7 @@ def take_sample(
         # 2. The log starts.
         low = list_offsets(admin, topic, partitions, "earliest", deadline=limit)
         # 3. The commits, the last stable ones.
-        commits = read_commits(admin, group, topic, partitions, limit)
+        commits = read_commits(admin, group, topic, partitions, limit, log_starts=low)
         # The sample's time: before the ends are read, so an offset at `high` or above is younger.
         taken_at, started = utc_now() + skew, time.monotonic()
         # 4. The last stable offsets.

@@ -357,7 +357,11 @@ def test_the_watch_says_once_that_it_may_not_read(tmp_path: Path) -> None:
         deny(guarded, ResourceType.GROUP, "backlogctl-reader", AclOperation.READ)
         stream = RebuiltStub("orders", "service")
         cluster = SimpleNamespace(client_properties=lambda: properties)
-        config = SimpleNamespace(clusters={"main": cluster}, streams={"orders": stream})
+        config = SimpleNamespace(
+            clusters={"main": cluster},
+            streams={"orders": stream},
+            watch=SimpleNamespace(commit_log=True),
+        )
         told: list[tuple[str, BacklogError | None]] = []
         seen: list[object] = []
         stop = threading.Event()

@@ -106,7 +106,11 @@ def test_who_may_see_all_is_told_nothing(secured: SecuredKafka, ledger: Ledger) 
 def test_the_watch_says_it_once_and_is_degraded(secured: SecuredKafka, ledger: Ledger) -> None:
     properties = secured.add_user("watcher", LITTLE)
     cluster = SimpleNamespace(client_properties=lambda: properties)
-    config: Any = SimpleNamespace(clusters={"main": cluster}, streams={"orders": STREAM})
+    config: Any = SimpleNamespace(
+        clusters={"main": cluster},
+        streams={"orders": STREAM},
+        watch=SimpleNamespace(commit_log=True),
+    )
     board = Board()
     told: list[tuple[str, BacklogError | None]] = []
     stop = threading.Event()

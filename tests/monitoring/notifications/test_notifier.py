@@ -251,7 +251,11 @@ def watch(
 ) -> Iterator[list[float]]:
     """Yields when each look was made."""
     cluster = SimpleNamespace(client_properties=lambda: properties)
-    config: Any = SimpleNamespace(clusters={"main": cluster}, streams={stream.name: stream})
+    config: Any = SimpleNamespace(
+        clusters={"main": cluster},
+        streams={stream.name: stream},
+        watch=SimpleNamespace(commit_log=True),
+    )
     looks: list[float] = []
     stop = threading.Event()
 

@@ -1,0 +1,128 @@
+"""What is said of groups of real clients, beside what they handled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.offsets.commits import CommitFeed
+from backlogctl.monitoring.offsets.history import StreamHistory
+from backlogctl.monitoring.offsets.observation import Observation, observe_stream
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Cause, Certainty, Gap
+from tests.clients.zoo import KINDS, Client
+from tests.conftest import MakeTopic
+from tests.kit.kafka import StreamStub, move_log_start, properties_of, publish
+
+# Its commits have no epoch, and it is a member only while it runs.
+JOBS = ("java-map", "franz", "sarama")
+# They commit what they have handled, as often as they are told to.
+READERS = ("java-range", "java-map", "java-assign", "java-kip848", "franz", "kafkajs", "librdkafka")
+PER_SECOND = 50
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
+        yield opened
+
+
+class Watched:
+    """One stream, by the commit log or by samples alone."""
+
+    def __init__(self, ledger: Ledger, stream: StreamStub, kafka: EmbeddedKafka, by_log: bool):
+        self.ledger, self.stream = ledger, stream
+        self.properties = properties_of(kafka.bootstrap)
+        self.feed = CommitFeed(self.properties, [stream]) if by_log else None
+        self.history: StreamHistory | None = None
+
+    def look(self) -> Observation:
+        seen = observe_stream(
+            *(self.ledger, self.stream, self.properties),
+            history=self.history,
+            settle=False,
+            feed=self.feed,
+        )
+        self.history = seen.history
+        return seen
+
+    def list_gaps(self) -> tuple[Gap, ...]:
+        """Those with a range."""
+        return tuple(gap for gap in self.ledger.gaps.list(self.stream.name) if gap.end is not None)
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_fault_88_a_job_that_comes_by_has_skipped_nothing(
+    kind: str, kafka: EmbeddedKafka, topic: MakeTopic, group: str, ledger: Ledger, tmp_path: Path
+) -> None:
+    name = topic(partitions=1)
+    by_log = Watched(ledger, StreamStub(name, group, name=f"{group}-log"), kafka, by_log=True)
+    by_samples = Watched(ledger, StreamStub(name, group, name=f"{group}-samples"), kafka, False)
+    for visit in range(4):
+        publish(by_log.properties, name, {0: 1000})
+        job = Client(kind, kafka.bootstrap, name, group, record=tmp_path / str(visit), once=True)
+        with job:
+            job.wait()
+        assert len(set(job.handled())) == 1000
+        assert by_log.look().by_log is (visit > 0)
+        by_samples.look()
+        assert by_log.list_gaps() == ()
+        # By samples nobody knows who that was, until it goes on.
+        possible = {gap.certainty for gap in by_samples.list_gaps()}
+        assert possible <= {Certainty.POSSIBLE}
+    assert all(gap.state == "waived" for gap in by_samples.list_gaps())
+
+
+@pytest.mark.timeout(300)
+def test_fault_89_what_live_clients_lost_is_told_by_the_commit_log(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, ledger: Ledger, tmp_path: Path
+) -> None:
+    """All read one topic, each in a group of its own; retention jumps ahead of them three times."""
+    name = topic(partitions=1)
+    publish(properties_of(kafka.bootstrap), name, {0: 60_000})
+    with ExitStack() as stack:
+        clients, watched = {}, {}
+        for kind in READERS:
+            of = f"{group}-{kind}"
+            clients[kind] = stack.enter_context(
+                Client(
+                    *(kind, kafka.bootstrap, name, of),
+                    record=tmp_path / kind,
+                    delay_ms=1000 // PER_SECOND,
+                    commit_ms=2000,
+                )
+            )
+            watched[kind] = Watched(ledger, StreamStub(name, of, name=of), kafka, by_log=True)
+        for client in clients.values():
+            client.await_handled(100)
+        began, jumps = time.monotonic(), [15_000, 30_000, 45_000]
+        while time.monotonic() < began + 100:
+            for one in watched.values():
+                one.look()
+            if jumps and time.monotonic() > began + 50 + 12 * (3 - len(jumps)):
+                move_log_start(properties_of(kafka.bootstrap), name, {0: jumps.pop(0)})
+        for client in clients.values():
+            client.kill()
+        told = {kind: one.look() for kind, one in watched.items()}
+    for kind, client in clients.items():
+        handled = {offset for _, offset in client.handled()}
+        lost = set(range(max(handled))) - handled
+        gaps = [gap for gap in watched[kind].list_gaps() if gap.cause is Cause.EXPIRED]
+        covered = {at for gap in gaps for at in range(gap.start or 0, gap.end or 0)}
+        undecided = sum(told[kind].undecided.values())
+        likely = sum((gap.count or 0) if gap.likely is None else gap.likely for gap in gaps)
+        print(f"{kind}: lost {len(lost):,}, likely {likely:,}, undecided {undecided:,}")
+        for gap in gaps:
+            print("   ", gap.certainty, gap.start, gap.end, gap.likely, gap.reason)
+        assert len(lost - covered) <= undecided, kind
+        assert likely <= 1.05 * len(lost) + PER_SECOND * 5, kind
+        assert likely + undecided >= 0.95 * len(lost), kind
+
+
+def test_every_kind_is_known() -> None:
+    assert {*JOBS, *READERS} <= KINDS.keys()
