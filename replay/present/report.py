@@ -33,6 +33,7 @@ _CAUSES = {
 _CERTAINTIES = {
     "exact": "exact offsets",
     "bounded": "at most this range",
+    "possible": "at most this range, perhaps nothing of it",
     "reported": "reported; its range is not known",
 }
 

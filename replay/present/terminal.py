@@ -207,7 +207,7 @@ def _draw_gaps_of(gaps: Sequence[Document]) -> Table:
                 str(gap["id"]),
                 str(gap["partition"]),
                 _say_offsets(gap),
-                "unknown" if gap["count"] is None else f"≤ {format_count(gap['count'])}",
+                _say_count(gap),
                 _say_cause(gap),
                 style_word(str(gap["state"])),
             )
@@ -222,6 +222,13 @@ def _say_offsets(gap: Document) -> str:
     if gap["count"] is None:
         return "unknown"
     return f"{gap['start']:,}–{gap['end'] - 1:,}"
+
+
+def _say_count(gap: Document) -> str:
+    if gap["count"] is None:
+        return "unknown"
+    about = "" if gap["likely"] is None else f", about {format_count(gap['likely'])}"
+    return f"≤ {format_count(gap['count'])}{about}"
 
 
 def _say_cause(gap: Document) -> str:
