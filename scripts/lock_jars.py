@@ -1,4 +1,7 @@
-"""Writes the lists of Java libraries to fetch, by PySpark's Ivy: `python -m scripts.lock_jars`."""
+"""Writes the lists of Java libraries to fetch, by PySpark's Ivy:
+
+python -m scripts.lock_jars [LIST...]
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,52 @@ _SDK = (
     "identity-spi json-utils metrics-spi netty-nio-client profiles protocol-core regions s3 "
     "s3-transfer-manager sdk-core sts third-party-jackson-core utils"
 )
+# Of Flink what a MiniCluster needs that reads Kafka: all of it would be 90 MB.
+_FLINK = (
+    "annotations clients connector-base connector-datagen core core-api datastream datastream-api "
+    "metrics-core queryable-state-client-java rpc-akka-loader rpc-core runtime streaming-java"
+)
+_FLINK_SHADED = "asm-9:9.6 guava:33.4.0-jre jackson:2.18.2 netty:4.1.100.Final"
+_CONNECT = (
+    "connect-api connect-json connect-mirror connect-mirror-client connect-runtime "
+    "connect-transforms"
+)
+_SPRING = "aop beans context core expression messaging tx"
 LISTS = (
     Wanted("sandbox/kafka.jars", (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", _SLF4J), True),
     Wanted(
         "tests/kit/kafka-tools.jars",
         (f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}", _SLF4J),
         True,
+    ),
+    # Beside those of the broker. Spelled out: no web server of Connect's, no RocksDB of Streams's.
+    Wanted(
+        "tests/clients/java/clients.jars",
+        (
+            *(f"org.apache.kafka:{name}:{KAFKA_VERSION}" for name in _CONNECT.split()),
+            "com.fasterxml.jackson.module:jackson-module-blackbird:2.21.2",
+            "org.apache.maven:maven-artifact:3.9.15",
+            f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}",
+            "org.springframework.kafka:spring-kafka:4.1.2",
+            *(f"org.springframework:spring-{name}:7.0.10" for name in _SPRING.split()),
+            "io.micrometer:micrometer-commons:1.17.2",
+            "io.micrometer:micrometer-observation:1.17.2",
+            "org.apache.flink:flink-connector-kafka:5.0.0-2.2",
+            *(f"org.apache.flink:flink-{name}:2.2.0" for name in _FLINK.split()),
+            *(f"org.apache.flink:flink-shaded-{name}-20.0" for name in _FLINK_SHADED.split()),
+            "com.esotericsoftware:kryo:5.6.2",
+            "com.esotericsoftware:minlog:1.3.1",
+            "com.esotericsoftware:reflectasm:1.11.9",
+            "org.objenesis:objenesis:3.4",
+            "commons-cli:commons-cli:1.5.0",
+            "commons-io:commons-io:2.15.1",
+            "org.apache.commons:commons-compress:1.26.0",
+            "org.apache.commons:commons-lang3:3.18.0",
+            "org.apache.commons:commons-math3:3.6.1",
+            "org.apache.commons:commons-text:1.10.0",
+            "org.javassist:javassist:3.24.0-GA",
+            "org.snakeyaml:snakeyaml-engine:2.6",
+        ),
     ),
     # Spelled out: the rest of what the connector needs is in Spark's own jars, and a second Scala
     # library or Spark core on the class path breaks it.
@@ -97,5 +140,8 @@ def resolve(wanted: Wanted) -> str:
 
 
 if __name__ == "__main__":
+    asked = sys.argv[1:]
     for one in LISTS:
+        if asked and one.file not in asked:
+            continue
         Path(one.file).write_text(resolve(one))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from backlogctl.jars import cache_dir, find_java, make_once
+from backlogctl.jars import cache_dir, ensure_jars, find_java, make_once
 from backlogctl.sandbox.embedded import ensure_kafka_jars
 
 HERE = Path(__file__).parent
@@ -25,7 +25,9 @@ _TOOLS = HERE.parents[1] / ".tools"
 def build_java() -> str:
     """The class path of the Java programs."""
     sources = sorted((HERE / "java").glob("*.java"))
-    jars = [str(jar) for jar in ensure_kafka_jars()]
+    jars = [
+        str(jar) for jar in (*ensure_jars(HERE / "java" / "clients.jars"), *ensure_kafka_jars())
+    ]
     javac = shutil.which("javac", path=f"{find_java().parent}{os.pathsep}{os.environ['PATH']}")
     assert javac is not None, "no javac here: run scripts/need.sh jdk"
 

@@ -45,21 +45,19 @@ def test_reads_everything_and_commits_in_its_own_way(
     kafka: EmbeddedKafka, admin: Admin, full: str, group: str, tmp_path: Path, name: str
 ) -> None:
     kind = KINDS[name]
-    with Client(
-        name, kafka.bootstrap, full, group, record=tmp_path / "record", commit_ms=200
-    ) as client:
+    expected = {} if kind.epoch is None else dict.fromkeys(range(PARTITIONS), EACH)
+
+    def read_offsets() -> dict[int, int]:
+        return {partition: at.offset for partition, at in read_commits(admin, group).items()}
+
+    record = tmp_path / "record"
+    with Client(name, kafka.bootstrap, full, group, record=record, commit_ms=200) as client:
         client.await_handled(len(EVERY))
         members = admin.describe_consumer_groups([group])[group].result(30).members
-        assert bool(members) is kind.is_member
-
-        def reads_all() -> bool:
-            return {p: at.offset for p, at in read_commits(admin, group).items()} == dict.fromkeys(
-                range(PARTITIONS), EACH
-            )
-
-        wait_until(reads_all, what="it commits while it runs")
+        assert bool(members) is kind.has_members
+        wait_until(lambda: read_offsets() == expected, what="it commits while it runs")
         client.stop()
     assert sorted(client.handled()) == sorted(EVERY)
-    assert {at.leader_epoch is not None for at in read_commits(admin, group).values()} == {
-        kind.epoch
-    }
+    assert read_offsets() == expected
+    epochs = {at.leader_epoch is not None for at in read_commits(admin, group).values()}
+    assert epochs == ({kind.epoch} if expected else set())

@@ -32,10 +32,12 @@ class Kind:
     """A row of the table.
 
     Attributes:
-        program: a Java class, a mode of the Go program, a script.
+        library: as its registry names it.
+        program: a Java class, a script, a Python module.
+        mode: of the program.
         commits: in words, how its offsets come to the broker.
-        epoch: whether they come with the leader's epoch.
-        is_member: whether the group has members while it runs.
+        epoch: whether they come with the leader's epoch; None where none come.
+        has_members: whether the group has members while it runs.
     """
 
     language: str
@@ -43,29 +45,53 @@ class Kind:
     program: str
     mode: str
     commits: str
-    epoch: bool = True
-    is_member: bool = True
+    epoch: bool | None = True
+    has_members: bool = True
 
 
-_JAVA = "org.apache.kafka:kafka-clients"
+_CLIENTS, _SPRING = "kafka-clients", "spring-kafka"
+_ITSELF = "by itself, what the poll before gave"
 KINDS: Mapping[str, Kind] = {
-    "java-range": Kind("Java", _JAVA, "Plain", "range", "by itself, what the poll before gave"),
-    "java-cooperative": Kind(
-        "Java", _JAVA, "Plain", "cooperative", "by itself, what the poll before gave"
+    "java-range": Kind("Java", _CLIENTS, "Plain", "range", _ITSELF),
+    "java-cooperative": Kind("Java", _CLIENTS, "Plain", "cooperative", _ITSELF),
+    "java-map": Kind("Java", _CLIENTS, "Plain", "map", "commitSync(Map)", False),
+    "java-async": Kind(
+        "Java", _CLIENTS, "Plain", "async", "commitAsync(), at the end commitSync()"
     ),
-    "java-map": Kind("Java", _JAVA, "Plain", "map", "commitSync(Map)", epoch=False),
-    "java-async": Kind("Java", _JAVA, "Plain", "async", "commitAsync(), at the end commitSync()"),
-    "java-kip848": Kind("Java", _JAVA, "Plain", "consumer", "by itself, what the poll before gave"),
+    "java-kip848": Kind("Java", _CLIENTS, "Plain", "consumer", _ITSELF),
     "java-assign": Kind(
-        "Java", _JAVA, "Plain", "assign", "assign(), commitSync(Map)", epoch=False, is_member=False
+        "Java", _CLIENTS, "Plain", "assign", "assign(), commitSync(Map)", False, False
     ),
-    "franz": Kind("Go", "github.com/twmb/franz-go", "", "franz", "by itself"),
-    "sarama": Kind(
-        "Go", "github.com/IBM/sarama", "", "sarama", "by itself, what is marked", epoch=False
+    "spring-record": Kind("Java", _SPRING, "Listening", "record", "after each record", False),
+    "spring-batch": Kind("Java", _SPRING, "Listening", "batch", "after each poll", False),
+    "spring-manual": Kind("Java", _SPRING, "Listening", "manual", "acknowledge()", False),
+    "spring-retry": Kind("Java", _SPRING, "Listening", "retry", "after each poll", False),
+    "streams": Kind("Java", "kafka-streams", "Streaming", "", "at each commit interval"),
+    "connect-sink": Kind("Java", "connect-runtime", "Connecting", "sink", "at each flush", False),
+    "mirror-maker": Kind(
+        "Java", "connect-mirror", "Connecting", "mirror", "never: in Connect's offsets", None, False
     ),
-    "kafkajs": Kind("Node", "kafkajs", "kafkajs.js", "", "by itself", epoch=False),
+    # Where nothing arrives, its commit waits for the end of a fetch, which takes 10 s; the last
+    # ones before its end do not come at all.
+    "flink": Kind(
+        "Java",
+        "flink-connector-kafka",
+        "Checkpointing",
+        "",
+        "assigns; at checkpoints",
+        False,
+        False,
+    ),
+    "spark": Kind("Python", "pyspark", "spark", "", "never: in its checkpoint", None, False),
+    "franz": Kind("Go", "github.com/twmb/franz-go", "", "franz", _ITSELF),
+    "sarama": Kind("Go", "github.com/IBM/sarama", "", "sarama", "by itself, what is marked", False),
+    "kafkajs": Kind("Node", "kafkajs", "kafkajs.js", "", "by itself", False),
     "librdkafka": Kind("Python", "confluent-kafka", "librdkafka", "", "by itself"),
     "kafka-python": Kind("Python", "kafka-python", "kafka_python", "", "by itself"),
+}
+PRODUCERS: Mapping[str, Kind] = {
+    f"producer-{mode}": Kind("Java", _CLIENTS, "Producing", mode, "", None, False)
+    for mode in ("plain", "idempotent", "acks0", "micros", "commit", "abort", "open")
 }
 
 Place = tuple[int, int]  # partition, offset
@@ -79,8 +105,11 @@ class Client:
         delay_ms: how long each message takes.
         commit_ms: how long between two commits.
         once: a job: it reads up to where the end was at its start, commits and leaves.
-        settings: of the client, in the library's words (Java, librdkafka).
-        log: its stdout and stderr.
+        out: the topic into which Kafka Streams writes.
+        dlq: the topic for values that begin with `poison` (Streams, Connect).
+        count: how many messages a producer sends.
+        each: how many are in one transaction.
+        settings: of the client, in the library's words (Java, librdkafka, Spark's source).
     """
 
     def __init__(
@@ -88,15 +117,19 @@ class Client:
         kind: str,
         bootstrap: str,
         topic: str,
-        group: str,
+        group: str = "",
         *,
         record: Path,
         delay_ms: int = 0,
         commit_ms: int = 1000,
         once: bool = False,
+        out: str = "",
+        dlq: str = "",
+        count: int = 0,
+        each: int = 100,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self.kind = KINDS[kind]
+        self.kind = {**KINDS, **PRODUCERS}[kind]
         self.record = record
         self.log = record.with_name(f"{record.name}.{kind}.log")
         self._words = {
@@ -108,6 +141,11 @@ class Client:
             "delay_ms": str(delay_ms),
             "commit_ms": str(commit_ms),
             "once": str(int(once)),
+            "state": f"{record}.{kind}.state",
+            "out": out,
+            "dlq": dlq,
+            "count": str(count),
+            "each": str(each),
             **{f"set.{name}": value for name, value in (settings or {}).items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
@@ -137,7 +175,7 @@ class Client:
                 "-XX:TieredStopAtLevel=1",
                 "-XX:+UseSerialGC",
                 "-XX:-UsePerfData",
-                "-Xmx128m",
+                "-Xmx192m",
             ]
             logs = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
             return [str(find_java()), *options, logs, "-cp", build_java(), kind.program], {}
@@ -155,16 +193,17 @@ class Client:
         written = self.record.read_text() if self.record.exists() else ""
         return [line.split() for line in written.splitlines()]
 
-    def handled(self) -> list[Place]:
-        """What it handled, in that order."""
-        return [(int(partition), int(offset)) for partition, offset, *_ in self.lines()]
+    def handled(self, topic: str | None = None) -> list[Place]:
+        """What it handled of its topic, or of another one that it reads too, in that order."""
+        more = [] if topic is None else [topic]
+        return [(int(line[0]), int(line[1])) for line in self.lines() if line[2:] == more]
 
     @property
     def is_running(self) -> bool:
         """Whether its process is there."""
         return self._process is not None and self._process.poll() is None
 
-    def await_handled(self, count: int, seconds: float = 90.0) -> None:
+    def await_handled(self, count: int, seconds: float = 180.0) -> None:
         """Until it has handled so many different messages."""
 
         def is_done() -> bool:
@@ -178,11 +217,11 @@ class Client:
                 f"{error}; {len(set(self.handled()))} are; {self.log.read_text()}"
             ) from error
 
-    def wait(self, seconds: float = 90.0) -> None:
+    def wait(self, seconds: float = 180.0) -> None:
         """Until it has ended by itself, well."""
         self._reap(seconds, 0)
 
-    def stop(self, seconds: float = 90.0) -> None:
+    def stop(self, seconds: float = 180.0) -> None:
         """It ends as its service would at SIGTERM, and commits what such a client commits then."""
         os.kill(self.pid, signal.SIGTERM)
         self._reap(seconds, 0, _SIGTERM_CODE)

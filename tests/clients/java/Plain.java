@@ -37,7 +37,7 @@ public final class Plain {
         }
         consumer = new KafkaConsumer<>(
             settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
-        Words.awaitEnd(() -> {});
+        Words.hearEnd();
         start();
         while (!Words.ending && !(Words.is("once") && reachedEnd())) {
             for (ConsumerRecord<byte[], byte[]> message : consumer.poll(Duration.ofMillis(200))) {

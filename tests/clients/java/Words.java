@@ -40,7 +40,6 @@ final class Words {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", get("bootstrap"));
         settings.put("group.id", get("group"));
-        settings.put("client.id", get("mode"));
         settings.put("auto.offset.reset", "earliest");
         WORDS.forEach((name, value) -> {
             if (name.startsWith("set.")) {
@@ -48,6 +47,12 @@ final class Words {
             }
         });
         return settings;
+    }
+
+    static Map<String, Object> configs() {
+        Map<String, Object> configs = new HashMap<>();
+        settings().forEach((name, value) -> configs.put((String) name, value));
+        return configs;
     }
 
     /** A line; it is in the file when this returns. */
@@ -63,35 +68,53 @@ final class Words {
         }
     }
 
-    /** A message was handled: a line, then the pause, which is short once the program is to end. */
+    /** A message was handled: a line, then the pause. */
     static void handle(int partition, long offset, String... more) {
         note(partition, offset, more);
+        pause();
+    }
+
+    /** As long as a message takes; cut short once the program is to end. */
+    static void pause() {
         long until = System.nanoTime() + number("delay_ms") * 1_000_000;
         while (!ending && System.nanoTime() < until) {
             rest(Math.min(50, Math.max(1, (until - System.nanoTime()) / 1_000_000)));
         }
     }
 
-    static void rest(long milliseconds) {
-        try {
-            Thread.sleep(milliseconds);
-        } catch (InterruptedException error) {
-            Thread.currentThread().interrupt();
-            ending = true;
+    /** A handler fails for good at a value that begins so. */
+    static void refusePoison(Object value) {
+        if (String.valueOf(value).startsWith("poison")) {
+            throw new IllegalArgumentException("poison");
         }
     }
 
-    /** At SIGTERM the end is announced, and the process waits for this thread to do it. */
-    static void awaitEnd(Runnable announce) {
+    static void awaitEnd() {
+        hearEnd();
+        while (!ending) {
+            rest(50);
+        }
+    }
+
+    /** At SIGTERM `ending` is set, and the process waits until this thread has ended all. */
+    static void hearEnd() {
         Thread main = Thread.currentThread();
         Runtime.getRuntime().addShutdownHook(new Thread(() -> {
             ending = true;
-            announce.run();
             try {
                 main.join(60_000);
             } catch (InterruptedException error) {
                 Thread.currentThread().interrupt();
             }
         }));
+    }
+
+    private static void rest(long milliseconds) {
+        try {
+            Thread.sleep(milliseconds);
+        } catch (InterruptedException error) {
+            Thread.currentThread().interrupt();
+            ending = true;
+        }
     }
 }
