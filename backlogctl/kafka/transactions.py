@@ -57,7 +57,7 @@ class OpenTransaction:
         coordinator_epoch: of the last marker of its producer there; None where there is none.
         last_written: the newest time in its producer's batches there, as the producer set it.
         transactional_id: None where no coordinator names it to us.
-        started_at, timeout: as its coordinator has them.
+        started_at, timeout_seconds: as its coordinator has them.
         partitions: (topic, partition) of all that it wrote to, as far as we may describe them.
     """
 
@@ -71,17 +71,16 @@ class OpenTransaction:
     transactional_id: str | None = None
     fate: TransactionFate = TransactionFate.UNKNOWN
     started_at: datetime | None = None
-    timeout: timedelta | None = None
+    timeout_seconds: float | None = None
     partitions: tuple[tuple[str, int], ...] = ()
 
     @property
     def ends_by(self) -> datetime | None:
         """When its coordinator aborts it at the latest; None where it does not, or is unknown."""
-        if self.fate is not TransactionFate.ONGOING or None in (self.started_at, self.timeout):
+        is_ongoing = self.fate is TransactionFate.ONGOING
+        if not is_ongoing or self.started_at is None or self.timeout_seconds is None:
             return None
-        assert self.started_at is not None
-        assert self.timeout is not None
-        return self.started_at + self.timeout
+        return self.started_at + timedelta(seconds=self.timeout_seconds)
 
     @property
     def name(self) -> str:
@@ -406,7 +405,7 @@ def _add_coordinator(
         transactional_id=name,
         fate=fate,
         started_at=started if fate is not TransactionFate.HANGING else None,
-        timeout=timedelta(milliseconds=state.transaction_timeout_ms),
+        timeout_seconds=state.transaction_timeout_ms / 1000,
         partitions=places if fate is not TransactionFate.HANGING else (),
     )
 
@@ -426,9 +425,7 @@ async def _fence(client: RawClient, one: OpenTransaction) -> None:
         # The timeout becomes that of the id, until its producer begins anew.
         request = InitProducerIdRequest(
             transactional_id=one.transactional_id,
-            transaction_timeout_ms=int(
-                (one.timeout or timedelta(minutes=1)).total_seconds() * 1000
-            ),
+            transaction_timeout_ms=int((one.timeout_seconds or 60.0) * 1000),
             producer_id=-1,
             producer_epoch=-1,
             max_version=_INIT_VERSION,

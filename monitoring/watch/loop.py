@@ -335,6 +335,7 @@ class _StreamWatcher:
             history,
             tails,
             unmarked=seen.unmarked,
+            settle=False,
         )
         blind = {one.what: one.error for one in status.unseen}
         for what in STREAM_WHATS:
