@@ -110,11 +110,11 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
             return f"{place}: {behind}{_describe_retained(worst)}; too few samples to say more"
         case Verdict.BLOCKED:
             kept = _describe_retained(worst, "; retention reaches them")
-            return f"{place}: {_describe_held(worst)}{kept}{f'; {behind}' if worst.lag else ''}"
+            return f"{place}: {describe_held(worst)}{kept}{f'; {behind}' if worst.lag else ''}"
     return f"{place}: {behind}{loss}"
 
 
-def _describe_held(part: PartitionStatus) -> str:
+def describe_held(part: PartitionStatus) -> str:
     """`501 messages lie behind an open transaction since 2026-11-21 01:02:03Z (producer 7, epoch 0,
     partition 2), which its coordinator aborts by 01:17:03Z`."""
     held = part.held
@@ -146,7 +146,7 @@ def _add_held(sentence: str, parts: Sequence[PartitionStatus], verdict: Verdict)
     if not held:
         return sentence
     if verdict is not Verdict.BLOCKED:
-        sentence += f"; {_describe_held(held[0])}"
+        sentence += f"; {describe_held(held[0])}"
     if rest := held[1:]:
         many = format_plural(sum(map(_count_held, rest)), "message")
         sentence += f"; so do {many} on {format_plural(len(rest), 'more partition')}"
