@@ -78,6 +78,8 @@ _VERDICTS: dict[Verdict, str] = {
     Verdict.UNKNOWN: "The partition was written, and the group has no committed offset.",
     Verdict.WARN: "Unread in every sample of the window, and the lag grew and never fell; or "
     "a recovery has stopped the stream's own consumers.",
+    Verdict.BLOCKED: "Messages lie behind a transaction that has been open for too long: readers "
+    "of committed data do not get them.",
     Verdict.STALL: "The group has members and a lag, and its committed offset did not move in the "
     "window.",
     Verdict.STOP: "The group has no members, a lag, and no commit in the window.",

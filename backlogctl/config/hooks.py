@@ -18,6 +18,7 @@ Severity = Literal[
     "lagging",
     "unknown",
     "warn",
+    "blocked",
     "stall",
     "stop",
     "rewind",

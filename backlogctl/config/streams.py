@@ -396,8 +396,11 @@ class Stream(Section):
     cluster: Label = Field(description="A name under `clusters`.")
     topic: TopicName = Field(description="The topic.")
     group: GroupId = Field(description="The consumer group that must read it.")
-    isolation: Literal["read_committed", "read_uncommitted"] = Field(
-        default="read_committed", description="How the group reads."
+    isolation: Literal["read_committed", "read_uncommitted", "unknown"] = Field(
+        default="unknown",
+        description="How the group reads: its clients' `isolation.level`. Where it is unknown, lag "
+        "counts to the high watermark, and a commit at the last stable offset has read all that it "
+        "can.",
     )
     partitioner: Literal["murmur2", "crc32"] = Field(
         default="murmur2",

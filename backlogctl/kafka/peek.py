@@ -53,6 +53,8 @@ def peek_at(
     starts: Mapping[int, int],
     each: int,
     deadline: Deadline,
+    *,
+    isolation: str = "read_committed",
 ) -> dict[int, tuple[Peeked, ...]]:
     """At most `each` committed messages of each partition, from its offset on.
 
@@ -60,6 +62,8 @@ def peek_at(
 
     Args:
         connection: an admin client keeps its consumer for the next time.
+        isolation: `read_uncommitted` gives those of open and aborted transactions too; then
+            `connection` must be properties.
 
     Raises:
         ClusterUnreachable, KafkaFailure.
@@ -68,7 +72,7 @@ def peek_at(
         return {}
     subject = f"topic {topic}"
     try:
-        with _open_consumer(connection) as consumer:
+        with _open_consumer(connection, isolation) as consumer:
             places = [TopicPartition(topic, p, at) for p, at in sorted(starts.items())]
             assign_partitions(consumer, places, deadline.remaining(30.0))
             return _read(consumer, topic, starts, each, deadline)
@@ -108,7 +112,7 @@ def _read(
 
 
 @contextmanager
-def _open_consumer(connection: Connection) -> Iterator[Consumer]:
+def _open_consumer(connection: Connection, isolation: str) -> Iterator[Consumer]:
     if isinstance(connection, Admin):
         consumer = connection.keep_consumer(_SETTINGS)
         try:
@@ -118,7 +122,7 @@ def _open_consumer(connection: Connection) -> Iterator[Consumer]:
             consumer.resume(consumer.assignment())
             consumer.unassign()
         return
-    consumer = make_consumer(connection, _SETTINGS)
+    consumer = make_consumer(connection, {**_SETTINGS, "isolation.level": isolation})
     try:
         yield consumer
     finally:

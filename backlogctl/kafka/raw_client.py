@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
@@ -259,6 +259,11 @@ def read_leaders(client: RawClient, topic: str, limit: Deadline) -> dict[int, in
     Raises:
         Exception: kafka-python's own; see `raw_client.translate_error`.
     """
+    return client.run(lambda: ask_leaders(client, topic), limit)
+
+
+async def ask_leaders(client: RawClient, topic: str) -> dict[int, int]:
+    """The same within a coroutine."""
     from kafka.errors import for_code
     from kafka.protocol.metadata import MetadataRequest
 
@@ -268,24 +273,26 @@ def read_leaders(client: RawClient, topic: str, limit: Deadline) -> dict[int, in
         min_version=4,
         max_version=9,
     )
-    (found,) = client.run(lambda: client.send(request), limit).topics
+    (found,) = (await client.send(request)).topics
     if found.error_code:
         raise for_code(found.error_code)()
     return {one.partition_index: one.leader_id for one in found.partitions if one.leader_id >= 0}
 
 
-# Which broker coordinates which group, remembered until the broker says that it no longer does.
+# Which broker coordinates which group or transactional id, remembered until the broker says that it
+# no longer does.
 #
 # kafka-python 3.0 remembers that too, but never forgets it, and fails for all groups where one of
 # them may not be asked for.
 
 
 class Coordinators:
-    """The coordinators of one client's groups."""
+    """The coordinators of one client's groups; or, of kind TRANSACTION, of transactional ids."""
 
-    def __init__(self, client: RawClient) -> None:
+    def __init__(self, client: RawClient, kind: Literal["GROUP", "TRANSACTION"] = "GROUP") -> None:
         self._manager = client.admin._manager
         self._send = client.send
+        self._kind = kind
         self._nodes: dict[str, int] = {}
 
     async def find(self, groups: Sequence[str]) -> tuple[Mapping[int, list[str]], int]:
@@ -307,7 +314,7 @@ class Coordinators:
     async def _ask(self, groups: Sequence[str]) -> int:
         from kafka.protocol.metadata.find_coordinator import CoordinatorType, FindCoordinatorRequest
 
-        kind = CoordinatorType.GROUP
+        kind = CoordinatorType[self._kind]
         if self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= 4:
             request = FindCoordinatorRequest(
                 key_type=kind.value, coordinator_keys=list(groups), min_version=4

@@ -24,6 +24,7 @@ from backlogctl.ledger.schema import (
 )
 from backlogctl.ledger.steps import Steps
 from backlogctl.ledger.temporary_topics import TemporaryTopics
+from backlogctl.ledger.transactions import Aborts
 
 
 class Ledger:
@@ -45,6 +46,7 @@ class Ledger:
         self.audits = Audits(database)
         self.holds = Holds(database)
         self.burndown = Burndown(database)
+        self.aborts = Aborts(database)
         self.figures = Figures(database)
 
     @property

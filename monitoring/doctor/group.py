@@ -10,11 +10,13 @@ from backlogctl.kafka.groups import GroupState
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel, CheckScope
 from backlogctl.monitoring.doctor.facts import BrokerFacts, Topic
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.monitoring.verdict.summary import describe_held
 
 _BAD = {
     Verdict.LOST: CheckLevel.LOSES,
     Verdict.LOSING: CheckLevel.LOSES,
     Verdict.STOP: CheckLevel.LOSES,
+    Verdict.BLOCKED: CheckLevel.LOSES,
     Verdict.STALL: CheckLevel.LOSES,
     Verdict.BEYOND_END: CheckLevel.LOSES,
     Verdict.REWIND: CheckLevel.WARNS,
@@ -33,6 +35,30 @@ def judge_course(status: GroupStatus) -> Iterator[CheckFinding]:
         yield CheckFinding(
             *("group-course", level, f"group {status.group}", status.sentence, ""),
             (*status.next_commands[:1], f"backlogctl status {status.stream}"),
+        )
+
+
+@CheckScope.GROUP.check(
+    "open-transaction",
+    "A transaction that stays open",
+    "Readers of committed data get nothing that lies behind it, while retention goes on: what "
+    "expires meanwhile nobody has read.",
+    "Only where it has been open for longer than this topic's transactions usually are. "
+    "`backlogctl transactions list` names all that are open, and how to abort one.",
+)
+def judge_transactions(status: GroupStatus) -> Iterator[CheckFinding]:
+    """Each partition on which one has been open for too long."""
+    for part in status.partitions:
+        if part.held is None:
+            continue
+        who = part.held.transaction
+        yield CheckFinding(
+            *("open-transaction", CheckLevel.LOSES, f"topic {status.topic}"),
+            describe_held(part),
+            "let its producer end it; abort it where that is gone"
+            if who is not None
+            else "find out who left it open, with Kafka's own command where it may be asked",
+            tuple(one for one in status.next_commands if "transactions" in one),
         )
 
 

@@ -38,9 +38,9 @@ OURS: tuple[Metric, ...] = (
         "backlog_unseen",
         (*_PLACE, "what"),
         "1 where something may not, or cannot, be read: `retention`, `oldest` unread message, "
-        "`disks`, `bookmarks`, `tails` (whether the last one or two unread offsets hold data); of "
-        "a cluster (group, topic and stream empty) `groups`, the list of all of them. What needs "
-        "it is unknown, and absent here.",
+        "`disks`, `bookmarks`, `tails` (whether the last one or two unread offsets hold data), "
+        "`transactions` (who left one open); of a cluster (group, topic and stream empty) "
+        "`groups`, the list of all of them. What needs it is unknown, and absent here.",
     ),
     Metric(
         "backlog_member_partitions",
@@ -73,6 +73,17 @@ OURS: tuple[Metric, ...] = (
         "backlog_lag_seconds",
         (*_PLACE, "partition"),
         "Age of the oldest unread message, by interpolation between samples.",
+    ),
+    Metric(
+        "backlog_transaction_held_messages",
+        (*_PLACE, "partition"),
+        "Offsets that lie behind a transaction that has been open for too long: readers of "
+        "committed data do not get them. Absent where none has.",
+    ),
+    Metric(
+        "backlog_transaction_open_seconds",
+        (*_PLACE, "partition"),
+        "How long that transaction has been open.",
     ),
     Metric(
         "backlog_seconds_to_drain",

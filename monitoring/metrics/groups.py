@@ -233,6 +233,9 @@ def _write_ours(
         out.add("backlog_lag_messages", labels, part.lag)
         out.add("backlog_lag_seconds", labels, part.lag_seconds)
         out.add("backlog_seconds_to_loss", labels, part.seconds_to_loss)
+        if part.held is not None:
+            out.add("backlog_transaction_held_messages", labels, part.held.messages)
+            out.add("backlog_transaction_open_seconds", labels, part.held.seconds_open)
         if part.verdict is not Verdict.OK:
             out.add("backlog_partition_verdict", f'{labels},verdict="{part.verdict}"', 1)
         if part.course is not Verdict.OK:

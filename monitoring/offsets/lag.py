@@ -38,8 +38,13 @@ class EmptyReading:
 
 
 def find_partition_end(part: PartitionSample, isolation: str) -> int:
-    """Where the group's reading ends: the LSO if it reads committed, else the high watermark."""
-    return part.lso if isolation == "read_committed" else part.high
+    """Where the group's reading ends: the LSO if it reads committed, else the high watermark.
+
+    Of a group whose isolation is unknown it is the high watermark, unless its commit is exactly the
+    LSO: then it has read all that a reader of committed data can (decision 0035).
+    """
+    is_at_end = isolation == "unknown" and part.committed == part.lso
+    return part.lso if is_at_end or isolation == "read_committed" else part.high
 
 
 def count_lag(part: PartitionSample, isolation: str) -> int | None:

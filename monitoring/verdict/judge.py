@@ -19,6 +19,7 @@ from backlogctl.monitoring.verdict.forecasts import (
 from backlogctl.monitoring.verdict.status import (
     KEEPS_UP_SECONDS,
     UNLIMITED,
+    HeldBack,
     LossBy,
     PartitionStatus,
     Retention,
@@ -162,6 +163,8 @@ class PartitionView:
         bytes: the partition's size on its largest replica.
         empty_tail: [first, end) of the last range that was read and held no data.
         timeline: (seconds, high) further back than the window, oldest first; else the points.
+        held: what lies behind a transaction that has been open for too long.
+        held_oldest_seconds: age of the first message there by its own timestamp.
         window, horizon: seconds.
     """
 
@@ -178,6 +181,8 @@ class PartitionView:
     oldest_seconds: float | None = None
     bytes: int | None = None
     timeline: Sequence[tuple[float, int]] = ()
+    held: HeldBack | None = None
+    held_oldest_seconds: float | None = None
     window: float = 600.0
     horizon: float = 86400.0
 
@@ -189,16 +194,18 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
 
     1. LOST: something is lost that was not put back.
     2. LOSING: at the pace of the window, retention passes the group within the horizon, or has
-       passed its commit, and its next commits tell what of that it had read.
+       passed its commit, and its next commits tell what of that it had read; or it passes what
+       lies behind an open transaction before that is ended.
     3. BEYOND_END: the committed offset is above the high watermark.
     4. REWIND: the committed offset went back within the window, and is not where it was yet.
     5. STOP, STALL: unread in every sample of the window, and the committed offset did not move:
        STOP where the group has no members, else STALL.
-    6. WARN: unread in every sample of the window; the lag never fell, and it grew.
-    7. UNKNOWN: the partition was written, and the group has no committed offset; or its commit was
+    6. BLOCKED: something lies behind a transaction that has been open for too long.
+    7. WARN: unread in every sample of the window; the lag never fell, and it grew.
+    8. UNKNOWN: the partition was written, and the group has no committed offset; or its commit was
        moved by nobody knows whom.
-    8. LAGGING: something is unread, and the samples do not reach back over the window.
-    9. OK: the rest; a partition never written, one that is idle, one with only control records
+    9. LAGGING: something is unread, and the samples do not reach back over the window.
+    10. OK: the rest; a partition never written, one that is idle, one with only control records
        left, one whose lag falls, however large it is.
     """
     points = [_skip_empty(point, view.empty_tail) for point in _cut_window(view)]
@@ -211,6 +218,15 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     trend = _judge_trend(view, points) if lag else Verdict.OK
     losing = _is_losing(view, points, forecast, trend)
     course = Verdict.LOSING if losing else _choose_course(points, lag, trend)
+    needed = max(forecast.needed_per_second, produced or 0.0) if losing else None
+    if view.held is not None:
+        ours, theirs = (forecast.seconds if losing else None), _find_held_loss(view, now, produced)
+        retained = min((one for one in (retained, theirs[2]) if one is not None), default=None)
+        sooner = theirs[1].seconds is not None and (ours is None or theirs[1].seconds < ours)
+        if sooner:
+            # No consumer is fast enough.
+            (by, forecast, _), losing, needed = theirs, True, None
+        course = find_worst((course, Verdict.LOSING if losing else Verdict.BLOCKED))
     if view.undecided:
         course, losing, forecast = Verdict.LOSING, True, replace(forecast, seconds=0.0)
     elif view.possible:
@@ -233,9 +249,10 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
         loss_by=by if losing else None,
         expected_loss=forecast.lost if losing and forecast.lost else None,
         seconds_retained=retained,
-        needed_per_second=max(forecast.needed_per_second, produced or 0.0) if losing else None,
+        needed_per_second=needed,
         consumed_per_second=consumed,
         produced_per_second=produced,
+        held=view.held,
     )
 
 
@@ -391,9 +408,39 @@ def _find_loss(
     """Which retention comes first, how that race ends, and how long what is unread is kept."""
     if not lag or now.committed is None:
         return "time", NO_LOSS, None
+    start = max(now.committed, now.low)
+    return _race(view, now, (start, now.end, view.oldest_seconds), pace, produced)
+
+
+def _find_held_loss(
+    view: PartitionView, now: Point, produced: float | None
+) -> tuple[LossBy, LossForecast, float | None]:
+    """The same of what lies behind an open transaction, which nobody reads; no loss where the
+    transaction is ended before."""
+    assert view.held is not None
+    start = max(view.held.offset, now.low)
+    found = _race(view, now, (start, now.high, view.held_oldest_seconds), 0.0, produced)
+    ends, seconds = view.held.seconds_to_end, found[1].seconds
+    is_ended = ends is not None and seconds is not None and ends < seconds
+    return ("time", NO_LOSS, found[2]) if is_ended else found
+
+
+def _race(
+    view: PartitionView,
+    now: Point,
+    unread: tuple[int, int, float | None],
+    pace: float | None,
+    produced: float | None,
+) -> tuple[LossBy, LossForecast, float | None]:
+    """Of retention against a pace of reading.
+
+    Args:
+        unread: its start and end, and the age of its first message.
+    """
+    start, end, oldest = unread
     found: list[tuple[LossBy, Expiry]] = [
-        ("time", _date_by_time(view, now, produced)),
-        ("size", _date_by_size(view, now, produced)),
+        ("time", _date_by_time(view, now, start, oldest, produced)),
+        ("size", _date_by_size(view, now, start, produced)),
     ]
     dated = [(by, expiry) for by, expiry in found if expiry]
     if not dated:
@@ -401,7 +448,7 @@ def _find_loss(
     retained = max(0.0, min(expiry[0][1] for _, expiry in dated))
     if pace is None:
         return "time", NO_LOSS, retained
-    forecasts = [(by, forecast_loss(expiry, now.end, pace, view.horizon)) for by, expiry in dated]
+    forecasts = [(by, forecast_loss(expiry, end, pace, view.horizon)) for by, expiry in dated]
     by, first = min(forecasts, key=_order_by_time)
     most = max(forecast.lost for _, forecast in forecasts)
     needed = max(forecast.needed_per_second for _, forecast in forecasts)
@@ -412,28 +459,30 @@ def _order_by_time(entry: tuple[LossBy, LossForecast]) -> float:
     return float("inf") if entry[1].seconds is None else entry[1].seconds
 
 
-def _date_by_time(view: PartitionView, now: Point, produced: float | None) -> Expiry:
-    if view.retention.time is None or now.committed is None:
+def _date_by_time(
+    view: PartitionView, now: Point, start: int, oldest: float | None, produced: float | None
+) -> Expiry:
+    if view.retention.time is None:
         return ()
     timeline = view.timeline or [(point.seconds, point.high) for point in view.points]
     return date_by_time(
         timeline,
-        max(now.committed, now.low),
+        start,
         now.high,
         view.retention.time.total_seconds(),
-        oldest_seconds=view.oldest_seconds,
+        oldest_seconds=oldest,
         produced_per_second=produced,
         horizon=view.horizon,
     )
 
 
-def _date_by_size(view: PartitionView, now: Point, produced: float | None) -> Expiry:
+def _date_by_size(view: PartitionView, now: Point, start: int, produced: float | None) -> Expiry:
     offsets = now.high - now.low
     limit = view.retention.bytes
-    if limit is None or view.bytes is None or now.committed is None or offsets <= 0:
+    if limit is None or view.bytes is None or offsets <= 0:
         return ()
     return date_by_size(
-        max(now.committed, now.low),
+        start,
         now.high,
         limit,
         view.bytes / offsets,

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.kafka.transactions import OpenTransaction
 from backlogctl.values import to_document
 
 # One word for how a group is doing, the worst that applies.
@@ -21,6 +22,7 @@ class Verdict(StrEnum):
     LAGGING = "lagging"  # something unread, and too few samples yet for a trend
     UNKNOWN = "unknown"  # written, and the group has no committed offset
     WARN = "warn"  # lag never fell in the window, or a recovery has stopped the consumers
+    BLOCKED = "blocked"  # behind a transaction that has been open for too long nothing is read
     STALL = "stall"  # members, lag, and the committed offset did not move in the window
     STOP = "stop"  # no members, lag, and no commit in the window
     REWIND = "rewind"  # the committed offset went back, and did not recover
@@ -44,7 +46,7 @@ def find_worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 # What could not be read of a stream, and what is unknown for that: said, never left out.
 
-What = Literal["retention", "oldest", "disks", "bookmarks", "tails", "groups"]
+What = Literal["retention", "oldest", "disks", "bookmarks", "tails", "transactions", "groups"]
 # What is unknown where it cannot be read.
 _UNKNOWN: dict[What, str] = {
     "retention": "whether retention will delete unread messages",
@@ -52,6 +54,7 @@ _UNKNOWN: dict[What, str] = {
     "disks": "when retention by size reaches the group",
     "bookmarks": "where exactly a loss would begin (a rebuild would count instead)",
     "tails": "whether the last one or two unread offsets hold data (they count as lag)",
+    "transactions": "who left a transaction open, and whether anybody will end it",
     "groups": "which other groups there are, and how far behind they are",
 }
 # Those of a stream; `groups` is of a cluster.
@@ -102,6 +105,30 @@ UNLIMITED = Retention()
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What readers of committed data do not get, since a transaction is open in front of it.
+
+    Attributes:
+        offset: the last stable offset: they get nothing from there on.
+        messages: offsets from there to the high watermark that the group has not read.
+        since: when the transaction began; where its coordinator does not tell, when it was first
+            seen.
+        seconds_open: since then.
+        seconds_to_end: until its coordinator aborts it; None where it does not, or is unknown.
+        transaction: the one that begins first; None where that could not be read.
+        is_certain: whether the group is known to read committed data.
+    """
+
+    offset: int
+    messages: int
+    since: datetime
+    seconds_open: float
+    seconds_to_end: float | None = None
+    transaction: OpenTransaction | None = None
+    is_certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """One partition's figures; None where they are not known or do not apply, never NaN.
 
@@ -126,6 +153,7 @@ class PartitionStatus:
         seconds_retained: until the oldest unread message may be deleted, at the earliest: what is
             left if the group stops reading now.
         needed_per_second: how fast this partition must be read so that nothing is lost.
+        held: what lies behind a transaction that has been open for too long; None where none has.
     """
 
     partition: int
@@ -148,6 +176,7 @@ class PartitionStatus:
     needed_per_second: float | None = None
     consumed_per_second: float | None = None
     produced_per_second: float | None = None
+    held: HeldBack | None = None
 
     @property
     def keeps_up(self) -> bool:
@@ -173,6 +202,7 @@ class GroupStatus:
         next_commands: what to type next, the best first.
         unseen: what could not be read of it: the figures that need it are unknown, not zero.
         consumers_to_win: how many consumers as fast as today's would lose nothing.
+        held: offsets that lie behind transactions that have been open for too long.
     """
 
     stream: str
@@ -202,6 +232,7 @@ class GroupStatus:
     course: Verdict = Verdict.OK
     next_commands: tuple[str, ...] = ()
     unseen: tuple[Unseen, ...] = ()
+    held: int = 0
 
     @property
     def loss_is_unknown(self) -> bool:

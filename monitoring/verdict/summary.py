@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from backlogctl.formats import format_count, format_duration, format_plural
+from backlogctl.formats import format_count, format_duration, format_moment, format_plural
 from backlogctl.kafka.group_types import SHARE
+from backlogctl.kafka.transactions import TransactionFate
 from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
     GroupStatus,
+    HeldBack,
     PartitionStatus,
     Retention,
     Verdict,
@@ -31,12 +33,18 @@ def _suggest_commands(
     """
     stream = status.stream
     if not stream:
-        needs_one = verdict in (Verdict.LOST, Verdict.LOSING, Verdict.STOP, Verdict.STALL)
+        needs_one = verdict in (
+            *(Verdict.LOST, Verdict.LOSING, Verdict.STOP, Verdict.STALL, Verdict.BLOCKED),
+        )
         place = f"--cluster {quote_word(status.cluster)} --group {quote_word(status.group)}"
         return (f"backlogctl status {place}",) if needs_one else ()
     hold = f"backlogctl hold {stream} --for {HOLD_FOR}"
     expand = f"backlogctl plan expand {stream}"
     match verdict:
+        case Verdict.LOSING if status.held:
+            return (hold, f"backlogctl transactions list {stream}")
+        case Verdict.BLOCKED:
+            return (f"backlogctl transactions list {stream}",)
         case Verdict.LOSING:
             return (hold, expand) if has_consumers else (hold,)
         case Verdict.LOST:
@@ -111,6 +119,9 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
             return f"{place}: the group has no committed offset: what it read, or lost, is unknown"
         case Verdict.LAGGING:
             return f"{place}: {behind}{_describe_retained(worst)}; too few samples to say more"
+        case Verdict.BLOCKED:
+            kept = _describe_retained(worst, "; retention reaches them")
+            return f"{place}: {describe_held(worst)}{kept}{f'; {behind}' if worst.lag else ''}"
     return f"{place}: {behind}{loss}"
 
 
@@ -123,14 +134,57 @@ def _describe_undecided(status: GroupStatus) -> str:
     )
 
 
+def describe_held(part: PartitionStatus) -> str:
+    """`501 messages lie behind an open transaction since 2026-11-21 01:02:03Z (producer 7, epoch 0,
+    partition 2), which its coordinator aborts by 01:17:03Z`."""
+    held = part.held
+    assert held is not None
+    verb = "lies" if held.messages == 1 else "lie"
+    many = f"{format_plural(held.messages, 'message')} {verb} behind an open transaction"
+    who = "by whom is not known" if held.transaction is None else held.transaction.producer
+    since = f"{many} since {format_moment(held.since)} ({who}, partition {part.partition})"
+    if not held.is_certain:
+        since += ", if the group reads committed data, which is not known"
+    return f"{since}{_describe_fate(held)}"
+
+
+def _describe_fate(held: HeldBack) -> str:
+    one = held.transaction
+    match None if one is None else one.fate:
+        case TransactionFate.ONGOING if one is not None and one.ends_by is not None:
+            return f"; its coordinator aborts it at {format_moment(one.ends_by)}"
+        case TransactionFate.ENDING:
+            return "; its coordinator is ending it"
+        case TransactionFate.HANGING:
+            return "; no coordinator knows it: it stays open until somebody aborts it"
+    return "; whether anybody will end it is not known"
+
+
+def _add_held(sentence: str, parts: Sequence[PartitionStatus], verdict: Verdict) -> str:
+    """The sentence, and what lies behind open transactions where it does not say so."""
+    held = sorted((p for p in parts if p.held), key=lambda part: -_count_held(part))
+    if not held:
+        return sentence
+    if verdict is not Verdict.BLOCKED:
+        sentence += f"; {describe_held(held[0])}"
+    if rest := held[1:]:
+        many = format_plural(sum(map(_count_held, rest)), "message")
+        sentence += f"; so do {many} on {format_plural(len(rest), 'more partition')}"
+    return sentence
+
+
+def _count_held(part: PartitionStatus) -> int:
+    return 0 if part.held is None else part.held.messages
+
+
 def _describe_drain(seconds: float | None) -> str:
     return f", drained in {format_duration(seconds)}" if seconds else ""
 
 
-def _describe_retained(part: PartitionStatus) -> str:
+def _describe_retained(part: PartitionStatus, lead: str = ", retention reaches it") -> str:
     if part.seconds_retained is None:
         return ""
-    return f", retention reaches it in {format_duration(part.seconds_retained)} at the earliest"
+    return f"{lead} in {format_duration(part.seconds_retained)} at the earliest"
 
 
 def _describe_loss(part: PartitionStatus, consumers: int | None) -> str:
@@ -220,6 +274,7 @@ def summarize_group(
         consumers_to_win=_count_winners(parts, consumers),
         retention=retention,
         course=course,
+        held=sum(map(_count_held, parts)),
     )
     commands = [
         command
@@ -228,7 +283,7 @@ def summarize_group(
             status, word, has_consumers=has_consumers, has_source=has_source
         )
     ]
-    sentence = _describe_verdict(status, worst, window)
+    sentence = _add_held(_describe_verdict(status, worst, window), parts, verdict)
     return replace(status, sentence=sentence, next_commands=tuple(dict.fromkeys(commands)))
 
 
@@ -239,6 +294,7 @@ def _find_worst_part(parts: Sequence[PartitionStatus], verdict: Verdict) -> Part
         key=lambda part: (
             math.inf if part.seconds_to_loss is None else part.seconds_to_loss,
             -(part.lost or 0),
+            -_count_held(part),
             -(part.lag or 0),
             part.partition,
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -28,10 +28,12 @@ from backlogctl.monitoring.offsets.lag import (
 )
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.offsets.standstills import find_standstills
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
 from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
     GroupStatus,
+    HeldBack,
     Retention,
     Unseen,
     Verdict,
@@ -39,6 +41,7 @@ from backlogctl.monitoring.verdict.status import (
     make_unseen,
 )
 from backlogctl.monitoring.verdict.summary import summarize_group
+from backlogctl.monitoring.watch.open_transactions import find_held, make_held, with_way_to_ask
 from backlogctl.values import Cause, Gap, GapState, PartitionSample, Recovery, RecoveryState, Sample
 
 _UNLIMITED = "-1"
@@ -172,6 +175,8 @@ class StreamContext:
         empty_tails: by partition, the last range [first, end) that was read and held none.
         oldest: by partition, the oldest unread message's own time.
         sizes: by partition, bytes of its largest replica.
+        held: by partition, what lies behind a transaction that has been open for too long.
+        held_oldest: by partition, the time of the first message there.
         consumers: how many read now.
         has_consumers, has_source: what the configuration lets the tool do about it.
     """
@@ -181,6 +186,8 @@ class StreamContext:
     empty_tails: Mapping[int, tuple[int, int]] | None = None
     oldest: Mapping[int, datetime] | None = None
     sizes: Mapping[int, int] | None = None
+    held: Mapping[int, HeldBack] = field(default_factory=dict)
+    held_oldest: Mapping[int, datetime] | None = None
     consumers: int | None = None
     has_consumers: bool = False
     has_source: bool = False
@@ -240,6 +247,10 @@ def assess_stream(
                 oldest_seconds=_measure_age(around.oldest, part.partition, sample.taken_at),
                 bytes=(around.sizes or {}).get(part.partition),
                 timeline=pasts[part.partition].ends,
+                held=around.held.get(part.partition),
+                held_oldest_seconds=_measure_age(
+                    around.held_oldest, part.partition, sample.taken_at
+                ),
                 window=window.total_seconds(),
                 horizon=horizon.total_seconds(),
             )
@@ -359,11 +370,14 @@ def assess_now(
     empty_tails: dict[int, tuple[int, int]] | None = None,
     *,
     seen: Observation | None = None,
+    settle: bool = True,
 ) -> GroupStatus:
     """The status at a sample that was just taken, with what only the brokers know.
 
     Args:
         history: the stream's samples; None reads the ledger.
+        settle: False leaves it to the next look whether a transaction is open for too long; else
+            one that is young is waited for, some seconds.
         empty_tails: by partition, the last range that was read and held no data; those that are
             found are added.
         seen: what else was seen with the sample.
@@ -387,7 +401,9 @@ def assess_now(
         if part.partition in tails and part.committed is not None:
             begin = max(part.committed, part.low)
             remembered[part.partition] = (begin, find_partition_end(part, stream.isolation))
-    around = replace(around, tails=tails, empty_tails=remembered)
+    standing = find_standstills(history, sample, stream.isolation)
+    held = find_held(properties, admin, stream, sample, standing, limit, unseen, settle=settle)
+    around = replace(around, tails=tails, empty_tails=remembered, held=held)
     # Only partitions that are behind need more.
     starts = {
         part.partition: begin
@@ -404,13 +420,20 @@ def assess_now(
         replace(
             around,
             oldest=_read_oldest(properties, stream.topic, starts, around.retention, limit, unseen),
-            sizes=_read_sizes(properties, stream.topic, starts, around.retention, limit, unseen),
+            held_oldest=_read_oldest(
+                *(properties, stream.topic, {p: one.offset for p, one in held.items()}),
+                *(around.retention, limit, unseen),
+                "read_uncommitted",
+            ),
+            sizes=_read_sizes(
+                *(properties, stream.topic, {*starts, *held}, around.retention, limit, unseen)
+            ),
         ),
         undecided=None if seen is None else seen.undecided,
         window=watch.window,
         horizon=watch.horizon,
     )
-    status = replace(status, unseen=tuple(unseen))
+    status = with_way_to_ask(replace(status, unseen=tuple(unseen)), properties)
     if seen is not None and seen.by_log:
         status = replace(status, known_by="the commit log")
     if status.lost or status.undecided or status.possible:
@@ -435,12 +458,18 @@ def judge_stored(
     history = [sample for sample in read_timeline(ledger, stream) if sample.taken_at <= now]
     if not history:
         return None
+    newest, isolation = history[-1], stream.isolation
+    held = {
+        one.partition: make_held(one, None, newest.taken_at, isolation)
+        for one in find_standstills(history[:-1], newest, isolation)
+        if newest.taken_at - one.since >= one.patience
+    }
     return assess_stream(
-        history[-1],
-        stream.isolation,
+        newest,
+        isolation,
         history[:-1],
         ledger.gaps.list(stream=stream.name),
-        _describe_stream(stream, UNLIMITED),
+        replace(_describe_stream(stream, UNLIMITED), held=held),
         window=watch.window,
         horizon=watch.horizon,
     )
@@ -512,12 +541,14 @@ def _read_oldest(
     retention: Retention,
     limit: Deadline,
     unseen: list[Unseen],
+    isolation: str = "read_committed",
 ) -> dict[int, datetime]:
     """The oldest unread messages' own times, which retention goes by; where they can be read."""
     if retention.time is None or not starts:
         return {}
+    within = Deadline(limit.remaining(PEEK_SECONDS))
     try:
-        found = peek_at(properties, topic, starts, 1, Deadline(limit.remaining(PEEK_SECONDS)))
+        found = peek_at(properties, topic, starts, 1, within, isolation=isolation)
         return {
             number: messages[0].at
             for number, messages in found.items()
@@ -531,7 +562,7 @@ def _read_oldest(
 def _read_sizes(
     properties: Properties,
     topic: str,
-    starts: Mapping[int, int],
+    starts: Collection[int],
     retention: Retention,
     limit: Deadline,
     unseen: list[Unseen],

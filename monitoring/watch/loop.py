@@ -356,6 +356,7 @@ class _StreamWatcher:
             history,
             tails,
             seen=seen,
+            settle=False,
         )
         blind = {one.what: one.error for one in status.unseen}
         for what in STREAM_WHATS:

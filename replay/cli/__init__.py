@@ -38,6 +38,7 @@ from backlogctl.replay.cli.recoveries import (
     show_recovery,
 )
 from backlogctl.replay.cli.status import show_status
+from backlogctl.replay.cli.transactions import transactions
 from backlogctl.replay.cli.watch import watch_streams
 from backlogctl_delivery.visible import VisibleFormatter
 
@@ -56,7 +57,7 @@ class _InOrder(TyperGroup):
         return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else 99)
 
 
-_ORDER = ("status", "doctor", "watch", "audit", "gaps", "waive", "hold", "plan")
+_ORDER = ("status", "doctor", "watch", "audit", "gaps", "waive", "hold", "transactions", "plan")
 
 app = typer.Typer(
     name="backlogctl",
@@ -101,6 +102,7 @@ app.add_typer(audit, name="audit", rich_help_panel=_LOOK)
 app.command("gaps", rich_help_panel=_LOOK)(list_gaps)
 app.command("waive", rich_help_panel=_LOOK)(waive_gap)
 app.command("hold", rich_help_panel=_RECOVER)(hold_retention)
+app.add_typer(transactions, name="transactions", rich_help_panel=_RECOVER)
 app.add_typer(plan, name="plan", rich_help_panel=_RECOVER)
 app.command("recoveries", rich_help_panel=_RECOVER)(list_recoveries)
 app.command("show", rich_help_panel=_RECOVER)(show_recovery)

@@ -63,8 +63,9 @@ def show_status(
     for sentence in release_due(workspace):
         session.say(sentence, "yellow")
     adopting = suggest_adoption(bootstrap, cluster, group)
+    looking = suggest_listing(bootstrap, cluster, group)
     if not watch:
-        document = collect_status(workspace, chosen, adopting)
+        document = collect_status(workspace, chosen, adopting, looking)
         session.emit(document, lambda: render_status(document))
         if check and any(needs_somebody(entry) for entry in document["streams"]):
             raise typer.Exit(1)
@@ -74,7 +75,7 @@ def show_status(
     with Live(console=session.out, auto_refresh=False) as live:
         try:
             while True:
-                view = render_status(collect_status(workspace, chosen, adopting))
+                view = render_status(collect_status(workspace, chosen, adopting, looking))
                 live.update(Folded(view), refresh=True)
                 time.sleep(interval)
         except KeyboardInterrupt:
@@ -82,12 +83,16 @@ def show_status(
 
 
 def collect_status(
-    workspace: Workspace, streams: list[Stream], adopting: Sequence[str] | None = None
+    workspace: Workspace,
+    streams: list[Stream],
+    adopting: Sequence[str] | None = None,
+    looking: str = "",
 ) -> dict[str, Any]:
     """The document of `status`; a stream that cannot be seen has an `error`, the others show.
 
     Args:
-        adopting: of `suggest_adoption`, for groups that no stream is about.
+        adopting, looking: of `suggest_adoption` and `suggest_listing`, for groups that no stream is
+            about.
     """
     from backlogctl.errors import BacklogError
     from backlogctl.replay.consumers.members import describe_trouble
@@ -106,8 +111,10 @@ def collect_status(
                 error.standing = next(iter(standings), None)
                 raise
             entry = _describe_unseen(stream, error)
-        if adopting is not None and entry.get("next_commands"):
-            entry["next_commands"] = list(adopting)
+        if adopting is not None and (commands := entry.get("next_commands")):
+            theirs = [one for one in commands if not one.startswith("backlogctl ")]
+            ours = [looking, *adopting] if entry.get("held") else adopting
+            entry["next_commands"] = [*theirs, *ours]
         entries.append({**entry, "standings": standings})
     return {"streams": entries}
 
@@ -164,6 +171,14 @@ def suggest_adoption(
             join_words(("backlogctl", "init", "--bootstrap", bootstrap, "--group", str(group))),
         )
     return None if cluster is None else ()
+
+
+def suggest_listing(bootstrap: str | None, cluster: str | None, group: str | None) -> str:
+    """What lists the open transactions of such a group's topics."""
+    from backlogctl_delivery.visible import join_words
+
+    place = ("--bootstrap", bootstrap) if bootstrap is not None else ("--cluster", str(cluster))
+    return join_words(("backlogctl", "transactions", "list", *place, "--group", str(group)))
 
 
 # With these a group does its work: it keeps up, or has been watched for too short a time.

@@ -25,6 +25,9 @@ from backlogctl.kafka.rights import (
 from backlogctl.replay.engine.kind import Registry, Workspace
 
 SEE, HOLD, DOCTOR, AIRFLOW = "see", "hold", "doctor", "airflow"
+TRANSACTIONS = "transactions"
+# Of transactional ids: all of them, and a name that stands for any.
+_EVERY, _ANY = "*", "backlogctl:any"
 # Stands for the id of a recovery that is not planned yet.
 SOME_ID = "r-20260101-0001"
 _ID = Resource.TRANSACTIONAL_ID
@@ -32,13 +35,17 @@ _SECONDS = 30.0
 
 
 # Job or part of one, resource, name, operation, purpose. A name that ends with a star is a prefix.
-# What is on the cluster can be missing: then something stays unknown, and is said.
+# What is only looked at, on the cluster and of transactions, can be missing: then something stays
+# unknown, and is said.
 _TABLE = (
     ("see", Resource.CLUSTER, CLUSTER_NAME, "DESCRIBE", "list all groups and read the disks"),
     ("doctor", Resource.CLUSTER, CLUSTER_NAME, "DESCRIBE_CONFIGS", "read the brokers' settings"),
     ("see raise", Resource.TOPIC, "{topic}", "DESCRIBE", "read its offsets"),
     ("see raise", Resource.TOPIC, "{topic}", "DESCRIBE_CONFIGS", "read its retention"),
     ("see", Resource.TOPIC, "{topic}", "READ", "read how old the oldest unread message is"),
+    ("who", _ID, "{id}", "DESCRIBE", "name who left a transaction open"),
+    ("fence", _ID, "{id}", "WRITE", "abort a transaction that its coordinator knows"),
+    ("mark", Resource.CLUSTER, CLUSTER_NAME, "ALTER", "abort a transaction that hangs"),
     ("raise", Resource.TOPIC, "{topic}", "ALTER_CONFIGS", "raise its retention"),
     ("see", Resource.GROUP, "{group}", "DESCRIBE", "read its members and committed offsets"),
     ("offload", Resource.TOPIC, "{topic}", "DELETE", "delete records that are archived"),
@@ -103,22 +110,26 @@ def select_rights(
     """The rows of the table of these parts.
 
     Args:
-        parts: separated by spaces: `see`, `raise` (retention), `doctor`, and of recoveries
+        parts: separated by spaces: `see`, `who` (names of producers), `raise` (retention),
+            `doctor`; to abort transactions `fence` (by its coordinator) and `mark`; of recoveries
             `offload`, `expand`, `letters` (read dead letters), `put` (send to a topic that is
             there), `other` (another topic than the stream's), `send` (in transactions, with the
             Kafka ledger), `create` (that ledger), `rehearse`.
         recovery_id: ends the name that is asked about where a rule is on a prefix.
         optional: a part of them that a run may not need.
-        names: `prefix` of transactional ids, `ledger`, `target` and `source` topics.
+        names: `prefix` of transactional ids, `ledger`, `target` and `source` topics; `id` of a
+            producer, without it all.
     """
-    chosen, names = set(parts.split()), {"topic": stream.topic, "group": stream.group, **names}
+    chosen = set(parts.split())
+    names = {"topic": stream.topic, "group": stream.group, "id": _EVERY, **names}
     rights = []
     for jobs, resource, template, operation, purpose in _TABLE:
         if not chosen.intersection(jobs.split()):
             continue
-        name, star = template.format(**names).removesuffix("*"), template.endswith("*")
-        needed = resource is not Resource.CLUSTER and jobs != optional
-        asked = ""
+        name, star = template.removesuffix("*").format(**names), template.endswith("*")
+        looks = operation.startswith("DESCRIBE") and (jobs == "who" or resource is Resource.CLUSTER)
+        needed = not looks and jobs != optional
+        asked = _ANY if name == _EVERY else ""
         if star and resource is Resource.TOPIC:
             asked = name_temporary_topic(stream.topic, recovery_id, template.split(".")[1])
         elif star:
@@ -135,12 +146,17 @@ def list_seeing(stream: Stream) -> tuple[Right, ...]:
 
 def list_jobs(kinds: Registry) -> tuple[str, ...]:
     """The jobs of `backlogctl acl`."""
-    return (SEE, HOLD, *kinds.names(), DOCTOR, AIRFLOW)
+    return (SEE, HOLD, TRANSACTIONS, *kinds.names(), DOCTOR, AIRFLOW)
 
 
 def list_rights(kinds: Registry, job: str, config: Config, stream: Stream) -> tuple[Right, ...]:
     """What a job on a stream needs; Airflow's tasks do all of them."""
-    parts = {SEE: "see", HOLD: "see raise", DOCTOR: "see doctor"}
+    parts = {
+        SEE: "see who",
+        HOLD: "see raise",
+        TRANSACTIONS: "see who fence mark",
+        DOCTOR: "see who doctor",
+    }
     if job in parts:
         return select_rights(parts[job], stream)
     if job != AIRFLOW:

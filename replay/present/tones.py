@@ -23,7 +23,7 @@ _WORDS = {
     "good": "ok healthy exact covering chosen archives wins clean passed verified done",
     "calm": "lagging within planned staged injected approved",
     "odd": "unknown paused",
-    "warn": "warn stall stop rewind short running late warns",
+    "warn": "warn blocked stall stop rewind short running late warns",
     "bad": "beyond_end losing surplus loses suspect parked stops",
     "worst": "lost open failed",
     "dim": "no_deadline noted waived rejected cancelled pending",

@@ -212,6 +212,7 @@ class Kind(StrEnum):
     WAIVED = "waived"  # lost, and closed with a reason
     READ = "read"  # there, and committed
     UNREAD = "unread"  # there, and not committed
+    HELD = "held"  # there, and behind a transaction that has been open for too long
     UNKNOWN = "unknown"  # the group has no commit
 
 
@@ -224,6 +225,7 @@ LEGEND: tuple[tuple[Kind, str], ...] = (
     (Kind.WAIVED, "lost, waived"),
     (Kind.READ, "read, still there"),
     (Kind.UNREAD, "unread"),
+    (Kind.HELD, "behind an open transaction"),
     (Kind.UNKNOWN, "no commit: unknown"),
 )
 
@@ -232,6 +234,7 @@ LEGEND: tuple[tuple[Kind, str], ...] = (
 _WORST = (
     Kind.LOST,
     Kind.ARCHIVED,
+    Kind.HELD,
     Kind.UNREAD,
     Kind.UNKNOWN,
     Kind.WAIVED,
@@ -346,8 +349,10 @@ def map_partition(
         floor.append(first_low)
     if part.committed is not None:
         floor.append(part.committed)
-    oldest, end = min(floor), max(part.end, part.log_start)
-    cuts = {oldest, end, part.log_start}
+    held = part.held
+    held_end = 0 if held is None else held.offset + held.messages
+    oldest, end = min(floor), max(part.end, part.log_start, held_end)
+    cuts = {oldest, end, part.log_start, end if held is None else held.offset}
     if part.committed is not None:
         cuts.add(part.committed)
     for gap in known:
@@ -411,6 +416,8 @@ def _find_kind(part: PartitionStatus, gap: Gap | None, offset: int) -> Kind:
         return Kind.LOST if gap.archive is None else Kind.ARCHIVED
     if part.committed is None:
         return Kind.GONE if offset < part.log_start else Kind.UNKNOWN
+    if part.held is not None and offset >= max(part.held.offset, part.log_start):
+        return Kind.HELD
     if offset < part.log_start:
         return Kind.GONE if offset < part.committed else Kind.LOST
     return Kind.READ if offset < part.committed else Kind.UNREAD

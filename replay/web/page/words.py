@@ -24,6 +24,7 @@ MEANINGS: Mapping[Verdict, str] = {
     Verdict.LAGGING: "something unread, and too few samples yet to tell more",
     Verdict.UNKNOWN: "written, and the group has no committed offset",
     Verdict.WARN: "the lag never fell in the window, or a recovery has stopped the consumers",
+    Verdict.BLOCKED: "messages lie behind a transaction that has been open for too long",
     Verdict.STALL: "members and lag, and the commit did not move in the window",
     Verdict.STOP: "no members, lag, and no commit in the window",
     Verdict.REWIND: "the committed offset went back, and did not recover",

@@ -1,0 +1,161 @@
+"""Producers that leave transactions open, end them, or write what no coordinator knows of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from backlogctl.clock import Deadline
+from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.kafka.raw_client import RawClient, read_leaders, translate_properties
+from tests.kit.kafka import wait_until
+
+# Dies with its transaction open, as a process that is killed does.
+_LEAVER = """
+import json, os, sys
+from confluent_kafka import Producer
+settings, topic, partition, count = json.loads(sys.argv[1])
+producer = Producer(settings)
+producer.init_transactions(90)
+producer.begin_transaction()
+for number in range(count):
+    producer.produce(topic, b"left open", b"open-%d" % number, partition)
+assert producer.flush(90) == 0
+os._exit(0)
+"""
+
+
+def leave_open(
+    properties: Mapping[str, str],
+    topic: str,
+    transactional_id: str,
+    *,
+    partition: int = 0,
+    count: int = 1,
+    timeout_ms: int = 900_000,
+) -> None:
+    """A producer that has died in the middle of a transaction; its coordinator waits for it."""
+    settings = {
+        **properties,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": timeout_ms,
+    }
+    words = json.dumps([settings, topic, partition, count])
+    subprocess.run([sys.executable, "-c", _LEAVER, words], check=True, timeout=180)
+
+
+def run_transactions(
+    properties: Mapping[str, str],
+    topic: str,
+    transactional_id: str,
+    *outcomes: tuple[int, bool],
+    partition: int = 0,
+) -> int:
+    """Transactions one after another, each (messages, whether it is committed).
+
+    Returns:
+        The end of the partition, when the last marker is written.
+    """
+    before = list_offsets(properties, topic, [partition], "latest")[partition]
+    producer = make_producer(properties, transactional_id=transactional_id)
+    producer.init_transactions(90)
+    for count, is_committed in outcomes:
+        producer.begin_transaction()
+        for number in range(count):
+            producer.produce(topic, b"v", f"{number}".encode(), partition)
+        producer.flush(90)
+        (producer.commit_transaction if is_committed else producer.abort_transaction)(90)
+    end = before + sum(count + 1 for count, _ in outcomes)
+    wait_until(
+        lambda: (
+            list_offsets(properties, topic, [partition], "latest", "read_committed")[partition]
+            == end
+        ),
+        what="the markers are written",
+    )
+    return end
+
+
+def write_hanging(
+    properties: Mapping[str, str],
+    topic: str,
+    *,
+    partition: int = 0,
+    producer_id: int = 900_001,
+    epoch: int = 3,
+    count: int = 5,
+) -> None:
+    """Messages of a transaction that no coordinator knows of, as a producer left them that wrote
+    late (before KIP-890)."""
+    from kafka.protocol.producer import ProduceRequest
+    from kafka.record.default_records import DefaultRecordBatchBuilder
+
+    settings, _ = translate_properties(properties)
+    assert settings is not None
+    batch = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=True,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=0,
+        batch_size=1 << 20,
+    )
+    for number in range(count):
+        batch.append(number, int(time.time() * 1000), f"h{number}".encode(), b"late", [])
+    limit = Deadline(90.0)
+    with _unverified(properties), RawClient(settings, limit) as client:
+        node = read_leaders(client, topic, limit)[partition]
+        data = ProduceRequest.TopicProduceData
+        part = data.PartitionProduceData(index=partition, records=bytes(batch.build()))
+        request = ProduceRequest(
+            transactional_id="late",
+            acks=-1,
+            timeout_ms=10_000,
+            topic_data=[data(name=topic, partition_data=[part])],
+            min_version=3,
+            max_version=9,
+        )
+
+        def is_written() -> bool:
+            answer: Any = client.run(lambda: client.send(request, node), limit)
+            return not answer.responses[0].partition_responses[0].error_code
+
+        # The broker takes the setting a moment after it has said so.
+        wait_until(is_written, what="the batch is taken")
+
+
+@contextmanager
+def _unverified(properties: Mapping[str, str]) -> Iterator[None]:
+    """Brokers take batches of transactions that their coordinator does not know."""
+    admin = make_admin(properties)
+    brokers = admin.describe_cluster().result(60).nodes
+
+    def verify(value: str) -> None:
+        name = "transaction.partition.verification.enable"
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for broker in brokers:
+            resource = ConfigResource(
+                ResourceType.BROKER, str(broker.id), incremental_configs=[entry]
+            )
+            for future in admin.incremental_alter_configs([resource]).values():
+                future.result(60)
+
+    verify("false")
+    try:
+        yield
+    finally:
+        verify("true")
