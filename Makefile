@@ -59,14 +59,19 @@ airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trou
 	@$(PYTHON) -m backlogctl.dags.local.demo $(ARGS)
 
 .PHONY: test
-test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium
-	@scripts/need.sh postgres mariadb redis prometheus chromium
+test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium, with real clients
+	@scripts/need.sh postgres mariadb redis prometheus chromium jdk node go
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
 .PHONY: test-quick
 test-quick: $(AIRFLOW) ## Run what takes seconds, on a real Kafka, PostgreSQL, MariaDB and Redis: under five minutes
 	@scripts/need.sh postgres mariadb redis
 	@$(PYTHON) scripts/run_tests.py --quick $(ARGS)
+
+.PHONY: test-clients
+test-clients: $(SETUP) ## Run the clients that people use, in Java, Go, Node and Python: under six minutes
+	@scripts/need.sh jdk node go
+	@$(PYTHON) scripts/run_tests.py tests/clients $(ARGS)
 
 .PHONY: lint
 lint: $(SETUP) ## Check style and format

@@ -11,7 +11,7 @@ _LEFT_OUT = {"airflow", "browser", "prometheus", "spark"}
 _LONG = 5.0  # seconds; what took longer has many processes, or waits for real time
 # Whole stories, however fast they are.
 _STORIES = (
-    *("tests/crash/", "tests/replay/offload/", "tests/replay/expand/"),
+    *("tests/clients/", "tests/crash/", "tests/replay/offload/", "tests/replay/expand/"),
     *("tests/spark_backfill/test_cluster.py", "tests/delivery/test_idempotent_killed.py"),
 )
 

@@ -97,7 +97,6 @@ def test_files_are_neither_too_long_nor_too_short() -> None:
     assert not wrong, f"{SHORTEST_FILE} to {LONGEST_FILE} lines a file:\n" + "\n".join(wrong)
 
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "need.sh"
 BOTH = ("prometheus", "promtool")
 
 
@@ -106,28 +105,58 @@ BOTH = ("prometheus", "promtool")
 def test_both_programs_of_prometheus_are_needed(
     tmp_path: Path, folder: str, programs: tuple[str, ...]
 ) -> None:
-    script = tmp_path / "here" / "scripts" / "need.sh"
-    script.parent.mkdir(parents=True)
-    shutil.copy(SCRIPT, script)
+    for name in programs:
+        _add(tmp_path / folder / name, "true")
+    done = _run_need(tmp_path, "prometheus")
+    assert done.returncode == (0 if programs == BOTH else 1), done.stdout + done.stderr
+    assert ("missing: Prometheus" in done.stderr) is (programs != BOTH)
+
+
+NEW, OLD = (f"echo go version go1.{minor}.3 linux/amd64" for minor in (26, 19))
+
+
+@pytest.mark.parametrize(
+    ("what", "programs", "missing"),
+    [
+        ("jdk", {"bin/javac": "true"}, ""),
+        ("jdk", {"bin/java": "true"}, "missing: Java's compiler"),
+        ("node", {"bin/node": "true", "bin/npm": "true"}, ""),
+        ("node", {"bin/node": "true"}, "missing: Node and npm"),
+        ("go", {"bin/go": NEW}, ""),
+        ("go", {"bin/go": OLD, "here/.tools/go/bin/go": NEW}, ""),
+        ("go", {"bin/go": OLD}, "missing: Go 1.26 or newer"),
+    ],
+)
+def test_what_builds_the_clients_is_needed(
+    tmp_path: Path, what: str, programs: dict[str, str], missing: str
+) -> None:
+    for name, line in programs.items():
+        _add(tmp_path / name, line)
+    done = _run_need(tmp_path, what)
+    assert (done.returncode != 0) is bool(missing), done.stdout + done.stderr
+    assert missing in done.stderr
+
+
+def _run_need(tmp_path: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """For somebody who may not install, on a machine for which there is no toolchain."""
+    for file in ("scripts/need.sh", "tests/clients/go/go.mod"):
+        (tmp_path / "here" / file).parent.mkdir(parents=True)
+        shutil.copy(ROOT / file, tmp_path / "here" / file)
     path = tmp_path / "bin"
-    for name in ("bash", "dirname"):
-        path.mkdir(exist_ok=True)
+    _add(path / "id", "echo 1000")
+    _add(path / "uname", "echo mips")
+    for name in ("bash", "dirname", "sed"):
         found = shutil.which(name)
         assert found is not None
         (path / name).symlink_to(found)
-    _add(path / "id", "echo 1000")  # nobody who may install
-    for name in programs:
-        _add(tmp_path / folder / name, "true")
-    done = subprocess.run(
-        ["bash", str(script), "prometheus"],
+    return subprocess.run(
+        ["bash", str(tmp_path / "here" / "scripts" / "need.sh"), what],
         env={"PATH": str(path)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.returncode == (0 if programs == BOTH else 1), done.stdout + done.stderr
-    assert ("missing: Prometheus" in done.stderr) is (programs != BOTH)
 
 
 def _add(program: Path, line: str) -> None:

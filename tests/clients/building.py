@@ -6,6 +6,8 @@ What is missing is told, and is a failure: `scripts/need.sh jdk go node` brings 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -14,10 +16,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from backlogctl.jars import cache_dir, ensure_jars, find_java, make_once
-from backlogctl.sandbox.embedded import ensure_kafka_jars
+from backlogctl.jars import cache_dir, ensure_jars, find_java, make_once, read_jars
+from backlogctl.sandbox.embedded import KAFKA_VERSION, ensure_kafka_jars
 
 HERE = Path(__file__).parent
+_JARS = HERE / "java" / "clients.jars"
 _TOOLS = HERE.parents[1] / ".tools"
 
 
@@ -25,9 +28,7 @@ _TOOLS = HERE.parents[1] / ".tools"
 def build_java() -> str:
     """The class path of the Java programs."""
     sources = sorted((HERE / "java").glob("*.java"))
-    jars = [
-        str(jar) for jar in (*ensure_jars(HERE / "java" / "clients.jars"), *ensure_kafka_jars())
-    ]
+    jars = [str(jar) for jar in (*ensure_jars(_JARS), *ensure_kafka_jars())]
     javac = shutil.which("javac", path=f"{find_java().parent}{os.pathsep}{os.environ['PATH']}")
     assert javac is not None, "no javac here: run scripts/need.sh jdk"
 
@@ -88,6 +89,26 @@ def find_go() -> str:
             if found and tuple(map(int, found.groups())) >= tuple(map(int, wanted.groups())):
                 return str(place)
     raise AssertionError(f"no Go {wanted[1]}.{wanted[2]} here: run scripts/need.sh go")
+
+
+def find_version(language: str, library: str) -> str:
+    """The version of a library that is locked.
+
+    Raises:
+        KeyError: there is no such library.
+    """
+    match language:
+        case "Java":
+            versions = {jar.artifact: jar.version for jar in read_jars(_JARS)}
+            return {"kafka-clients": KAFKA_VERSION, **versions}[library]
+        case "Go":
+            lines = (HERE / "go" / "go.mod").read_text().splitlines()
+            words = [line.split() for line in lines]
+            return {line[0]: line[1] for line in words if len(line) > 1}[library].removeprefix("v")
+        case "Node":
+            package = json.loads((HERE / "node" / "package.json").read_text())
+            return str(package["dependencies"][library])
+    return importlib.metadata.version(library)
 
 
 def find(program: str) -> str:

@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, Message, TopicPartition
 
 from backlogctl.clock import Deadline
-from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.clients import Admin
+from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.clients import Admin, make_producer
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.clients.zoo import KINDS, Client
-from tests.kit.kafka import properties_of, publish, wait_until
+from tests.clients.zoo import JOBS, KINDS, PRODUCERS, Client
+from tests.conftest import MakeTopic
+from tests.kit.kafka import properties_of, publish, read_all, wait_until
 
-TOPIC, PARTITIONS, EACH = "clients", 3, 100
-EVERY = {(partition, offset) for partition in range(PARTITIONS) for offset in range(EACH)}
+TOPIC, PARTITIONS, EACH = "clients", range(3), 100
+EVERY = [(partition, offset) for partition in PARTITIONS for offset in range(EACH)]
+# Some clients know no lz4.
+PLAIN: dict[str, Any] = {"compression.type": "none"}
+POISON = 7  # its offset, in partition 0
 
 
 @pytest.fixture(scope="module")
 def full(kafka: EmbeddedKafka, admin: Admin) -> Iterator[str]:
     """A topic that holds messages."""
-    create_topic(admin, TOPIC, partitions=PARTITIONS, replication=1, deadline=Deadline(90))
-    # Some clients know no lz4.
-    plain: dict[str, Any] = {"compression.type": "none"}
-    publish(properties_of(kafka.bootstrap), TOPIC, dict.fromkeys(range(PARTITIONS), EACH), **plain)
+    create_topic(admin, TOPIC, partitions=3, replication=1, deadline=Deadline(90))
+    publish(properties_of(kafka.bootstrap), TOPIC, dict.fromkeys(PARTITIONS, EACH), **PLAIN)
     yield TOPIC
     admin.delete_topics([TOPIC])[TOPIC].result(60)
 
 
-def read_commits(admin: Admin, group: str) -> dict[int, TopicPartition]:
-    """Of the full topic."""
-    asked = [
-        ConsumerGroupTopicPartitions(group, [TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
-    ]
-    answer = admin.list_consumer_group_offsets(asked)[group].result(30)
+def read_commits(admin: Admin, group: str, topic: str = TOPIC) -> dict[int, TopicPartition]:
+    """By partition."""
+    asked = [TopicPartition(topic, partition) for partition in PARTITIONS]
+    request = [ConsumerGroupTopicPartitions(group, asked)]
+    answer = admin.list_consumer_group_offsets(request)[group].result(30)
     return {one.partition: one for one in answer.topic_partitions if one.offset >= 0}
+
+
+def read_offsets(admin: Admin, group: str, topic: str = TOPIC) -> dict[int, int]:
+    """Committed ones by partition."""
+    return {number: one.offset for number, one in read_commits(admin, group, topic).items()}
+
+
+def describe(admin: Admin, group: str) -> Any:
+    """A group, which need not exist: its members, its assignor."""
+    return admin.describe_consumer_groups([group])[group].result(30)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -45,19 +57,206 @@ def test_reads_everything_and_commits_in_its_own_way(
     kafka: EmbeddedKafka, admin: Admin, full: str, group: str, tmp_path: Path, name: str
 ) -> None:
     kind = KINDS[name]
-    expected = {} if kind.epoch is None else dict.fromkeys(range(PARTITIONS), EACH)
-
-    def read_offsets() -> dict[int, int]:
-        return {partition: at.offset for partition, at in read_commits(admin, group).items()}
-
+    expected = {} if kind.epoch is None else dict.fromkeys(PARTITIONS, EACH)
     record = tmp_path / "record"
     with Client(name, kafka.bootstrap, full, group, record=record, commit_ms=200) as client:
         client.await_handled(len(EVERY))
-        members = admin.describe_consumer_groups([group])[group].result(30).members
-        assert bool(members) is kind.has_members
-        wait_until(lambda: read_offsets() == expected, what="it commits while it runs")
+        described = describe(admin, group)
+        assert bool(described.members) is bool(kind.assignor)
+        assert described.partition_assignor == kind.assignor
+        wait_until(lambda: read_offsets(admin, group) == expected, what="it has committed")
         client.stop()
-    assert sorted(client.handled()) == sorted(EVERY)
-    assert read_offsets() == expected
-    epochs = {at.leader_epoch is not None for at in read_commits(admin, group).values()}
+    assert sorted(client.handled()) == EVERY
+    assert read_offsets(admin, group) == expected
+    epochs = {one.leader_epoch is not None for one in read_commits(admin, group).values()}
     assert epochs == ({kind.epoch} if expected else set())
+    assert bool(describe(admin, group).members) is not kind.leaves
+    if name == "mirror-maker":
+        mirrored = list_offsets(
+            properties_of(kafka.bootstrap), f"source.{full}", PARTITIONS, "latest"
+        )
+        assert mirrored == dict.fromkeys(PARTITIONS, EACH)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_reads_to_the_end_commits_and_leaves(
+    properties: dict[str, str],
+    admin: Admin,
+    topic: MakeTopic,
+    group: str,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    orders, record = topic(), tmp_path / "record"
+    visit = partial(Client, name, properties["bootstrap.servers"], orders, group, record=record)
+    for count in (50, 120):
+        publish(properties, orders, {0: 50, 2: count - 50 or 1}, **PLAIN)
+        with visit(once=True) as job:
+            job.wait()
+        ends = list_offsets(properties, orders, (0, 2), "latest")
+        assert sorted(job.handled()) == [(p, at) for p in (0, 2) for at in range(ends[p])]
+        committed = read_offsets(admin, group, orders)
+        assert {p: at for p, at in committed.items() if at} == ends
+        assert not describe(admin, group).members
+
+
+def test_a_killed_client_leaves_what_it_committed_and_another_goes_on(
+    kafka: EmbeddedKafka, admin: Admin, full: str, group: str, tmp_path: Path
+) -> None:
+    start = partial(Client, "librdkafka", kafka.bootstrap, full, group, record=tmp_path / "record")
+    # The dead member's session need not be waited for long.
+    with start(delay_ms=20, commit_ms=100, settings={"session.timeout.ms": "3000"}) as client:
+        client.await_handled(50)
+        wait_until(lambda: read_offsets(admin, group), what="something is committed")
+        client.kill()
+        assert not client.is_running
+        handled = set(client.handled())
+    assert len(handled) < len(EVERY)
+    committed = read_offsets(admin, group)
+    with start() as client:
+        client.await_handled(len(EVERY))
+        client.stop()
+    again = client.handled()[len(handled) :]
+    assert sorted(again) == [(p, at) for p, at in EVERY if at >= committed.get(p, 0)]
+
+
+def make_poison(properties: dict[str, str], topic: str) -> None:
+    """Ten messages, of which one cannot be handled."""
+    producer = make_producer(properties, PLAIN)
+    for number in range(10):
+        producer.produce(topic, b"poison" if number == POISON else b"value", partition=0)
+    assert producer.flush(90) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("connect-sink", "__connect.errors.offset"),
+        ("streams", "__streams.errors.offset"),
+        ("spring-retry", "kafka_original-offset"),
+    ],
+)
+def test_poison_goes_to_a_dead_letter_topic(
+    properties: dict[str, str], topic: MakeTopic, group: str, tmp_path: Path, name: str, header: str
+) -> None:
+    orders, out = topic(1), topic(1)
+    dead = f"{orders}-dlt" if name == "spring-retry" else topic(1)
+    make_poison(properties, orders)
+    client = Client(
+        name,
+        properties["bootstrap.servers"],
+        orders,
+        group,
+        record=tmp_path / "record",
+        out=out,
+        dlq=dead,
+    )
+    with client:
+        client.await_handled(10)
+        if name == "spring-retry":
+            client.await_handled(1, of=f"{orders}-retry")
+            client.await_handled(1, of=dead)
+        wait_until(
+            lambda: list_offsets(properties, dead, [0], "latest") == {0: 1}, what="it is dead"
+        )
+        client.stop()
+    (message,) = read_all(properties, dead, [0])
+    assert message.value() == b"poison"
+    assert header in dict(message.headers() or [])
+    if name == "streams":
+        assert len(read_all(properties, out, [0])) == 9
+
+
+COUNT = 300
+
+
+def produce(properties: dict[str, str], name: str, topic: str, tmp_path: Path) -> Client:
+    """One of 300 messages, which is to be started."""
+    record = tmp_path / "record"
+    return Client(name, properties["bootstrap.servers"], topic, record=record, count=COUNT)
+
+
+def list_places(messages: list[Message]) -> list[tuple[int | None, int | None]]:
+    """Sorted."""
+    return sorted((message.partition(), message.offset()) for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("producer-plain", "sent"),
+        ("producer-idempotent", "sent"),
+        ("producer-micros", "sent"),
+        ("producer-commit", "committed"),
+    ],
+)
+def test_a_producer_notes_what_is_there(
+    properties: dict[str, str], topic: MakeTopic, tmp_path: Path, name: str, outcome: str
+) -> None:
+    # Else the broker refuses a time so far ahead.
+    orders = topic(config={"message.timestamp.after.max.ms": str(2**63 - 1)})
+    with produce(properties, name, orders, tmp_path) as client:
+        client.wait()
+    found = read_all(properties, orders, PARTITIONS)
+    assert len(found) == COUNT
+    assert sorted(client.handled(of=outcome)) == list_places(found)
+    in_microseconds = [message.timestamp()[1] > 10**15 for message in found]
+    assert all(in_microseconds) if name == "producer-micros" else not any(in_microseconds)
+
+
+def test_a_producer_without_acknowledgements_knows_no_offsets(
+    properties: dict[str, str], topic: MakeTopic, tmp_path: Path
+) -> None:
+    orders = topic()
+    with produce(properties, "producer-acks0", orders, tmp_path) as client:
+        client.wait()
+    assert client.handled(of="sent") == [(number % 3, -1) for number in range(COUNT)]
+    assert len(read_all(properties, orders, PARTITIONS)) == COUNT
+
+
+def test_aborted_transactions_are_there_and_unseen(
+    properties: dict[str, str], topic: MakeTopic, tmp_path: Path
+) -> None:
+    orders = topic()
+    with produce(properties, "producer-abort", orders, tmp_path) as client:
+        client.wait()
+    aborted = client.handled(of="aborted")
+    assert len(aborted) == COUNT
+    assert not read_all(properties, orders, PARTITIONS)
+    ends = list_offsets(properties, orders, PARTITIONS, "latest")
+    assert all(offset < ends[partition] for partition, offset in aborted)
+
+
+@pytest.mark.parametrize("ended", ["stopped", "killed"])
+def test_an_open_transaction_hangs_where_its_producer_is_killed(
+    properties: dict[str, str], topic: MakeTopic, tmp_path: Path, ended: str
+) -> None:
+    orders = topic()
+    starts = dict.fromkeys(PARTITIONS, 0)
+
+    def read_stable() -> dict[int, int]:
+        return list_offsets(properties, orders, PARTITIONS, "latest", "read_committed")
+
+    with produce(properties, "producer-open", orders, tmp_path) as client:
+        client.await_handled(COUNT, of="open")
+        assert read_stable() == starts
+        client.kill() if ended == "killed" else client.stop()
+    if ended == "killed":
+        assert read_stable() == starts
+    else:
+        wait_until(
+            lambda: read_stable() == dict.fromkeys(PARTITIONS, EACH + 1), what="it is aborted"
+        )
+
+
+def test_every_client_has_a_locked_version() -> None:
+    for name, kind in {**KINDS, **PRODUCERS}.items():
+        assert kind.version[0].isdigit(), name
+
+
+def test_what_a_client_does_not_know_is_refused(tmp_path: Path) -> None:
+    start = partial(Client, bootstrap="", topic="", record=tmp_path / "record")
+    with pytest.raises(AssertionError, match="kafkajs is no job"):
+        start("kafkajs", once=True)
+    with pytest.raises(AssertionError, match="sarama takes no settings"):
+        start("sarama", settings={"session.timeout.ms": "3000"})

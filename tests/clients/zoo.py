@@ -5,7 +5,7 @@
         client.stop()
 
 A client writes a line `partition offset` into its record when it has handled a message, and before
-it commits it: the record is the oracle.
+it commits it: the record is the oracle. A third word is another topic, or a producer's outcome.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from backlogctl.jars import find_java
 from backlogctl.sandbox import watchdog
-from tests.clients.building import HERE, build_go, build_java, build_node, find
+from tests.clients.building import HERE, build_go, build_java, build_node, find, find_version
 from tests.kit.kafka import wait_until
 
+_JVM = (
+    *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Xmx192m"),
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)
 _SIGTERM_CODE = 128 + signal.SIGTERM  # how a JVM ends after its shutdown hooks
 
 
@@ -37,7 +42,8 @@ class Kind:
         mode: of the program.
         commits: in words, how its offsets come to the broker.
         epoch: whether they come with the leader's epoch; None where none come.
-        has_members: whether the group has members while it runs.
+        assignor: as the broker names it; empty where the group never has members.
+        leaves: whether its member leaves at its end; else it is there until its session ends.
     """
 
     language: str
@@ -46,52 +52,67 @@ class Kind:
     mode: str
     commits: str
     epoch: bool | None = True
-    has_members: bool = True
+    assignor: str = "range"
+    leaves: bool = True
+
+    @property
+    def version(self) -> str:
+        """Of the library, as it is locked."""
+        return find_version(self.language, self.library)
 
 
 _CLIENTS, _SPRING = "kafka-clients", "spring-kafka"
 _ITSELF = "by itself, what the poll before gave"
 KINDS: Mapping[str, Kind] = {
     "java-range": Kind("Java", _CLIENTS, "Plain", "range", _ITSELF),
-    "java-cooperative": Kind("Java", _CLIENTS, "Plain", "cooperative", _ITSELF),
+    "java-cooperative": Kind(
+        "Java", _CLIENTS, "Plain", "cooperative", _ITSELF, assignor="cooperative-sticky"
+    ),
     "java-map": Kind("Java", _CLIENTS, "Plain", "map", "commitSync(Map)", False),
     "java-async": Kind(
         "Java", _CLIENTS, "Plain", "async", "commitAsync(), at the end commitSync()"
     ),
-    "java-kip848": Kind("Java", _CLIENTS, "Plain", "consumer", _ITSELF),
-    "java-assign": Kind(
-        "Java", _CLIENTS, "Plain", "assign", "assign(), commitSync(Map)", False, False
-    ),
+    "java-kip848": Kind("Java", _CLIENTS, "Plain", "consumer", _ITSELF, assignor="uniform"),
+    "java-assign": Kind("Java", _CLIENTS, "Plain", "assign", "commitSync(Map)", False, ""),
     "spring-record": Kind("Java", _SPRING, "Listening", "record", "after each record", False),
     "spring-batch": Kind("Java", _SPRING, "Listening", "batch", "after each poll", False),
     "spring-manual": Kind("Java", _SPRING, "Listening", "manual", "acknowledge()", False),
     "spring-retry": Kind("Java", _SPRING, "Listening", "retry", "after each poll", False),
-    "streams": Kind("Java", "kafka-streams", "Streaming", "", "at each commit interval"),
+    "streams": Kind(
+        "Java", "kafka-streams", "Streaming", "", "each commit interval", True, "stream", False
+    ),
     "connect-sink": Kind("Java", "connect-runtime", "Connecting", "sink", "at each flush", False),
     "mirror-maker": Kind(
-        "Java", "connect-mirror", "Connecting", "mirror", "never: in Connect's offsets", None, False
+        "Java", "connect-mirror", "Connecting", "mirror", "never: in Connect's offsets", None, ""
     ),
     # Where nothing arrives, its commit waits for the end of a fetch, which takes 10 s; the last
     # ones before its end do not come at all.
     "flink": Kind(
-        "Java",
-        "flink-connector-kafka",
-        "Checkpointing",
-        "",
-        "assigns; at checkpoints",
-        False,
-        False,
+        "Java", "flink-connector-kafka", "Checkpointing", "", "at checkpoints", False, ""
     ),
-    "spark": Kind("Python", "pyspark", "spark", "", "never: in its checkpoint", None, False),
-    "franz": Kind("Go", "github.com/twmb/franz-go", "", "franz", _ITSELF),
+    "spark": Kind("Python", "pyspark", "spark", "", "never: in its checkpoint", None, ""),
+    "franz": Kind(
+        "Go", "github.com/twmb/franz-go", "", "franz", _ITSELF, assignor="cooperative-sticky"
+    ),
     "sarama": Kind("Go", "github.com/IBM/sarama", "", "sarama", "by itself, what is marked", False),
-    "kafkajs": Kind("Node", "kafkajs", "kafkajs.js", "", "by itself", False),
+    "kafkajs": Kind(
+        "Node", "kafkajs", "kafkajs.js", "", "by itself", False, assignor="RoundRobinAssigner"
+    ),
     "librdkafka": Kind("Python", "confluent-kafka", "librdkafka", "", "by itself"),
     "kafka-python": Kind("Python", "kafka-python", "kafka_python", "", "by itself"),
 }
+JOBS = ("java-range", "java-map", "franz")
 PRODUCERS: Mapping[str, Kind] = {
-    f"producer-{mode}": Kind("Java", _CLIENTS, "Producing", mode, "", None, False)
+    f"producer-{mode}": Kind("Java", _CLIENTS, "Producing", mode, "", None, "")
     for mode in ("plain", "idempotent", "acks0", "micros", "commit", "abort", "open")
+}
+_HAVE_SETTINGS = {
+    _CLIENTS,
+    _SPRING,
+    "kafka-streams",
+    "flink-connector-kafka",
+    "pyspark",
+    "confluent-kafka",
 }
 
 Place = tuple[int, int]  # partition, offset
@@ -104,12 +125,13 @@ class Client:
         record: the file of lines; clients that work together may share it.
         delay_ms: how long each message takes.
         commit_ms: how long between two commits.
-        once: a job: it reads up to where the end was at its start, commits and leaves.
+        once: a job, one of JOBS: it reads up to where the end was at its start, commits and leaves.
         out: the topic into which Kafka Streams writes.
         dlq: the topic for values that begin with `poison` (Streams, Connect).
         count: how many messages a producer sends.
         each: how many are in one transaction.
-        settings: of the client, in the library's words (Java, librdkafka, Spark's source).
+        settings: of the client, in the library's words. Go's, Node's, kafka-python and Connect
+            take none.
     """
 
     def __init__(
@@ -130,6 +152,8 @@ class Client:
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.kind = {**KINDS, **PRODUCERS}[kind]
+        assert not once or kind in JOBS, f"{kind} is no job"
+        assert not settings or self.kind.library in _HAVE_SETTINGS, f"{kind} takes no settings"
         self.record = record
         self.log = record.with_name(f"{record.name}.{kind}.log")
         self._words = {
@@ -169,23 +193,16 @@ class Client:
         return self
 
     def _find_command(self) -> tuple[list[str], dict[str, str]]:
-        kind = self.kind
-        if kind.language == "Java":
-            options = [
-                "-XX:TieredStopAtLevel=1",
-                "-XX:+UseSerialGC",
-                "-XX:-UsePerfData",
-                "-Xmx192m",
-            ]
-            logs = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-            return [str(find_java()), *options, logs, "-cp", build_java(), kind.program], {}
-        if kind.language == "Go":
-            return [str(build_go())], {}
-        if kind.language == "Node":
-            return [find("node"), str(HERE / "node" / kind.program)], {
-                "NODE_PATH": str(build_node())
-            }
-        module = f"tests.clients.python.{kind.program}"
+        program = self.kind.program
+        match self.kind.language:
+            case "Java":
+                return [str(find_java()), *_JVM, "-cp", build_java(), program], {}
+            case "Go":
+                return [str(build_go())], {}
+            case "Node":
+                modules = {"NODE_PATH": str(build_node())}
+                return [find("node"), str(HERE / "node" / program)], modules
+        module = f"tests.clients.python.{program}"
         return [sys.executable, "-m", module], {"PYTHONPATH": str(HERE.parents[1])}
 
     def lines(self) -> list[list[str]]:
@@ -193,29 +210,34 @@ class Client:
         written = self.record.read_text() if self.record.exists() else ""
         return [line.split() for line in written.splitlines()]
 
-    def handled(self, topic: str | None = None) -> list[Place]:
-        """What it handled of its topic, or of another one that it reads too, in that order."""
-        more = [] if topic is None else [topic]
-        return [(int(line[0]), int(line[1])) for line in self.lines() if line[2:] == more]
+    def handled(self, of: str = "") -> list[Place]:
+        """What it handled of its topic, in that order.
+
+        Args:
+            of: another topic that it reads too; of a producer, an outcome: `sent`, `committed`...
+        """
+        third = [of] if of else []
+        return [(int(line[0]), int(line[1])) for line in self.lines() if line[2:] == third]
 
     @property
     def is_running(self) -> bool:
         """Whether its process is there."""
         return self._process is not None and self._process.poll() is None
 
-    def await_handled(self, count: int, seconds: float = 180.0) -> None:
+    def await_handled(self, count: int, of: str = "", seconds: float = 180.0) -> None:
         """Until it has handled so many different messages."""
 
         def is_done() -> bool:
-            assert self.is_running, f"it ended: {self.log.read_text()}"
-            return len(set(self.handled())) >= count
+            if len(set(self.handled(of))) >= count:
+                return True
+            assert self.is_running, "it has ended"
+            return False
 
         try:
             wait_until(is_done, seconds, f"{count} messages are handled")
         except AssertionError as error:
-            raise AssertionError(
-                f"{error}; {len(set(self.handled()))} are; {self.log.read_text()}"
-            ) from error
+            has = len(set(self.handled(of)))
+            raise AssertionError(f"{error}; {has} are: {self.log.read_text()}") from error
 
     def wait(self, seconds: float = 180.0) -> None:
         """Until it has ended by itself, well."""
@@ -227,10 +249,10 @@ class Client:
         self._reap(seconds, 0, _SIGTERM_CODE)
 
     def kill(self) -> None:
-        """SIGKILL."""
-        if self.is_running:
-            os.kill(self.pid, signal.SIGKILL)
+        """SIGKILL, for those that it started too: Spark's JVM."""
         if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._reap(10.0)
 
     def _reap(self, seconds: float, *codes: int) -> None:
