@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -34,6 +35,8 @@ from backlogctl_delivery.kafka import (
 __all__ = ["Properties", "find_addresses", "make_consumer", "make_producer"]  # beside those below
 
 _PROBE_SECONDS = 2.0
+# To ask for one topic is cheaper than for all; whether it is there does not matter.
+_ANY_TOPIC = "__consumer_offsets"
 
 
 class Admin(AdminClient):
@@ -110,6 +113,12 @@ class Admin(AdminClient):
             return None  # only slow
         why = explain_encryption(self._properties, self.addresses, _PROBE_SECONDS)
         return refuse_encryption(why, subject, doing, self.addresses) if why else None
+
+    def look_around(self) -> None:
+        """Learns anew which brokers there are. librdkafka sends many requests to the one that its
+        last metadata calls the controller; where that has died it waits for minutes."""
+        with suppress(KafkaException):
+            self.list_topics(_ANY_TOPIC, timeout=_PROBE_SECONDS)
 
     def _tell_refused_login(self, subject: str, doing: str) -> BacklogError | None:
         if (refusal := self.reports.refusal) is None:
@@ -215,6 +224,7 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
                 raise admin.translate(error, subject, doing, limit.seconds) from error
             # Nobody has answered for long: a wrong password would be tried until the end.
             has_looked = True
+            admin.look_around()
             if (refused := admin.find_refusal(subject, doing)) is not None:
                 raise refused from error
             continue

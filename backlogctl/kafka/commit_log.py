@@ -54,11 +54,11 @@ from backlogctl.kafka.commit_records import (
 from backlogctl.kafka.errors import TopicMissing, translate
 from backlogctl.kafka.groups import TRUNCATED_SECONDS, EndsBehind, list_consumer_groups
 from backlogctl.kafka.raw_fetch import BatchHeader, fetch_batches
-from backlogctl.kafka.topics import list_offsets, read_topic_id
+from backlogctl.kafka.topics import list_offsets, read_metadata
 from backlogctl.values import OffsetRange
 from backlogctl_delivery.kafka import AccessDenied, unwrap
 
-TOPIC = "__consumer_offsets"
+COMMIT_LOG = "__consumer_offsets"
 LogRecord = CommitRecord | MembersRecord
 
 
@@ -116,7 +116,7 @@ _LOST = frozenset(
         KafkaError._LOG_TRUNCATION,
     }
 )
-_SUBJECT, _DOING, _LISTING = f"topic {TOPIC}", "follow what groups commit", "list its groups"
+_SUBJECT, _DOING, _LISTING = f"topic {COMMIT_LOG}", "follow what groups commit", "list its groups"
 
 
 class _Hole(NamedTuple):
@@ -187,7 +187,7 @@ class CommitLog:
         self._groups = {name.encode(): name for name in sorted(groups)}
         self._members = {name: GroupMembers(name) for name in self._groups.values()}
         self._since = self._complete_since = since
-        self._topic: tuple[str, int] | None = None
+        self._count = 0
         self._parts: dict[int, _Part] = {}
         self._consumer: Consumer | None = None
         self._outcome: tuple[LogCondition, BacklogError | None] = (LogCondition.AWAY, None)
@@ -261,38 +261,42 @@ class CommitLog:
         return LogState(condition, since, part.complete_to, part.left, held, error)
 
     def _find_parts(self, now: datetime, limit: Deadline) -> None:
-        topic = read_topic_id(self._admin, TOPIC, limit)
-        if topic == self._topic:
+        # Not described: that asks one broker, which may have died (tried, librdkafka 2.16).
+        found = read_metadata(self._admin, COMMIT_LOG, limit).topics[COMMIT_LOG]
+        if found.error is not None:
+            raise self._admin.translate(found.error, _SUBJECT, _DOING)
+        count = len(found.partitions)
+        if count == self._count:
             return
         self._forget(now)
-        self._topic, self._missing_to = topic, None
+        self._count, self._missing_to = count, None
         numbers: defaultdict[int, list[str]] = defaultdict(list)
         for group in self._members:
-            numbers[find_log_partition(group, topic[1])].append(group)
+            numbers[find_log_partition(group, count)].append(group)
         self._parts = {
             number: _Part(number, tuple(groups), self._since, self._complete_since)
             for number, groups in numbers.items()
         }
 
     def _forget(self, now: datetime) -> None:
-        """The topic is gone, was made anew, or has more partitions: of what it had then, only what
-        was read is known."""
-        if self._topic is None:
+        """The topic is gone, or has more partitions: of what it had then, only what was read is
+        known."""
+        if not self._count:
             return
         times = [part.last_at or part.since for part in self._parts.values()]
         self._since = min(times, default=self._since)
         self._complete_since = now
-        self._topic, self._parts = None, {}
+        self._count, self._parts = 0, {}
         self._members = {name: GroupMembers(name) for name in self._members}
 
-    def _list_states(self, limit: Deadline) -> Mapping[str, str]:
+    def _list_states(self, limit: Deadline) -> Mapping[str, str] | None:
         """States of the groups, where the log has not told who is in them; of no coordinator."""
         if all(one.is_known for one in self._members.values()):
-            return {}
+            return None
         try:
             listed = list_consumer_groups(self._admin, "the cluster", _LISTING, _share(limit))
         except BacklogError:
-            return {}  # asked again at the next reading
+            return None  # asked again at the next reading
         return {one.group_id: one.state.name.lower() for one in listed if one.state is not None}
 
     def _list_ends(self, limit: Deadline) -> None:
@@ -313,7 +317,7 @@ class CommitLog:
         """Of the partitions that answer; the others have their error."""
         doing, admin, limit = "read its ends", self._admin, _share(limit)
         latest: Any = OffsetSpec.latest
-        request = {TopicPartition(TOPIC, number): latest() for number in self._parts}
+        request = {TopicPartition(COMMIT_LOG, number): latest() for number in self._parts}
         futures = ask(
             admin, admin.list_offsets, _SUBJECT, doing, limit, request, isolation_level=level
         )
@@ -321,11 +325,16 @@ class CommitLog:
         for place, future in futures.items():
             subject = f"{_SUBJECT}[{place.partition}]"
             try:
-                ends[place.partition] = wait_for(admin, future, subject, doing, limit).offset
+                found = wait_for(admin, future, subject, doing, limit).offset
             except AccessDenied:
                 raise
             except BacklogError as error:
                 self._parts[place.partition].error = error
+                continue
+            if found >= 0:
+                ends[place.partition] = found
+            else:  # librdkafka's word of a leader that did not answer in time
+                self._parts[place.partition].error = admin.translate(TimeoutError(), subject, doing)
         return ends
 
     def _find_positions(self, limit: Deadline) -> None:
@@ -333,13 +342,13 @@ class CommitLog:
         is missing between; never behind an open transaction, whose commits count from its end."""
         lost = [p for p in self._parts.values() if p.position is None and p.error is None]
         lows = list_offsets(
-            self._admin, TOPIC, [p.number for p in lost], "earliest", deadline=limit
+            self._admin, COMMIT_LOG, [p.number for p in lost], "earliest", deadline=limit
         )
         for since in {part.since for part in lost}:
             parts = [part for part in lost if part.since == since]
             at = max(0, int(since.timestamp() * 1000))
             numbers = [part.number for part in parts]
-            firsts = list_offsets(self._admin, TOPIC, numbers, at, deadline=limit)
+            firsts = list_offsets(self._admin, COMMIT_LOG, numbers, at, deadline=limit)
             for part in parts:
                 first = firsts[part.number] if firsts[part.number] >= 0 else part.high
                 first = min(first, part.stable)
@@ -353,7 +362,9 @@ class CommitLog:
         if not parts:
             return
         consumer = self._open_consumer()
-        places = [TopicPartition(TOPIC, number, p.position or 0) for number, p in parts.items()]
+        places = [
+            TopicPartition(COMMIT_LOG, number, p.position or 0) for number, p in parts.items()
+        ]
         try:
             assign_partitions(consumer, places, limit.remaining(30.0))
             while any(p.left for p in parts.values()) and not limit.expired:
@@ -424,14 +435,15 @@ class CommitLog:
             elif part.held is None or part.held[0] != part.stable:
                 part.held = (part.stable, began)
 
-    def _settle(self, states: Mapping[str, str], now: datetime) -> Iterable[MembersRecord]:
+    def _settle(self, states: Mapping[str, str] | None, now: datetime) -> Iterable[MembersRecord]:
         """What the listing tells, of partitions that have been read to a later end."""
         for part in self._parts.values():
             if part.position is None or part.complete_to != now:
                 continue
             begin, reached = (part.number, part.begin - 1), (part.number, part.position - 1)
             for group in part.groups:
-                told = self._members[group].settle(states.get(group, ""), now, begin, reached)
+                state = None if states is None else states.get(group, "")
+                told = self._members[group].settle(state, now, begin, reached)
                 if told is not None:
                     yield told
 
@@ -444,7 +456,7 @@ class CommitLog:
         ranges = [OffsetRange(p.number, p.holes[0].start, p.holes[-1].end) for p in parts]
         headers: defaultdict[int, list[BatchHeader]] = defaultdict(list)
         try:
-            for one in fetch_batches(self._admin.properties, TOPIC, ranges, limit=limit):
+            for one in fetch_batches(self._admin.properties, COMMIT_LOG, ranges, limit=limit):
                 headers[one.partition] += one.headers
         except BacklogError as error:
             if error.retryable and all(len(part.holes) < _MOST_HOLES for part in parts):

@@ -300,6 +300,7 @@ class GroupMembers:
     _generation: int | None = None
     _protocol_type: str = ""
     _is_fresh: bool = False
+    _was_absent: bool = False
     _last: MembersRecord | None = None
 
     @property
@@ -309,6 +310,9 @@ class GroupMembers:
 
     def take(self, entry: GroupEntry, at: datetime, place: Place) -> MembersRecord | None:
         """What a record changes; None where nothing."""
+        is_newer = not isinstance(entry, ClassicEntry) and entry.kind == CONSUMER
+        if is_newer and self._was_absent and not self.is_told:
+            self.is_exact = True  # it has begun just now
         self.is_told = self._is_fresh = True
         match entry:
             case ClassicEntry():
@@ -332,17 +336,21 @@ class GroupMembers:
                     self._modern[member_id] = client
         return self._tell(at, place)
 
-    def settle(self, state: str, at: datetime, begin: Place, now: Place) -> MembersRecord | None:
+    def settle(
+        self, state: str | None, at: datetime, begin: Place, now: Place
+    ) -> MembersRecord | None:
         """What the brokers say, where the log alone does not tell; None where that is nothing new.
 
         Args:
             state: of the group, in lower case, at a time up to which the log has been read; "" of
-                one that they do not list.
+                one that is not there, or is no classic or consumer group; None where that is not
+                known.
             begin: where what was read of the log begins.
             now: how far it was read.
         """
         is_fresh, self._is_fresh = self._is_fresh, False
-        if self.is_exact or state in ("", "dead"):
+        self._was_absent = state in ("", "dead")
+        if self.is_exact or state is None or self._was_absent:
             return None
         if state == "empty":
             self.is_exact, self.others = True, 0

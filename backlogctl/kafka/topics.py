@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -145,12 +146,14 @@ def list_offsets(
         futures = ask(
             admin, admin.list_offsets, subject, doing, limit, request, isolation_level=level
         )
-        return {
-            key.partition: wait_for(
-                admin, future, f"{subject}[{key.partition}]", doing, limit
-            ).offset
-            for key, future in futures.items()
-        }
+        found = {}
+        for key, future in futures.items():
+            place = f"{subject}[{key.partition}]"
+            offset = wait_for(admin, future, place, doing, limit).offset
+            if offset == OFFSET_INVALID:  # its leader did not answer; librdkafka tells no error
+                raise admin.translate(TimeoutError(), place, doing, limit.seconds)
+            found[key.partition] = offset
+        return found
 
     return retry_transient(admin, limit, call)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -428,3 +429,27 @@ def test_old_broker_and_denied_access_are_unknown() -> None:
     denied = _to_log_dirs([{"broker": 1, "log_dirs": []}], "orders")
     assert denied.brokers is None
     assert "Describe" in denied.reason
+
+
+def test_a_broker_that_died_is_not_waited_for(tmp_path: Path) -> None:
+    """librdkafka asks it until its metadata is minutes old, and tells -1001 for its offsets."""
+    with EmbeddedKafka.start(tmp_path, brokers=2, heap="384m") as kafka:
+        properties = properties_of(kafka.bootstrap)
+        verbs.create_topic(properties, "orders", partitions=2, replication=2)
+        admins: dict[int, Admin] = {}
+        while admins.keys() != {1, 2}:  # each broker calls a broker of its choice the controller
+            admin = make_admin(properties)
+            verbs.read_topic_id(admin, "orders")
+            admins.setdefault(read_metadata(admin).controller_id, admin)
+        kafka.kill(2)
+        with pytest.raises(ClusterUnreachable):
+            list_offsets(admins[2], "orders", range(2), "latest", deadline=Deadline(1))
+        assert verbs.read_topic_id(admins[2], "orders", Deadline(20))[1] == 2
+        wait_until(
+            lambda: all(
+                p.leader == 1
+                for p in read_metadata(properties, "orders").topics["orders"].partitions.values()
+            ),
+            what="the other one leads",
+        )
+        assert list_offsets(admins[2], "orders", range(2), "latest") == {0: 0, 1: 0}

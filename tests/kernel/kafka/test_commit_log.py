@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import count, pairwise
+from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import ClusterUnreachable
 from backlogctl.kafka import commit_log
-from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.clients import make_consumer, make_producer
-from backlogctl.kafka.commit_log import CommitLog, LogCondition, LogRecord, LogState
+from backlogctl.kafka.admin import alter_topic_config, create_topic, list_offsets
+from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
+from backlogctl.kafka.commit_log import COMMIT_LOG, CommitLog, LogCondition, LogRecord, LogState
 from backlogctl.kafka.commit_records import CommitRecord, MembersRecord, find_log_partition
+from backlogctl.kafka.rights import Operation, Resource, Right
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl_delivery.kafka import AccessDenied
 from tests.borrowing import start_kafka
 from tests.kit.kafka import (
     delete_group,
     join,
     properties_of,
     publish,
+    read_all,
     repeating,
     set_offsets_raw,
     wait_until,
 )
+from tests.kit.secured import SecuredKafka, start_secured
 
 FOLLOWED, HELD = LogCondition.FOLLOWED, LogCondition.HELD
 
@@ -113,11 +120,11 @@ def commit_as(consumer: Consumer, topic: str, *offsets: int) -> None:
         consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
 
 
-def consume(consumer: Consumer, count: int) -> None:
-    while count:
+def consume(consumer: Consumer, messages: int) -> None:
+    while messages:
         message = consumer.poll(1)
         if message is not None and not message.error():
-            count -= 1
+            messages -= 1
 
 
 def test_a_classic_group_that_commits_by_itself(
@@ -282,11 +289,10 @@ def test_only_the_partitions_of_the_groups_are_read(
     properties: dict[str, str], name: str, group: str, unique: str, follow: Follower
 ) -> None:
     """And of these only their records are given."""
-    count = 5
-    place = find_log_partition(group, count)
+    place = find_log_partition(group, 5)
     names = [f"other-{unique}-{number}" for number in range(40)]
-    beside = next(one for one in names if find_log_partition(one, count) == place)
-    apart = next(one for one in names if find_log_partition(one, count) != place)
+    beside = next(one for one in names if find_log_partition(one, 5) == place)
+    apart = next(one for one in names if find_log_partition(one, 5) != place)
     for each in (beside, apart, group):
         set_offsets_raw(properties, each, name, {0: 9})
     follow.read_until()
@@ -327,8 +333,8 @@ def test_much_is_read_in_pieces(
         assert 70 <= follow.state.behind <= 80
         (*_, last) = follow.list_commits(group)
         assert follow.state.complete_to == last.at
-        sizes = []
-        while follow.state.condition is LogCondition.BEHIND:
+        sizes = [len(follow.read())]
+        while follow.state.behind:
             sizes.append(len(follow.read()))
     assert all(size <= 26 for size in sizes)
     assert [one for one in follow.commits(group) if one] == list(range(1, 101))
@@ -340,3 +346,223 @@ def test_no_time_is_no_answer(properties: dict[str, str], group: str) -> None:
         log.read(Deadline(0))
         assert log.state[group].condition in (LogCondition.AWAY, LogCondition.BEHIND)
         assert log.state[group].complete_to is None
+
+
+@pytest.fixture(scope="module")
+def cleaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker that compacts within a second, and may be stopped."""
+    properties = {"log.cleaner.backoff.ms": "200", "broker.session.timeout.ms": "9000"}
+    with EmbeddedKafka.start(tmp_path_factory.mktemp("kafka"), properties=properties) as running:
+        yield running
+
+
+def count_records(properties: dict[str, str], partition: int) -> int:
+    return len(read_all(properties, COMMIT_LOG, [partition]))
+
+
+def test_before_any_commit_and_after_the_first(cleaning: EmbeddedKafka, group: str) -> None:
+    """Runs first: nobody has committed on this broker yet, so its log of commits is not there."""
+    properties, since = properties_of(cleaning.bootstrap), utc_now()
+    with CommitLog(properties, [group], since) as log:
+        follow = Follower(log)
+        follow.read_until(LogCondition.MISSING)
+        assert follow.state.complete_to is not None
+        assert follow.state.error is None
+        set_offsets_raw(properties, group, make_topic(cleaning, group), {0: 3})
+        follow.read_until()
+        assert follow.commits(group) == [3]
+        assert follow.state.complete_since == since
+
+
+def test_compaction_is_noticed(cleaning: EmbeddedKafka, group: str) -> None:
+    """Who had read it before knows all; who comes later knows since when nothing is missing."""
+    properties, since = properties_of(cleaning.bootstrap), utc_now()
+    name, place = make_topic(cleaning, group), find_log_partition(group, 5)
+    set_offsets_raw(properties, group, name, {0: 1})
+    with (
+        CommitLog(properties, [group], since) as log,
+        CommitLog(properties, [group], since) as late,
+    ):
+        follow, behind = Follower(log), Follower(late)
+        for offset in range(2, 21):
+            set_offsets_raw(properties, group, name, {0: offset})
+        follow.read_until()
+        before = count_records(properties, place)
+        rolling = {"segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
+        alter_topic_config(properties, COMMIT_LOG, rolling)
+        offsets = count(21)
+
+        def is_cleaned() -> bool:
+            set_offsets_raw(properties, group, name, {0: next(offsets)})
+            return count_records(properties, place) < before
+
+        wait_until(is_cleaned, what="the log is compacted")
+        alter_topic_config(properties, COMMIT_LOG, dict.fromkeys(rolling))
+        follow.read_until()
+        behind.read_until()
+        last = next(offsets) - 1
+        seen = [one for one in follow.commits(group) if one is not None]
+        assert seen == list(range(1, last + 1))
+        assert follow.state.complete_since == since
+        complete = behind.state.complete_since
+        assert complete > since
+        assert behind.commits(group) != follow.commits(group)
+        known = [one for one in follow.list_commits(group) if one.at >= complete]
+        assert known == [one for one in behind.list_commits(group) if one.at >= complete]
+        assert known
+
+
+def test_an_offset_that_is_gone(cleaning: EmbeddedKafka, group: str) -> None:
+    """Where the log is also cut by age."""
+    properties, place = properties_of(cleaning.bootstrap), find_log_partition(group, 5)
+    name, since = make_topic(cleaning, group), utc_now()
+    with (
+        CommitLog(properties, [group], since) as log,
+        CommitLog(properties, [group], since) as live,
+    ):
+        follow, witness = Follower(log), Follower(live)
+        set_offsets_raw(properties, group, name, {0: 1})
+        follow.read_until()
+        witness.read_until()
+        end = list_offsets(properties, COMMIT_LOG, [place], "latest")[place]
+        cutting = {"cleanup.policy": "compact,delete", "segment.ms": "500", "retention.ms": "500"}
+        alter_topic_config(properties, COMMIT_LOG, cutting)
+        offsets = count(2)
+
+        def is_cut() -> bool:
+            set_offsets_raw(properties, group, name, {0: next(offsets)})
+            witness.read_until()
+            return list_offsets(properties, COMMIT_LOG, [place], "earliest")[place] > end
+
+        wait_until(is_cut, what="the log is cut")
+        alter_topic_config(properties, COMMIT_LOG, {**cutting, **dict.fromkeys(cutting)})
+        for each in (follow, witness):
+            set_offsets_raw(properties, group, name, {0: next(offsets)})
+            each.read_until()
+        complete = follow.state.complete_since
+        assert witness.state.complete_since == since < complete
+        assert follow.commits(group) != witness.commits(group)[: len(follow.commits(group))]
+        known = [one for one in witness.list_commits(group) if one.at >= complete]
+        assert known[:-1] == [one for one in follow.list_commits(group) if one.at >= complete]
+        assert len(known) > 1
+
+
+def commit_alone(properties: dict[str, str], group: str, name: str, offset: int) -> None:
+    """Until it is taken: perhaps twice. (An admin client would abort the process where the
+    coordinator goes away, librdkafka's issue 4605.)"""
+    consumer = make_consumer(properties, {"group.id": group})
+
+    def is_taken() -> bool:
+        try:
+            commit_as(consumer, name, offset)
+        except KafkaException:
+            return False
+        return True
+
+    wait_until(is_taken, what="it is committed")
+    consumer.close()
+
+
+def unrepeated(offsets: Sequence[int | None]) -> list[int | None]:
+    return [one for one, before in pairwise([*offsets, None]) if one != before]
+
+
+def test_a_broker_that_is_away_and_comes_back(cleaning: EmbeddedKafka, group: str) -> None:
+    properties, since = properties_of(cleaning.bootstrap), utc_now()
+    name = make_topic(cleaning, group)
+    with CommitLog(properties, [group], since) as log:
+        follow = Follower(log)
+        commit_alone(properties, group, name, 1)
+        follow.read_until()
+        known = follow.state.complete_to
+        commit_alone(properties, group, name, 2)
+        cleaning.kill()
+        try:
+            assert follow.read(2) == ()
+            assert follow.state.condition is LogCondition.AWAY
+            assert isinstance(follow.state.error, ClusterUnreachable)
+            assert follow.state.complete_to == known
+        finally:
+            cleaning.restart()
+        commit_alone(properties, group, name, 3)
+        follow.read_until()
+        assert unrepeated(follow.commits(group)) == [1, 2, 3]
+        assert follow.state.complete_since == since
+
+
+def test_a_leader_dies_and_comes_back(tmp_path: Path, group: str) -> None:
+    with EmbeddedKafka.start(tmp_path, brokers=2, heap="384m") as kafka:
+        properties = properties_of(kafka.bootstrap)
+        create_topic(properties, "orders", partitions=1, replication=2)
+        commit_alone(properties, "first", "orders", 0)
+        leaders = make_admin(properties).list_topics(COMMIT_LOG, 30).topics[COMMIT_LOG].partitions
+        names = [f"{group}-{number}" for number in range(100)]
+        second = next(n for n in names if leaders[find_log_partition(n, 5)].leader == 2)
+        with CommitLog(properties, [second], utc_now()) as log:
+            follow = Follower(log)
+            commit_alone(properties, second, "orders", 1)
+            follow.read_until()
+            kafka.kill(2)
+            commit_alone(properties, second, "orders", 2)
+            follow.read_until()
+            assert unrepeated(follow.commits(second)) == [1, 2]
+            kafka.restart(2)
+            commit_alone(properties, second, "orders", 3)
+            follow.read_until()
+            assert unrepeated(follow.commits(second)) == [1, 2, 3]
+            assert follow.state.complete_since < follow.list_commits(second)[0].at
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    with start_secured(tmp_path_factory.mktemp("secured")) as found:
+        create_topic(found.properties, "orders", partitions=1)
+        set_offsets_raw(found.properties, "order-service", "orders", {0: 2})
+        yield found
+
+
+LOG_RIGHTS = [
+    Right(Resource.TOPIC, COMMIT_LOG, operation, "see each commit")
+    for operation in (Operation.DESCRIBE, Operation.READ)
+]
+
+
+@pytest.mark.parametrize("rights", [[], LOG_RIGHTS[:1]])
+def test_who_may_not_read_the_log_is_told_and_may_later(
+    secured: SecuredKafka, rights: list[Right], unique: str
+) -> None:
+    properties = secured.add_user(unique, rights)
+    with CommitLog(properties, ["order-service"], utc_now()) as log:
+        follow = Follower(log)
+        follow.read_until(LogCondition.DENIED)
+        follow.read_until(LogCondition.DENIED)
+        assert isinstance(follow.state.error, AccessDenied)
+        assert "topic __consumer_offsets" in str(follow.state.error)
+        assert follow.state.complete_to is None
+        secured.add_user(unique, LOG_RIGHTS)
+        set_offsets_raw(secured.properties, "order-service", "orders", {0: 3})
+        follow.read_until()
+        assert follow.commits("order-service")[-1] == 3
+        # It may not list the group.
+        assert follow.members("order-service")[-1] is None
+
+
+def test_holes_that_cannot_be_looked_at_may_be_commits(secured: SecuredKafka, unique: str) -> None:
+    """kafka-python, which reads the batches' headers, takes no certificate as text."""
+    properties = secured.add_user(unique, LOG_RIGHTS)
+    text = {**properties, "ssl.ca.pem": Path(properties["ssl.ca.location"]).read_text()}
+    del text["ssl.ca.location"]
+    since = utc_now()
+    producer = make_producer(secured.properties, {"transactional.id": unique})
+    producer.init_transactions(30)
+    with (
+        CommitLog(properties, ["order-service"], since) as log,
+        CommitLog(text, ["order-service"], since) as blind,
+    ):
+        begin_commit(producer, secured.properties, TopicPartition("orders", 0, 4, "order-service"))
+        producer.commit_transaction(30)
+        for log_of, is_whole in ((log, True), (blind, False)):
+            follow = Follower(log_of)
+            follow.read_until()
+            assert follow.commits("order-service")[-1] == 4
+            assert (follow.state.complete_since == since) is is_whole

@@ -343,6 +343,20 @@ def test_who_is_in_a_group_by_its_records(
 
 
 @pytest.mark.parametrize(
+    ("state", "kind", "is_exact"),
+    [("", "consumer", True), (None, "consumer", False), ("", "streams", False)],
+)
+def test_a_group_that_was_not_there_begins_with_nobody(
+    state: str | None, kind: str, is_exact: bool
+) -> None:
+    group, joined = GroupMembers("order-service"), JOINED._replace(kind=kind)
+    assert group.settle(state, WRITTEN, BEGIN, LATER) is None
+    assert group.take(joined, WRITTEN, HERE) == told(1, is_exact, ADA, protocol_type=kind)
+    again = joined._replace(member_id="b", client=BOB)
+    assert group.take(again, WRITTEN, HERE) == told(2, is_exact, ADA, BOB, protocol_type=kind)
+
+
+@pytest.mark.parametrize(
     ("before", "states", "expected"),
     [
         # Without a record since the beginning it was so all the time.
@@ -350,6 +364,7 @@ def test_who_is_in_a_group_by_its_records(
         ([], ["stable"], told(1, False, place=BEGIN)),
         ([], [""], None),
         ([], ["dead"], None),
+        ([], [None], None),
         ([], ["stable", "stable"], None),
         ([], ["", "empty"], told(0, True, place=BEGIN)),
         # With records only from now on.
@@ -367,7 +382,7 @@ def test_who_is_in_a_group_by_its_records(
     ],
 )
 def test_who_is_in_a_group_by_what_the_brokers_list(
-    before: list[GroupEntry], states: list[str], expected: MembersRecord | None
+    before: list[GroupEntry], states: list[str | None], expected: MembersRecord | None
 ) -> None:
     group = GroupMembers("order-service")
     for entry in before:
