@@ -110,8 +110,8 @@ def select_rights(
     """The rows of the table of these parts.
 
     Args:
-        parts: separated by spaces: `see`, `watch` (beside it), `raise` (retention), `doctor`, and of
-            recoveries `offload`, `expand`, `letters` (read dead letters), `put` (send to a topic
+        parts: separated by spaces: `see`, `watch` (beside it), `raise` (retention), `doctor`, and
+            of recoveries `offload`, `expand`, `letters` (read dead letters), `put` (send to a topic
             that is there), `other` (another topic than the stream's), `send` (in transactions, with
             the Kafka ledger), `create` (that ledger), `rehearse`.
         recovery_id: ends the name that is asked about where a rule is on a prefix.
