@@ -120,7 +120,9 @@ def print_rights(
     session: Session,
     job: Annotated[
         str,
-        typer.Argument(help="see, hold, transactions, rebuild, expand, doctor, or airflow: all."),
+        typer.Argument(
+            help="see, watch, hold, transactions, rebuild, expand, doctor, or airflow: all."
+        ),
     ],
     stream: Annotated[str, typer.Argument(help="A stream of the configuration.")],
     principal: Annotated[

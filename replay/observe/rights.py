@@ -14,6 +14,7 @@ from backlogctl.errors import Refused
 from backlogctl.fanout.temporary_topic import name_temporary_topic
 from backlogctl.formats import format_plural
 from backlogctl.kafka.clients import find_addresses
+from backlogctl.kafka.commit_log import COMMIT_LOG
 from backlogctl.kafka.rights import (
     CLUSTER_NAME,
     Operation,
@@ -24,7 +25,7 @@ from backlogctl.kafka.rights import (
 )
 from backlogctl.replay.engine.kind import Registry, Workspace
 
-SEE, HOLD, DOCTOR, AIRFLOW = "see", "hold", "doctor", "airflow"
+SEE, WATCH, HOLD, DOCTOR, AIRFLOW = "see", "watch", "hold", "doctor", "airflow"
 TRANSACTIONS = "transactions"
 # Of transactional ids: all of them, and a name that stands for any.
 _EVERY, _ANY = "*", "backlogctl:any"
@@ -35,8 +36,8 @@ _SECONDS = 30.0
 
 
 # Job or part of one, resource, name, operation, purpose. A name that ends with a star is a prefix.
-# What is only looked at, on the cluster and of transactions, can be missing: then something stays
-# unknown, and is said.
+# What is only looked at, on the cluster, of transactions or for `watch` alone, can be missing: then
+# something stays unknown, and is said.
 _TABLE = (
     ("see", Resource.CLUSTER, CLUSTER_NAME, "DESCRIBE", "list all groups and read the disks"),
     ("doctor", Resource.CLUSTER, CLUSTER_NAME, "DESCRIBE_CONFIGS", "read the brokers' settings"),
@@ -48,6 +49,11 @@ _TABLE = (
     ("mark", Resource.CLUSTER, CLUSTER_NAME, "ALTER", "abort a transaction that hangs"),
     ("raise", Resource.TOPIC, "{topic}", "ALTER_CONFIGS", "raise its retention"),
     ("see", Resource.GROUP, "{group}", "DESCRIBE", "read its members and committed offsets"),
+    ("watch", Resource.TOPIC, COMMIT_LOG, "DESCRIBE", "find where groups' commits are written"),
+    (
+        *("watch", Resource.TOPIC, COMMIT_LOG, "READ"),
+        "see each commit of the group; without it all is known by samples only",
+    ),
     ("offload", Resource.TOPIC, "{topic}", "DELETE", "delete records that are archived"),
     ("offload", Resource.GROUP, "{group}", "READ", "commit where its consumers go on"),
     ("expand", Resource.GROUP, "{group}", "READ", "commit what was relayed"),
@@ -110,8 +116,8 @@ def select_rights(
     """The rows of the table of these parts.
 
     Args:
-        parts: separated by spaces: `see`, `who` (names of producers), `raise` (retention),
-            `doctor`; to abort transactions `fence` (by its coordinator) and `mark`; of recoveries
+        parts: separated by spaces: `see`, `watch` (beside it), `who` (names of producers), `raise`
+            (retention), `doctor`; to abort transactions `fence` (by its coordinator) and `mark`; of recoveries
             `offload`, `expand`, `letters` (read dead letters), `put` (send to a topic that is
             there), `other` (another topic than the stream's), `send` (in transactions, with the
             Kafka ledger), `create` (that ledger), `rehearse`.
@@ -128,7 +134,7 @@ def select_rights(
             continue
         name, star = template.removesuffix("*").format(**names), template.endswith("*")
         looks = operation.startswith("DESCRIBE") and (jobs == "who" or resource is Resource.CLUSTER)
-        needed = not looks and jobs != optional
+        needed = not looks and jobs not in (WATCH, optional)
         asked = _ANY if name == _EVERY else ""
         if star and resource is Resource.TOPIC:
             asked = name_temporary_topic(stream.topic, recovery_id, template.split(".")[1])
@@ -140,19 +146,20 @@ def select_rights(
 
 
 def list_seeing(stream: Stream) -> tuple[Right, ...]:
-    """To watch a stream: lag, losses, and how long there is."""
+    """To look at a stream: lag, losses, and how long there is."""
     return select_rights(SEE, stream)
 
 
 def list_jobs(kinds: Registry) -> tuple[str, ...]:
     """The jobs of `backlogctl acl`."""
-    return (SEE, HOLD, TRANSACTIONS, *kinds.names(), DOCTOR, AIRFLOW)
+    return (SEE, WATCH, HOLD, TRANSACTIONS, *kinds.names(), DOCTOR, AIRFLOW)
 
 
 def list_rights(kinds: Registry, job: str, config: Config, stream: Stream) -> tuple[Right, ...]:
     """What a job on a stream needs; Airflow's tasks do all of them."""
     parts = {
         SEE: "see who",
+        WATCH: "see who watch",
         HOLD: "see raise",
         TRANSACTIONS: "see who fence mark",
         DOCTOR: "see who doctor",
