@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import backlogctl.monitoring.doctor.group
 import backlogctl.monitoring.doctor.producers
+import backlogctl.monitoring.doctor.timestamps
 import backlogctl.monitoring.doctor.topic  # noqa: F401
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
@@ -23,15 +24,18 @@ from backlogctl.monitoring.doctor.checks import (
     UnreadablePart,
     apply_rules,
     choose_exit_code,
+    endure,
     read_part,
     sort_findings,
 )
 from backlogctl.monitoring.doctor.facts import read_brokers, read_newest, read_topic
 from backlogctl.monitoring.producers.reader import read_newest_log
+from backlogctl.monitoring.verdict.commands import create_index
 from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.replay.consumers.members import count_rebalancing
 from backlogctl.replay.doctor.tool import judge_host, judge_rights
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.stream import read_history
 from backlogctl.values import to_document
 
 
@@ -74,12 +78,11 @@ def judge_sources(config: Config, stream: Stream) -> Iterator[CheckFinding]:
                 + ", ".join(sorted(names)),
             )
         elif column is not None and column not in table.indexed:
-            index = f"{table.label}_{column}".replace(".", "_")
             yield CheckFinding(
                 *("sources", CheckLevel.WARNS, subject),
                 f"no index begins with its time column {column}: a rebuild reads all of it",
                 "",
-                (f"CREATE INDEX {index} ON {table.label} ({column})",),
+                (create_index(table.dialect, table.label, column),),
             )
 
 
@@ -126,7 +129,8 @@ def examine_stream(
     Args:
         adopting: what to type instead of our own commands, where they would not know the stream.
     """
-    found = sort_findings(_judge_stream(workspace, stream))
+    judged = _judge_stream(workspace, stream)
+    found = sort_findings(endure(f"stream {stream.name}", "its examination", judged))
     if adopting is not None:
         found = tuple(_replace_ours(one, adopting) for one in found)
     return Examination("stream", stream.name, found)
@@ -177,11 +181,13 @@ def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding
             ).status
         ),
     )
+    parts.read("history", "its samples", lambda _: read_history(workspace, stream))
     _read_group(parts, workspace, stream, admin)
     yield from (one.to_finding() for one in parts.unread)
-    yield from apply_rules(_STREAM_ROOMS, parts.known)
-    yield from judge_rights(workspace, stream)
-    yield from judge_sources(workspace.config, stream)
+    subject = f"stream {stream.name}"
+    yield from apply_rules(_STREAM_ROOMS, parts.known, subject)
+    yield from endure(subject, "looking at its rights", judge_rights(workspace, stream))
+    yield from endure(subject, "looking at its tables", judge_sources(workspace.config, stream))
 
 
 def _read_topic(parts: _Parts, properties: Properties, stream: Stream, admin: Admin) -> None:

@@ -21,6 +21,7 @@ from backlogctl.monitoring.doctor.checks import (
     CheckLevel,
     CheckScope,
     UnreadablePart,
+    endure,
     read_part,
 )
 from backlogctl.monitoring.doctor.facts import Controller, read_controller
@@ -102,14 +103,15 @@ _SECONDS = 15.0
 
 def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[CheckFinding]:
     """Everything that is the same for all streams; each cluster's clock once."""
-    yield from _judge_ledger_clock(workspace)
     clusters = {stream.cluster: workspace.properties(stream) for stream in streams}
-    for properties in clusters.values():
-        yield from _judge_controller(properties)
     rebuilds = [stream for stream in streams if stream.source is not None]
-    if rebuilds:
-        yield from _judge_staging(workspace, rebuilds)
-        yield from _judge_spark()
+    parts = [
+        _judge_ledger_clock(workspace),
+        *map(_judge_controller, clusters.values()),
+        *([_judge_staging(workspace, rebuilds), _judge_spark()] if rebuilds else []),
+    ]
+    for part in parts:
+        yield from endure("the tool", "its examination", part)
 
 
 @CheckScope.TOOL.check(
