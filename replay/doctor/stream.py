@@ -14,7 +14,7 @@ import backlogctl.monitoring.doctor.topic  # noqa: F401
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError
-from backlogctl.kafka.clients import Admin, Properties, connect
+from backlogctl.kafka.clients import Admin, connect
 from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
 from backlogctl.kafka.groups import describe_group_state
 from backlogctl.monitoring.doctor.checks import (
@@ -35,6 +35,7 @@ from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.replay.consumers.members import count_rebalancing
 from backlogctl.replay.doctor.tool import judge_host, judge_rights
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.rights import DOCTOR
 from backlogctl.replay.observe.stream import read_history
 from backlogctl.values import to_document
 
@@ -47,7 +48,9 @@ from backlogctl.values import to_document
 )
 def judge_sources(config: Config, stream: Stream) -> Iterator[CheckFinding]:
     """Whether they can be read, and have an index on the time column."""
-    if (source := stream.source) is None or find_spec("pyspark") is None:
+    if (source := stream.source) is None or not config.is_meant_for("rebuild"):
+        return
+    if find_spec("pyspark") is None:
         return  # the check of this host says that nothing is rebuilt without Spark
     from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
 
@@ -167,7 +170,7 @@ def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding
         now=utc_now(),
     )
     admin = connect(workspace.properties(stream))
-    _read_topic(parts, workspace.properties(stream), stream, admin)
+    _read_topic(parts, workspace, stream, admin)
     if any(one.error.retryable for one in parts.unread):
         yield parts.unread[0].to_finding()  # nobody answers: nothing else would be read either
         return
@@ -190,8 +193,8 @@ def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding
     yield from endure(subject, "looking at its tables", judge_sources(workspace.config, stream))
 
 
-def _read_topic(parts: _Parts, properties: Properties, stream: Stream, admin: Admin) -> None:
-    name = stream.topic
+def _read_topic(parts: _Parts, workspace: Workspace, stream: Stream, admin: Admin) -> None:
+    name, properties = stream.topic, workspace.properties(stream)
     topic = parts.read(
         "topic",
         f"settings and replicas of topic {name}",
@@ -199,7 +202,8 @@ def _read_topic(parts: _Parts, properties: Properties, stream: Stream, admin: Ad
     )
     if any(one.error.retryable for one in parts.unread):
         return
-    parts.read("brokers", "the brokers' settings", lambda limit: read_brokers(admin, limit))
+    if workspace.config.is_meant_for(DOCTOR):
+        parts.read("brokers", "the brokers' settings", lambda limit: read_brokers(admin, limit))
     if topic is None:
         return
     newest = parts.read(

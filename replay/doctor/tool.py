@@ -40,10 +40,11 @@ _RIGHTS_SECONDS = 30.0
 
 
 def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, ...]]:
-    """By job its rights; jobs that the stream is not configured for are left out."""
+    """By job its rights; jobs that the stream is not configured for, or the login is not meant
+    for, are left out."""
     config = workspace.config
     kinds = [kind.name for kind in workspace.kinds if kind.is_configured(stream)]
-    jobs = (SEE, HOLD, *kinds, DOCTOR)
+    jobs = [SEE, *(job for job in (HOLD, *kinds, DOCTOR) if config.is_meant_for(job))]
     return {job: list_rights(workspace.kinds, job, config, stream) for job in jobs}
 
 
@@ -51,7 +52,8 @@ def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, 
     "rights",
     "What the tool may do",
     "What a recovery needs is asked for before anything is touched: a missing right stops it.",
-    "By job, in docs/permissions.md.",
+    "By job, in docs/permissions.md. `jobs` of the configuration says what a login is meant for: "
+    "with `jobs: [see]` one that only watches is asked for nothing else.",
 )
 def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]:
     """One finding for each job that misses rights."""
@@ -84,7 +86,10 @@ def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]
             CheckLevel.STOPS if needed else CheckLevel.UNKNOWN,
             subject,
             f"{job}: the tool may not {describe_rights(missing)}",
-            "who administers the cluster grants it with",
+            "who administers the cluster grants it with"
+            if job == SEE
+            else "who administers the cluster grants it with these lines; where this login is not "
+            f"meant for it, name `jobs` without {job}",
             tuple(lines),
         )
 
@@ -104,7 +109,8 @@ _SECONDS = 15.0
 def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[CheckFinding]:
     """Everything that is the same for all streams; each cluster's clock once."""
     clusters = {stream.cluster: workspace.properties(stream) for stream in streams}
-    rebuilds = [stream for stream in streams if stream.source is not None]
+    builds = workspace.config.is_meant_for("rebuild")
+    rebuilds = [stream for stream in streams if builds and stream.source is not None]
     parts = [
         _judge_ledger_clock(workspace),
         *map(_judge_controller, clusters.values()),

@@ -112,7 +112,8 @@ class Situation:
     """A topic as it should not be.
 
     Attributes:
-        old: messages that are five hours old; half of them are unread, and four new ones.
+        old: so many hours old are four messages, of which the group has read two.
+        is_late: they came behind a new one.
         checks: findings that must be there.
         words: findings that are told in words only: no single command is safe.
     """
@@ -124,6 +125,7 @@ class Situation:
     old: int = 0
     words: tuple[str, ...] = ()
     takes_writes: bool = True
+    is_late: bool = False
 
 
 TABLE_OF_SITUATIONS = (
@@ -183,6 +185,16 @@ TABLE_OF_SITUATIONS = (
         {"retention.ms": str(4 * DAY)},
         old=5 * 24,
         words=("segments",),
+    ),
+    Situation(
+        "small segments", ("small-segments",), {"segment.ms": "5000", "retention.ms": str(7 * DAY)}
+    ),
+    Situation(
+        "messages that had expired when they came",
+        ("expired-on-arrival",),
+        {"retention.ms": str(DAY)},
+        old=5 * 24,
+        is_late=True,
     ),
     Situation(
         "compacted",
@@ -361,6 +373,8 @@ def make_place(properties: Mapping[str, str], situation: Situation) -> Place:
     if not situation.takes_writes:
         set_offsets_raw(properties, group, name, {0: 0})
         return Place(properties, name, group, 0)
+    if situation.is_late:
+        publish(properties, name, {0: 1})
     if situation.old:
         publish(properties, name, {0: 4}, hours_ago=situation.old)
     publish(properties, name, {0: 4})
