@@ -45,6 +45,17 @@ def format_time(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def read_millis(milliseconds: int | None) -> datetime | None:
+    """A time in Kafka's milliseconds since 1970; None for what is none: producers write any number,
+    some in microseconds."""
+    if milliseconds is None or milliseconds < 0:
+        return None
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
 def read_time(text: str) -> datetime:
     """What `format_time` wrote."""
     return datetime.fromisoformat(text).astimezone(UTC)

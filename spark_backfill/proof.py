@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from statistics import median
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
+from backlogctl.clock import read_millis
 from backlogctl.errors import Refused
 from backlogctl.formats import format_duration
 from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
@@ -101,7 +102,9 @@ def suspect_zone(times: Sequence[tuple[int, str]], rules: MessageRules, table: S
     if time.zoned or time.kind not in _WITHOUT_ZONE:
         return ""
     pairs = [
-        (datetime.fromtimestamp(log / 1000, UTC), datetime.fromisoformat(row)) for log, row in times
+        (at, datetime.fromisoformat(row))
+        for log, row in times
+        if (at := read_millis(log)) is not None
     ]
     shift = find_shift(pairs)
     if shift is None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -69,6 +69,14 @@ class Config(Section):
         default_factory=SparkSection, description="The Spark that reads the source and injects."
     )
     watch: Watch = Field(default_factory=Watch, description="How `backlogctl watch` samples.")
+    jobs: tuple[
+        Literal["see", "hold", "rebuild", "expand", "offload", "redrive", "doctor"], ...
+    ] = Field(
+        default=(),
+        description="What the logins of this file are meant for, such as `[see]` where they only "
+        "watch: the doctor asks for the rights of no other job, nor for what it needs besides. "
+        "Empty: everything that the streams are configured for.",
+    )
     look_back: LookBack | None = Field(
         default=None,
         description="Transactional messages, for `backlogctl lookback`: [look-back](look-back.md).",
@@ -241,6 +249,10 @@ class Config(Section):
         nearest = base.find_nearest(name, self.streams)
         hint = f"the nearest is {nearest}" if nearest else "the configuration has no streams"
         raise UsageError("there is no such stream", subject=f"stream {name}", hint=hint)
+
+    def is_meant_for(self, job: str) -> bool:
+        """Whether this file's logins do such work."""
+        return not self.jobs or job in self.jobs
 
     def cluster_of(self, stream: Stream) -> Cluster:
         """The cluster that a stream of this configuration is on."""

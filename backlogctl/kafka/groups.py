@@ -33,7 +33,6 @@ from backlogctl.kafka.clients import (
 )
 from backlogctl.kafka.errors import GroupActive, GroupMissing, TopicMissing
 from backlogctl.kafka.topics import DEFAULT_SECONDS, list_offsets, read_topic_id
-from backlogctl_delivery.visible import quote_word
 
 # One slow coordinator must not be asked for hundreds of groups at once.
 GROUPS_AT_ONCE = 64
@@ -450,7 +449,6 @@ def _describe(
         f"{told}, for {seconds:.0f} s by now: messages were lost (an unclean leader election cuts "
         "a log back), or the offset was set wrong",
         subject=subject,
-        hint="look at the brokers' logs for a truncation; then set the group to where it really "
-        f"is: `kafka-consumer-groups.sh --bootstrap-server ... --group {quote_word(group)} --topic "
-        f"{topic}:{number} --reset-offsets --to-offset {end} --execute`",
+        hint="look at the brokers' logs for a truncation; `backlogctl status STREAM` tells where "
+        "the group goes on without a loss: not at the end, which skips what came since the cut",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import cast
 
 from confluent_kafka import (
@@ -17,7 +17,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from backlogctl.clock import Deadline
+from backlogctl.clock import Deadline, read_millis
 from backlogctl.kafka.clients import Admin, Connection, assign_partitions, make_consumer
 from backlogctl.kafka.errors import translate
 from backlogctl_delivery.kafka import unwrap
@@ -38,13 +38,15 @@ _SETTINGS = {
 @dataclass(frozen=True, slots=True)
 class Peeked:
     """One message: its offset, key and time, None where it has none; its headers; its size is that
-    of key, value and headers in bytes, before compression."""
+    of key, value and headers in bytes, before compression; `at_ms` is its timestamp as it is, which
+    may be no time."""
 
     offset: int
     key: bytes | None
     at: datetime | None
     headers: Headers = ()
     size: int = 0
+    at_ms: int | None = None
 
 
 def peek_at(
@@ -100,10 +102,13 @@ def _read(
         if error is None and offset is not None:
             kind, at = message.timestamp()
             known = kind != TIMESTAMP_NOT_AVAILABLE and at > 0
-            time = _to_time(at) if known else None
             headers = cast(Headers, message.headers() or ())
             found[partition].append(
-                Peeked(offset, message.key(), time, headers, _count_bytes(message, headers))
+                Peeked(
+                    *(offset, message.key(), read_millis(at) if known else None, headers),
+                    _count_bytes(message, headers),
+                    at if known else None,
+                )
             )
         if error is not None or len(found[partition]) >= each:
             undecided.discard(partition)
@@ -132,11 +137,3 @@ def _open_consumer(connection: Connection, isolation: str) -> Iterator[Consumer]
 def _count_bytes(message: Message, headers: Headers) -> int:
     parts = [message.key(), message.value(), *(part for header in headers for part in header)]
     return sum(len(part) for part in parts if part)
-
-
-def _to_time(milliseconds: int) -> datetime | None:
-    """None for what is no time: producers set it, some in microseconds."""
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None

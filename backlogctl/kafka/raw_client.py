@@ -279,6 +279,53 @@ async def ask_leaders(client: RawClient, topic: str) -> dict[int, int]:
     return {one.partition_index: one.leader_id for one in found.partitions if one.leader_id >= 0}
 
 
+def read_epoch_ends(
+    properties: Properties, topic: str, epochs: Mapping[int, int], limit: Deadline
+) -> dict[int, int]:
+    """By partition where a leader epoch ends in its log (OffsetForLeaderEpoch, KIP-320); one that
+    the log does not know is left out.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: also where kafka-python cannot take these properties.
+    """
+    subject, doing = f"topic {topic}", "read where a leader epoch ends"
+    settings, why = translate_properties(properties)
+    if settings is None:
+        raise KafkaFailure(f"could not {doing}: kafka-python cannot connect {why}", subject=subject)
+    try:
+        with RawClient(settings, limit, properties) as client:
+            leaders = read_leaders(client, topic, limit)
+            ends = {
+                place[0]: _read_epoch_end(client, topic, place, leaders[place[0]], limit)
+                for place in epochs.items()
+                if place[0] in leaders
+            }
+    except Exception as error:
+        raise translate_error(error, doing, subject) from error
+    return {number: end for number, end in ends.items() if end >= 0}
+
+
+def _read_epoch_end(
+    client: RawClient, topic: str, place: tuple[int, int], node: int, limit: Deadline
+) -> int:
+    from kafka.errors import for_code
+    from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
+
+    of_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    partition = of_topic.OffsetForLeaderPartition(
+        partition=place[0], current_leader_epoch=-1, leader_epoch=place[1]
+    )
+    request = OffsetForLeaderEpochRequest(
+        replica_id=-1, topics=[of_topic(topic=topic, partitions=[partition])]
+    )
+    (answer,) = client.run(lambda: client.send(request, node), limit).topics
+    (found,) = answer.partitions
+    if found.error_code:
+        raise for_code(found.error_code)()
+    end: int = found.end_offset
+    return end
+
+
 # Which broker coordinates which group or transactional id, remembered until the broker says that it
 # no longer does.
 #

@@ -49,13 +49,15 @@ DEFAULT_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the cluster describes it; `config` holds every topic setting, defaults too."""
+    """A topic as the cluster describes it; `config` holds every topic setting, defaults too, and
+    `own` names those that the topic sets itself."""
 
     name: str
     topic_id: str
     partitions: int
     config: Mapping[str, str]
     replication: int = 1
+    own: frozenset[str] = frozenset()
 
 
 def read_topic_id(
@@ -90,6 +92,7 @@ def describe_topic(
         partitions=len(described.partitions),
         config={name: entry.value for name, entry in entries.items() if entry.value is not None},
         replication=min((len(p.replicas) for p in described.partitions), default=1),
+        own=frozenset(name for name, entry in entries.items() if _is_own(entry)),
     )
 
 
@@ -401,8 +404,11 @@ def _await_changes(
 
 
 def _to_setting(entry: Any) -> TopicSetting:
-    own = int(entry.source) == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
-    return TopicSetting(entry.value, entry.value if own else None)
+    return TopicSetting(entry.value, entry.value if _is_own(entry) else None)
+
+
+def _is_own(entry: Any) -> bool:
+    return int(entry.source) == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
 
 
 def _make_entry(name: str, value: str | None) -> ConfigEntry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +13,8 @@ from backlogctl.errors import BacklogError
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.values import to_document
 
+LOG = logging.getLogger(__name__)
+_REPORT = "this is a bug: report it, with what the log says"
 Part = TypeVar("Part")
 Rule = TypeVar("Rule", bound=Callable[..., object])
 CATALOGUE: dict[str, Check] = {}
@@ -129,11 +132,39 @@ class UnreadablePart:
 
 
 def read_part(part: str, read: Callable[[], Part]) -> Part | UnreadablePart:
-    """What it reads, or why it could not."""
+    """What it reads, or why it could not: an error of this program is no reason to end."""
     try:
         return read()
     except BacklogError as error:
         return UnreadablePart(part, error)
+    except Exception as error:
+        LOG.exception("the doctor: %s", part)
+        return UnreadablePart(part, BacklogError(_name_bug(error), hint=_REPORT))
+
+
+@CheckScope.TOOL.check(
+    "examination",
+    "An examination that failed",
+    "What was not examined is unknown: the other findings are shown all the same.",
+)
+def endure(subject: str, what: str, findings: Iterable[CheckFinding]) -> Iterator[CheckFinding]:
+    """The findings, up to an error of theirs, which is then one itself: that `what` failed."""
+    try:
+        yield from findings
+    except BacklogError as error:
+        told, mend = f"{what} failed: {error.message}", error.hint
+        yield CheckFinding(
+            *("examination", CheckLevel.UNKNOWN, error.subject or subject, told),
+            mend or "run `backlogctl doctor` again",
+        )
+    except Exception as error:
+        LOG.exception("the doctor: %s: %s", subject, what)
+        told = f"{what} failed: {_name_bug(error)}"
+        yield CheckFinding("examination", CheckLevel.UNKNOWN, subject, told, _REPORT)
+
+
+def _name_bug(error: Exception) -> str:
+    return f"internal error ({type(error).__name__}: {error})".splitlines()[0]
 
 
 def sort_findings(findings: Iterable[CheckFinding]) -> tuple[CheckFinding, ...]:
@@ -149,10 +180,13 @@ def choose_exit_code(findings: Iterable[CheckFinding]) -> int:
     return 2 if any(one.level is CheckLevel.UNKNOWN for one in found) else 0
 
 
-def apply_rules(rooms: Iterable[CheckScope], parts: Mapping[str, object]) -> Iterator[CheckFinding]:
+def apply_rules(
+    rooms: Iterable[CheckScope], parts: Mapping[str, object], subject: str
+) -> Iterator[CheckFinding]:
     """Calls each rule of these rooms by the names of its parameters.
 
-    A rule is left out where a part is unknown, unless its parameter has a default.
+    A rule is left out where a part is unknown, unless its parameter has a default. One that fails
+    is a finding about `subject`, and the others are called all the same.
     """
     chosen, known = set(rooms), {name: part for name, part in parts.items() if part is not None}
     for rule, room in _RULES.items():
@@ -161,4 +195,5 @@ def apply_rules(rooms: Iterable[CheckScope], parts: Mapping[str, object]) -> Ite
         parameters = inspect.signature(rule).parameters
         needed = {name for name, one in parameters.items() if one.default is one.empty}
         if needed <= set(known):
-            yield from rule(**{name: known[name] for name in parameters if name in known})
+            found = rule(**{name: known[name] for name in parameters if name in known})
+            yield from endure(subject, f"`{getattr(rule, '__name__', rule)}`", found)

@@ -301,7 +301,7 @@ def judge_client(file: ClientFile) -> Iterator[CheckFinding]:
     ):
         if given is not None:
             settings = _Settings(f"{name} in {file.path.name}", file.dialect, given)
-            yield from apply_rules((room,), {"s": settings})
+            yield from apply_rules((room,), {"s": settings}, settings.subject)
             if room is CheckScope.PRODUCER or file.producer is None:
                 yield from _judge_unreadable(settings)
 

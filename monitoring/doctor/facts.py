@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
@@ -14,6 +13,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
+from backlogctl.formats import format_bytes, format_duration
 from backlogctl.kafka.clients import Admin, Properties, ask, find_addresses, wait_for
 from backlogctl.kafka.peek import peek_at
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
@@ -52,12 +52,14 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic; `settings` are those in force, the brokers' defaults too."""
+    """A topic; `settings` are those in force, the brokers' defaults too, `own` those it sets
+    itself."""
 
     name: str
     addresses: str
     partitions: Mapping[int, Replicas]
     settings: Mapping[str, str]
+    own: frozenset[str] = frozenset()
 
     @property
     def subject(self) -> str:
@@ -68,34 +70,42 @@ class Topic:
         """The smallest of its partitions'."""
         return min((len(one.replicas) for one in self.partitions.values()), default=0)
 
+    @property
+    def in_sync(self) -> int:
+        """The fewest replicas in sync of a partition."""
+        return min((len(one.in_sync) for one in self.partitions.values()), default=0)
+
+    @property
+    def kept(self) -> str:
+        """How long it keeps messages: `forever`, `for 7 d`, `up to 1.0 MB of each partition`."""
+        time, size = self.read_number("retention.ms"), self.read_number("retention.bytes")
+        told = []
+        if time is not None and time >= 0:
+            told.append(f"for {format_duration(time / 1000)}")
+        if size is not None and size >= 0:
+            told.append(f"up to {format_bytes(size)} of each partition")
+        is_deleted = "delete" in self.settings.get("cleanup.policy", "delete")
+        return " and ".join(told) if told and is_deleted else "forever"
+
     def read_number(self, name: str) -> int | None:
         """A setting; None where the topic does not have it."""
         value = self.settings.get(name)
         return int(value) if value not in (None, "") else None
 
-    def make_alteration(self, name: str, value: object) -> str:
-        """The command that sets one of its settings."""
-        return f"{self._alter} --add-config {name}={value}"
-
-    def make_removal(self, *names: str) -> str:
-        """The command that gives settings back to the brokers' defaults."""
-        return f"{self._alter} --delete-config {','.join(names)}"
-
-    @property
-    def _alter(self) -> str:
-        return (
-            f"kafka-configs.sh --bootstrap-server {self.addresses} --alter --entity-type topics "
-            f"--entity-name {self.name}"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Of the newest messages: sizes in bytes, and the newest time; None where there are none."""
+    """Of the newest messages: sizes in bytes, None where there are none; by partition (offset,
+    timestamp) of those that have one, in milliseconds for all that Kafka knows."""
 
     largest: int | None
     mean: float | None
-    time: datetime | None
+    times: Mapping[int, tuple[tuple[int, int], ...]]
+
+    @property
+    def latest_ms(self) -> int | None:
+        """The newest timestamp."""
+        return max((at for tail in self.times.values() for _, at in tail), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,7 @@ def read_topic(admin: Admin, properties: Properties, name: str, limit: Deadline)
         number: Replicas(one.leader, tuple(one.replicas), tuple(one.isrs))
         for number, one in sorted(found.items())
     }
-    return Topic(name, find_addresses(properties), partitions, info.config)
+    return Topic(name, find_addresses(properties), partitions, info.config, info.own)
 
 
 def read_newest(
@@ -177,16 +187,15 @@ def read_newest(
     lows = list_offsets(admin, topic, numbers, "earliest", deadline=limit)
     starts = {p: max(lows[p], ends[p] - NEWEST) for p in numbers if ends[p] > lows[p]}
     within = Deadline(limit.remaining(_PEEK_SECONDS))
-    seen = [
-        one
-        for messages in peek_at(properties, topic, starts, NEWEST, within).values()
-        for one in messages
-    ]
-    sizes = [one.size for one in seen]
-    times = [one.at for one in seen if one.at is not None]
+    seen = peek_at(properties, topic, starts, NEWEST, within)
+    sizes = [one.size for messages in seen.values() for one in messages]
+    times = {
+        number: tuple((one.offset, one.at_ms) for one in messages if one.at_ms is not None)
+        for number, messages in seen.items()
+    }
     if not sizes:
-        return Newest(None, None, None)
-    return Newest(max(sizes), sum(sizes) / len(sizes), max(times, default=None))
+        return Newest(None, None, {})
+    return Newest(max(sizes), sum(sizes) / len(sizes), times)
 
 
 def read_controller(properties: Properties, limit: Deadline) -> Controller | None:

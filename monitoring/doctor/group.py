@@ -9,6 +9,7 @@ from backlogctl.kafka.group_types import explain_unsupported_group
 from backlogctl.kafka.groups import GroupState
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel, CheckScope
 from backlogctl.monitoring.doctor.facts import BrokerFacts, Topic
+from backlogctl.monitoring.verdict.commands import look_at_stream
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.verdict.summary import describe_held
 
@@ -34,7 +35,7 @@ def judge_course(status: GroupStatus) -> Iterator[CheckFinding]:
     if (level := _BAD.get(status.verdict)) is not None:
         yield CheckFinding(
             *("group-course", level, f"group {status.group}", status.sentence, ""),
-            (*status.next_commands[:1], f"backlogctl status {status.stream}"),
+            tuple(dict.fromkeys((*status.next_commands[:1], look_at_stream(status.stream)))),
         )
 
 

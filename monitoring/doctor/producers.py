@@ -17,6 +17,7 @@ from backlogctl.monitoring.producers.findings import (
 )
 from backlogctl.monitoring.producers.profile import PartitionProfile
 from backlogctl.monitoring.producers.reader import SHARE_WINDOW, NewestLog
+from backlogctl.monitoring.verdict.commands import audit_producers
 
 # Of a break nobody can tell from the log whether messages are missing.
 _LEVELS: Mapping[SuspicionCode, CheckLevel] = {
@@ -59,7 +60,7 @@ def judge_producers(stream: str, topic: Topic, log: NewestLog) -> Iterator[Check
                 topic.subject,
                 f"{_join(same)} {_tell_extent(log)}",
                 ADVICE[code],
-                (f"backlogctl audit producers {stream}",),
+                audit_producers(stream),
             )
 
 
@@ -74,6 +75,8 @@ def judge_producers(stream: str, topic: Topic, log: NewestLog) -> Iterator[Check
 def judge_shares(stream: str, topic: Topic, log: NewestLog) -> Iterator[CheckFinding]:
     """How much each partition got of the newest hour, and not of the profile, of which all
     partitions have about as much."""
+    if log.since is None:
+        return  # its newest messages have no usable time: other checks say so
     total, count = sum(log.written.values()), len(log.written)
     hot = [
         one
@@ -91,7 +94,7 @@ def judge_shares(stream: str, topic: Topic, log: NewestLog) -> Iterator[CheckFin
             f"{sentence}{more} Looked at the newest {format_plural(hours, 'hour')}: "
             f"{format_plural(total, 'offset')}.",
             ADVICE[SuspicionCode.HOT_PARTITION],
-            (f"backlogctl audit producers {stream}",),
+            audit_producers(stream),
         )
 
 

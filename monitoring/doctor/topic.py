@@ -5,15 +5,31 @@ Rules from Kafka's documentation of `min.insync.replicas` and `acks`, and from K
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from backlogctl.formats import format_bytes, format_duration, format_plural
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel, CheckScope
 from backlogctl.monitoring.doctor.facts import BrokerFacts, Newest, Replicas, Topic
+from backlogctl.monitoring.verdict.commands import (
+    NEVER,
+    WANTED,
+    Advice,
+    advise_on_compaction,
+    advise_on_large_segments,
+    advise_on_least_in_sync,
+    advise_on_message_size,
+    advise_on_missing_flush,
+    advise_on_needless_flush,
+    advise_on_replicas,
+    advise_on_short_retention,
+    advise_on_small_segments,
+    advise_on_unclean_elections,
+    describe_topic_state,
+)
 from backlogctl.monitoring.verdict.status import GroupStatus
 
-WANTED = 3
 _SHOWN = 5
 
 
@@ -42,49 +58,31 @@ _SHOWN = 5
 def judge_replication(topic: Topic) -> Iterator[CheckFinding]:
     """Copies of the topic's messages."""
     factor, least = topic.replication_factor, topic.read_number("min.insync.replicas")
-    least_two = topic.make_alteration("min.insync.replicas", 2)
-    reassign = "give each partition three replicas with kafka-reassign-partitions.sh, then"
     if factor < WANTED:
         found = f"replication factor {factor}"
         if least is not None:
             found += f", min.insync.replicas {least}"
         level = CheckLevel.LOSES if factor == 1 else CheckLevel.WARNS
-        yield CheckFinding(
-            "replication-factor", level, topic.subject, found, reassign, (least_two,)
-        )
-    if least is not None and factor > 1:
+        yield _make(("replication-factor", level, topic), found, advise_on_replicas(factor, least))
+    if least is not None and (least > factor or factor > 1):
         found = f"min.insync.replicas {least} with {format_plural(factor, 'replica')}"
-        if least == 1:
-            mend = "" if factor > 2 else reassign
-            yield CheckFinding(
-                *("min-insync-replicas", CheckLevel.LOSES, topic.subject, found, mend), (least_two,)
-            )
-        elif least >= factor:
-            less = topic.make_alteration("min.insync.replicas", factor - 1)
-            yield CheckFinding(
-                *("min-insync-replicas", CheckLevel.STOPS, topic.subject, found),
-                "" if factor > 2 else reassign,
-                (less if factor > 2 else least_two,),
-            )
-    elif least is not None and least > factor:
-        found = f"min.insync.replicas {least} with {format_plural(factor, 'replica')}: no write "
-        yield CheckFinding(
-            *(
-                "min-insync-replicas",
-                CheckLevel.STOPS,
-                topic.subject,
-                found + "with acks=all succeeds",
-            ),
-            reassign,
-            (least_two,),
-        )
+        level = CheckLevel.LOSES if least == 1 else CheckLevel.STOPS
+        if least > factor:
+            found += ": no write with acks=all succeeds"
+        if least == 1 or least >= factor:
+            advice = advise_on_least_in_sync(topic, factor, least, topic.in_sync)
+            yield _make(("min-insync-replicas", level, topic), found, advice)
     if topic.settings.get("unclean.leader.election.enable") == "true":
-        yield CheckFinding(
-            *("unclean-leader-election", CheckLevel.LOSES, topic.subject),
+        yield _make(
+            ("unclean-leader-election", CheckLevel.LOSES, topic),
             "unclean.leader.election.enable is true",
-            "",
-            (topic.make_alteration("unclean.leader.election.enable", "false"),),
+            advise_on_unclean_elections(topic),
         )
+
+
+def _make(what: tuple[str, CheckLevel, Topic], found: str, advice: Advice) -> CheckFinding:
+    check, level, topic = what
+    return CheckFinding(check, level, topic.subject, found, advice.mend, advice.commands)
 
 
 @CheckScope.TOPIC.check(
@@ -101,9 +99,7 @@ def judge_partitions(topic: Topic) -> Iterator[CheckFinding]:
     """Leaders and replicas as they are now."""
     least = topic.read_number("min.insync.replicas") or 1
     mend = "find out which brokers are missing, and start them"
-    describe = (
-        f"kafka-topics.sh --bootstrap-server {topic.addresses} --describe --topic {topic.name}",
-    )
+    describe = (describe_topic_state(topic),)
     offline = [p for p, one in topic.partitions.items() if one.leader < 0]
     if offline:
         found = f"{_name(offline)} without a leader"
@@ -234,14 +230,12 @@ def judge_message_size(topic: Topic, newest: Newest) -> Iterator[CheckFinding]:
         return
     needed = newest.largest + OVERHEAD_BYTES
     if needed > _FULL * limit:
-        yield CheckFinding(
-            "message-size",
-            CheckLevel.STOPS if needed > limit else CheckLevel.WARNS,
-            topic.subject,
+        level = CheckLevel.STOPS if needed > limit else CheckLevel.WARNS
+        yield _make(
+            ("message-size", level, topic),
             f"the largest of the newest messages has {format_bytes(newest.largest)}, "
             f"max.message.bytes is {format_bytes(limit)}",
-            "",
-            (topic.make_alteration("max.message.bytes", max(2 * needed, limit)),),
+            advise_on_message_size(topic, needed, limit),
         )
 
 
@@ -260,20 +254,18 @@ def judge_flush(topic: Topic) -> Iterator[CheckFinding]:
         return
     often = messages < _OFTEN_MESSAGES or milliseconds < _OFTEN_MS
     if topic.replication_factor == 1 and messages > 1:
-        yield CheckFinding(
-            *("flush", CheckLevel.LOSES, topic.subject),
+        yield _make(
+            ("flush", CheckLevel.LOSES, topic),
             f"one replica, and {_say_flush(messages, milliseconds)}: a power cut loses what was "
             "acknowledged last",
-            "three replicas; with a single broker",
-            (topic.make_alteration("flush.messages", 1),),
+            advise_on_missing_flush(topic),
         )
     elif topic.replication_factor > 1 and often:
-        yield CheckFinding(
-            *("flush", CheckLevel.WARNS, topic.subject),
+        yield _make(
+            ("flush", CheckLevel.WARNS, topic),
             f"{topic.replication_factor} replicas, and {_say_flush(messages, milliseconds)}: "
             "replication keeps them already",
-            "",
-            (topic.make_removal("flush.messages", "flush.ms"),),
+            advise_on_needless_flush(topic),
         )
 
 
@@ -321,17 +313,15 @@ def judge_transactions(brokers: BrokerFacts) -> Iterator[CheckFinding]:
 
 def _say_flush(messages: int, milliseconds: int) -> str:
     parts = []
-    if messages < 2**62:
+    if messages < NEVER:
         parts.append(f"flush.messages {messages}")
-    if milliseconds < 2**62:
+    if milliseconds < NEVER:
         parts.append(f"flush.ms {milliseconds} ({format_duration(milliseconds / 1000)})")
     return " and ".join(parts) if parts else "no flush is forced"
 
 
 # From Friday evening to Monday morning, and some hours to mend it.
 WEEKEND = timedelta(hours=72)
-_AHEAD = timedelta(minutes=10)
-_DAY = 86_400_000
 
 
 @CheckScope.RETENTION.check(
@@ -356,27 +346,22 @@ def judge_retention(
         horizon: how far ahead a loss is announced.
         newest: without it retention by size is not judged.
     """
-    times = [
-        (seconds, how)
-        for seconds, how in (
-            _find_time(topic, status),
-            _find_size(topic, newest, status),
-        )
-        if seconds is not None
-    ]
+    by_time, by_size = _find_time(topic, status), _find_size(topic, newest, status)
+    times = [(seconds, how) for seconds, how in (by_time, by_size) if seconds is not None]
     if not times:
         return
     seconds, how = min(times)
     if seconds >= WEEKEND.total_seconds():
         return
     level = CheckLevel.LOSES if seconds < horizon.total_seconds() else CheckLevel.WARNS
-    yield CheckFinding(
-        *("retention", level, topic.subject),
+    yield _make(
+        ("retention", level, topic),
         f"a group that stops now loses its first message in {format_duration(seconds)} ({how})",
-        "raise it, for good or for now",
-        (
-            topic.make_alteration("retention.ms", 7 * _DAY),
-            f"backlogctl hold {stream} --for 24h",
+        advise_on_short_retention(
+            topic,
+            stream,
+            by_time=by_time[0] is not None and by_time[0] < WEEKEND.total_seconds(),
+            bytes_a_second=_find_byte_rate(topic, newest, status),
         ),
     )
 
@@ -400,14 +385,72 @@ def judge_segments(
         spans.append(size / rate)
     span = min(spans)
     if span * 1000 > keep:
-        yield CheckFinding(
-            *("segments", CheckLevel.WARNS, topic.subject),
+        yield _make(
+            ("segments", CheckLevel.WARNS, topic),
             f"a segment holds up to {format_duration(span)} and retention is "
             f"{format_duration(keep / 1000)}: messages stay up to "
             f"{format_duration(span + keep / 1000)}, then go a segment at a time",
-            "",
-            (topic.make_alteration("segment.ms", max(60_000, keep // 10)),),
+            advise_on_large_segments(topic, keep, has_expired=_may_have_expired(status)),
         )
+
+
+# A segment takes two memory maps, of its indexes, and Linux gives a process so many at first
+# (`vm.max_map_count`; Kafka's documentation, "OS").
+_MAPS, _MAPS_EACH = 65_530, 2
+_MANY_SEGMENTS = 1_000
+_SHORTEST = timedelta(minutes=10)
+
+
+@CheckScope.RETENTION.check(
+    "small-segments",
+    "Segments that are too small",
+    "Each segment has three files and two memory maps on every replica: thousands of them take a "
+    "broker's file handles and maps, until it ends, and make each of its starts slow.",
+    "How many there may be is reckoned from `segment.ms` and `segment.bytes` and from retention.",
+)
+def judge_small_segments(
+    topic: Topic,
+    brokers: BrokerFacts,
+    newest: Newest | None = None,
+    status: GroupStatus | None = None,
+) -> Iterator[CheckFinding]:
+    """How many segments a partition may come to."""
+    size, milliseconds = topic.read_number("segment.bytes"), topic.read_number("segment.ms")
+    is_cleaned = "delete" not in topic.settings.get("cleanup.policy", "delete")
+    if not size or not milliseconds or is_cleaned:  # the cleaner puts small segments together
+        return
+    rate, seconds = _find_byte_rate(topic, newest, status), milliseconds / 1000
+    by_size = size / rate if rate else None
+    span = seconds if by_size is None else min(seconds, by_size)
+    keep, limit = topic.read_number("retention.ms"), topic.read_number("retention.bytes")
+    limits = []
+    if keep is not None and keep >= 0:
+        limits.append(keep / 1000 / span)
+    if limit is not None and limit >= 0 and (by_size is None or by_size <= seconds):
+        limits.append(limit / size)
+    most = min(limits, default=math.inf)
+    if most <= _MANY_SEGMENTS or (math.isinf(most) and span >= _SHORTEST.total_seconds()):
+        return
+    replicas = len(topic.partitions) * topic.replication_factor / max(1, len(brokers.racks))
+    level = CheckLevel.STOPS if most * replicas * _MAPS_EACH > _MAPS else CheckLevel.WARNS
+    count = "any number of" if math.isinf(most) else f"up to {round(most):,}"
+    why = (
+        f"segment.ms is {format_duration(seconds)}"
+        if by_size is None or seconds < by_size
+        else f"segment.bytes is {format_bytes(size)}, full after {format_duration(by_size)}"
+    )
+    yield _make(
+        ("small-segments", level, topic),
+        f"{why}: a partition that is written comes to {count} segments",
+        advise_on_small_segments(topic, by_time=by_size is None or seconds < by_size),
+    )
+
+
+def _may_have_expired(status: GroupStatus | None) -> bool:
+    """Whether something unread may be older than retention."""
+    return status is None or any(
+        part.lag != 0 and not part.seconds_retained for part in status.partitions
+    )
 
 
 @CheckScope.RETENTION.check(
@@ -420,12 +463,9 @@ def judge_compaction(topic: Topic) -> Iterator[CheckFinding]:
     """Whether older messages of a key are deleted."""
     policy = topic.settings.get("cleanup.policy", "")
     if "compact" in policy:
-        yield CheckFinding(
-            *("compaction", CheckLevel.LOSES, topic.subject),
-            f"cleanup.policy is {policy}",
-            "leave it where only the newest message of each key matters; else",
-            (topic.make_alteration("cleanup.policy", "delete"),),
-        )
+        advice = advise_on_compaction(topic, policy)
+        what = ("compaction", CheckLevel.LOSES, topic)
+        yield _make(what, f"cleanup.policy is {policy}", advice)
 
 
 @CheckScope.RETENTION.check(
@@ -445,33 +485,14 @@ def judge_offsets_retention(
     kept = minutes[0] * 60
     if keep >= 0 and kept * 1000 >= keep:
         return
-    messages = "forever" if keep < 0 else format_duration(keep / 1000)
     yield CheckFinding(
         "offsets-retention",
         CheckLevel.LOSES if kept < horizon.total_seconds() else CheckLevel.WARNS,
         "the cluster",
         f"offsets.retention.minutes is {minutes[0]} ({format_duration(kept)}), and {topic.subject} "
-        f"keeps its messages {'' if keep < 0 else 'for '}{messages}",
+        f"keeps its messages {topic.kept}",
         "set offsets.retention.minutes on every broker above the retention of what is read",
     )
-
-
-@CheckScope.RETENTION.check(
-    "future-timestamps",
-    "Messages from the future",
-    "Retention by time goes by the newest time of a segment: one message dated ahead keeps "
-    "its whole segment, and forecasts by age are wrong.",
-)
-def judge_timestamps(topic: Topic, newest: Newest, now: datetime) -> Iterator[CheckFinding]:
-    """Whether messages are dated ahead."""
-    if newest.time is not None and newest.time > now + _AHEAD:
-        ahead = (newest.time - now).total_seconds()
-        yield CheckFinding(
-            *("future-timestamps", CheckLevel.WARNS, topic.subject),
-            f"a message is dated {format_duration(ahead)} ahead of this host's clock",
-            "look who writes it; this refuses such messages:",
-            (topic.make_alteration("message.timestamp.after.max.ms", 3_600_000),),
-        )
 
 
 def _find_time(topic: Topic, status: GroupStatus | None) -> tuple[float | None, str]:

@@ -20,7 +20,10 @@ from backlogctl.values import to_document, to_plain
 from backlogctl_delivery.visible import escape_text
 
 SCHEMA_VERSION = 1
-_FIGURES = ("lag", "lag_seconds", "lost", "seconds_to_drain", "seconds_to_loss", "expected_loss")
+_FIGURES = (
+    *("lag", "lag_at_least", "lag_seconds", "lost"),
+    *("seconds_to_drain", "seconds_to_loss", "expected_loss", "urgency"),
+)
 _REASON_CHARACTERS = 200
 # Answered with these, the same message may be taken later.
 _PASSING = (408, 425, 429)

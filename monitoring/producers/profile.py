@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 
+from backlogctl.clock import read_millis
 from backlogctl.kafka.raw_fetch import BatchHeader, FetchedBatches, add_sequence
 from backlogctl.values import OffsetRange
 
@@ -30,16 +31,6 @@ def read_first(header: BatchHeader) -> int:
 def read_last(header: BatchHeader) -> int:
     """Milliseconds of its newest record; -1 where it has none."""
     return header.max_timestamp_ms
-
-
-def to_time(milliseconds: int) -> datetime | None:
-    """None for what is no time: producers set it, some in microseconds."""
-    if milliseconds < 0:
-        return None
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 class BreakKind(StrEnum):
@@ -231,8 +222,8 @@ class _Span:
             self.epoch,
             self.first.base_offset,
             self.last.last_offset,
-            to_time(read_first(self.first)),
-            to_time(read_last(self.last)),
+            read_millis(read_first(self.first)),
+            read_millis(read_last(self.last)),
             self.batches,
             self.messages,
         )
@@ -334,12 +325,15 @@ class Sequences:
             return
         last = Mark(
             before.last_offset,
-            to_time(read_last(before)),
+            read_millis(read_last(before)),
             before.producer_epoch,
             before.last_sequence,
         )
         first = Mark(
-            after.base_offset, to_time(read_first(after)), after.producer_epoch, after.base_sequence
+            after.base_offset,
+            read_millis(read_first(after)),
+            after.producer_epoch,
+            after.base_sequence,
         )
         self.breaks.append(SequenceBreak(kind, partition, after.producer_id, last, first, left_out))
 
@@ -485,11 +479,11 @@ def _freeze(partition: int, part: _Partition) -> PartitionProfile:
         control_batches=part.control,
         batches_below_1kb=part.small,
         codecs=dict(part.codecs),
-        first_time=to_time(part.span.first),
-        last_time=to_time(part.span.last),
+        first_time=read_millis(part.span.first),
+        last_time=read_millis(part.span.last),
         not_idempotent=part.not_idempotent,
-        not_idempotent_first=to_time(part.not_idempotent_span.first),
-        not_idempotent_last=to_time(part.not_idempotent_span.last),
+        not_idempotent_first=read_millis(part.not_idempotent_span.first),
+        not_idempotent_last=read_millis(part.not_idempotent_span.last),
         log_append_time_batches=part.append_time,
         leader_epochs=part.leader_epochs,
         old_format=part.old_format,

@@ -44,6 +44,24 @@ def find_worst(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=lambda verdict: verdict.severity, default=Verdict.OK)
 
 
+class Urgency(StrEnum):
+    """How near a loss to come is; the alerts of `monitoring/rules` have the same limits."""
+
+    NOW = "now"  # within an hour: hold the retention first
+    SOON = "soon"  # within six hours: somebody is woken
+    LATER = "later"  # somebody looks at it in the morning
+
+
+_URGENT_WITHIN = ((3_600.0, Urgency.NOW), (6 * 3_600.0, Urgency.SOON))
+
+
+def find_urgency(seconds_to_loss: float | None) -> Urgency | None:
+    """None where no loss is in sight."""
+    if seconds_to_loss is None:
+        return None
+    return next((one for limit, one in _URGENT_WITHIN if seconds_to_loss < limit), Urgency.LATER)
+
+
 # What could not be read of a stream, and what is unknown for that: said, never left out.
 
 What = Literal["retention", "oldest", "disks", "bookmarks", "tails", "transactions", "groups"]
@@ -191,7 +209,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """One group on one topic. Totals are of the partitions where they are known.
+    """One group on one topic. Totals are of the partitions where they are known, but `lag`.
 
     Attributes:
         stream: the stream's name; "" for a group that no stream is about.
@@ -199,6 +217,8 @@ class GroupStatus:
         sentence: the verdict in words: what, how bad, how long.
         course: the worst of the partitions' courses: the verdict without what is lost already.
         known_by: whether each commit was seen, or only where samples saw the group stand.
+        lag: None where it is unknown of a partition that was written; then `lag_at_least` is that
+            of the others, None where it is unknown of all.
         next_commands: what to type next, the best first.
         unseen: what could not be read of it: the figures that need it are unknown, not zero.
         consumers_to_win: how many consumers as fast as today's would lose nothing.
@@ -233,6 +253,12 @@ class GroupStatus:
     next_commands: tuple[str, ...] = ()
     unseen: tuple[Unseen, ...] = ()
     held: int = 0
+    lag_at_least: int | None = None
+
+    @property
+    def urgency(self) -> Urgency | None:
+        """How near the next loss is; None where none is in sight."""
+        return find_urgency(self.seconds_to_loss)
 
     @property
     def loss_is_unknown(self) -> bool:
@@ -246,6 +272,7 @@ class GroupStatus:
         time = self.retention.time
         return {
             **document,
+            "urgency": self.urgency,
             "unseen": [one.to_json() for one in self.unseen],
             "retention_seconds": None if time is None else time.total_seconds(),
             "retention_bytes": self.retention.bytes,

@@ -1,4 +1,4 @@
-"""What to type next, for a verdict."""
+"""All partitions of one group on one topic as one status: totals, the worst verdict, its words."""
 
 from __future__ import annotations
 
@@ -10,53 +10,24 @@ from datetime import datetime
 from backlogctl.formats import format_count, format_duration, format_moment, format_plural
 from backlogctl.kafka.group_types import SHARE
 from backlogctl.kafka.transactions import TransactionFate
+from backlogctl.monitoring.verdict.commands import GroupTrouble, advise_on_group
 from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
     GroupStatus,
     HeldBack,
     PartitionStatus,
     Retention,
+    Urgency,
     Verdict,
+    find_urgency,
     find_worst,
 )
-from backlogctl_delivery.visible import quote_word
 
-HOLD_FOR = "6h"
-
-
-def _suggest_commands(
-    status: GroupStatus, verdict: Verdict, *, has_consumers: bool, has_source: bool
-) -> tuple[str, ...]:
-    """The commands that help, the best first; none where all is well, or a person must look.
-
-    A group that no stream is about has to be added before it is repaired.
-    """
-    stream = status.stream
-    if not stream:
-        needs_one = verdict in (
-            *(Verdict.LOST, Verdict.LOSING, Verdict.STOP, Verdict.STALL, Verdict.BLOCKED),
-        )
-        place = f"--cluster {quote_word(status.cluster)} --group {quote_word(status.group)}"
-        return (f"backlogctl status {place}",) if needs_one else ()
-    hold = f"backlogctl hold {stream} --for {HOLD_FOR}"
-    expand = f"backlogctl plan expand {stream}"
-    match verdict:
-        case Verdict.LOSING if status.held:
-            return (hold, f"backlogctl transactions list {stream}")
-        case Verdict.BLOCKED:
-            return (f"backlogctl transactions list {stream}",)
-        case Verdict.LOSING:
-            return (hold, expand) if has_consumers else (hold,)
-        case Verdict.LOST:
-            gaps = f"backlogctl gaps {stream}"
-            return (f"backlogctl plan rebuild {stream}", gaps) if has_source else (gaps,)
-        case Verdict.WARN:
-            return (expand,) if has_consumers else ()
-        case Verdict.STALL | Verdict.STOP if has_consumers:
-            return (f"backlogctl consumers status {stream}",)
-        case Verdict.OK | Verdict.LAGGING:
-            return ()
-    return (f"backlogctl status {stream}",)
+_URGENCIES = {
+    Urgency.NOW: "act now",
+    Urgency.SOON: "act within the hour",
+    Urgency.LATER: "there is time to act",
+}
 
 
 def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window: float) -> str:
@@ -177,6 +148,18 @@ def _count_held(part: PartitionStatus) -> int:
     return 0 if part.held is None else part.held.messages
 
 
+def _describe_unknown(status: GroupStatus, unknown: Sequence[int]) -> str:
+    """What the sentence does not say of partitions whose lag is unknown, or of the others."""
+    if not unknown or status.group_state == SHARE:
+        return ""
+    if status.verdict in (Verdict.UNKNOWN, Verdict.BEYOND_END):
+        known = status.lag_at_least
+        return "" if known is None else f"; the others are {format_count(known)} behind"
+    shown = ", ".join(map(str, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+    word = "partition" if len(unknown) == 1 else "partitions"
+    return f"; what is unread, or lost, of {word} {shown} is unknown"
+
+
 def _describe_drain(seconds: float | None) -> str:
     return f", drained in {format_duration(seconds)}" if seconds else ""
 
@@ -200,7 +183,8 @@ def _describe_loss(part: PartitionStatus, consumers: int | None) -> str:
         text += f": about {format_count(_round(part.expected_loss))} will be lost"
     if consumers:
         text += f"; {format_plural(consumers, 'consumer')} would win"
-    return text
+    urgency = find_urgency(part.seconds_to_loss)
+    return text if urgency is None else f"{text}; {_URGENCIES[urgency]}"
 
 
 def _round(count: int) -> int:
@@ -230,6 +214,7 @@ def summarize_group(
     window: float = 600.0,
     has_consumers: bool = False,
     has_source: bool = False,
+    seconds_held: float = 0.0,
 ) -> GroupStatus:
     """The totals, the worst verdict, and its sentence.
 
@@ -238,11 +223,12 @@ def summarize_group(
         consumers: how many read now; None where that is not known.
         window: seconds that trends are judged over.
         has_consumers, has_source: what the stream's configuration lets the tool do.
+        seconds_held: how long an operator's hold of the topic lasts yet.
     """
     verdict = find_worst(part.verdict for part in parts)
     course = find_worst(part.course for part in parts)
     worst = _find_worst_part(parts, verdict)
-    lag = _total([part.lag for part in parts], written)
+    lag, lag_at_least = _add_up([part.lag for part in parts], written)
     lost = _total([part.lost for part in parts], written)
     loss = min(
         (part for part in parts if part.seconds_to_loss is not None),
@@ -275,15 +261,24 @@ def summarize_group(
         retention=retention,
         course=course,
         held=sum(map(_count_held, parts)),
+        lag_at_least=lag_at_least,
     )
     commands = [
         command
         for word in (course, verdict)  # what is lost already can wait; an ongoing loss cannot
-        for command in _suggest_commands(
-            status, word, has_consumers=has_consumers, has_source=has_source
+        for command in advise_on_group(
+            GroupTrouble(
+                *(word, stream, cluster, group, has_consumers, has_source),
+                status.seconds_to_loss,
+                status.seconds_to_drain,
+                seconds_held,
+                status.held > 0,
+            )
         )
     ]
-    sentence = _add_held(_describe_verdict(status, worst, window), parts, verdict)
+    unknown = [p.partition for p, has in zip(parts, written, strict=True) if has and p.lag is None]
+    sentence = _describe_verdict(status, worst, window) + _describe_unknown(status, unknown)
+    sentence = _add_held(sentence, parts, verdict)
     return replace(status, sentence=sentence, next_commands=tuple(dict.fromkeys(commands)))
 
 
@@ -300,6 +295,16 @@ def _find_worst_part(parts: Sequence[PartitionStatus], verdict: Verdict) -> Part
         ),
         default=None,
     )
+
+
+def _add_up(values: Sequence[int | None], written: Sequence[bool]) -> tuple[int | None, int | None]:
+    """The sum, None where a partition that was written is unknown, and then what is known of it."""
+    known = [value for value in values if value is not None]
+    unknown = any(
+        value is None and has_data for value, has_data in zip(values, written, strict=True)
+    )
+    total = sum(known) if known else None
+    return (None, total) if unknown else (total, None)
 
 
 def _total(values: Sequence[int | None], written: Sequence[bool]) -> int | None:

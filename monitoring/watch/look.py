@@ -16,7 +16,7 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.kafka.peek import peek_at
 from backlogctl.ledger import Ledger
-from backlogctl.ledger.holds import keeps_longer
+from backlogctl.ledger.holds import OPERATOR, keeps_longer
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.monitoring.offsets.history import StreamHistory, is_memberless
 from backlogctl.monitoring.offsets.lag import (
@@ -29,6 +29,7 @@ from backlogctl.monitoring.offsets.lag import (
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.offsets.standstills import find_standstills
+from backlogctl.monitoring.verdict.commands import redrive_stream, show_recovery
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
 from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
@@ -47,21 +48,28 @@ from backlogctl.values import Cause, Gap, GapState, PartitionSample, Recovery, R
 _UNLIMITED = "-1"
 
 
-def record_hold_state(ledger: Ledger, sample: Sample, config: Mapping[str, str]) -> None:
+def record_hold_state(ledger: Ledger, sample: Sample, config: Mapping[str, str]) -> float:
     """Puts on record which of the topic's holds are in force.
 
     Args:
         config: the topic's settings, as they are in force.
 
+    Returns:
+        For how many seconds it is held by the operator yet.
+
     Raises:
         LedgerError.
     """
+    held = 0.0
     for hold in ledger.holds.list_of_topic(sample.cluster, sample.topic, sample.topic_id):
+        if hold.until is not None and hold.holder == OPERATOR:
+            held = max(held, (hold.until - sample.taken_at).total_seconds())
         undone = any(
             keeps_longer(value, config.get(name, _UNLIMITED)) for name, value in hold.raised.items()
         )
         if hold.in_force is not (not undone):
             ledger.holds.note_in_force(hold.id, not undone)
+    return held
 
 
 # A stream of which messages wait in an archive, or were committed and never handled: what of it
@@ -81,7 +89,7 @@ def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
             status,
             f"at most {_count(waiting)} of it in an archive, not put back yet",
             *(
-                f"backlogctl plan redrive {status.stream} --from archive:{archive}"
+                redrive_stream(status.stream, f"archive:{archive}")
                 for archive in dict.fromkeys(gap.archive for gap in waiting)
             ),
         )
@@ -95,7 +103,7 @@ def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
         status = _add(
             status,
             f"at most {_count(unhandled)} were committed and never handled, and are in the log",
-            f"backlogctl plan redrive {status.stream} --from unprocessed",
+            redrive_stream(status.stream, "unprocessed"),
         )
     return status
 
@@ -132,7 +140,7 @@ def with_stopped_warning(ledger: Ledger, status: GroupStatus) -> GroupStatus:
             runner = ledger.leases.find_runner(recovery.id)
             least = Verdict.STOP if runner is None else Verdict.WARN
             told = _describe(ledger, recovery, is_at_work=runner is not None)
-            show = f"backlogctl show {recovery.id}"
+            show = show_recovery(recovery.id)
             return replace(
                 status,
                 verdict=find_worst((status.verdict, least)),
@@ -179,6 +187,7 @@ class StreamContext:
         held_oldest: by partition, the time of the first message there.
         consumers: how many read now.
         has_consumers, has_source: what the configuration lets the tool do about it.
+        seconds_held: how long an operator's hold of the topic lasts yet.
     """
 
     retention: Retention = UNLIMITED
@@ -191,6 +200,7 @@ class StreamContext:
     consumers: int | None = None
     has_consumers: bool = False
     has_source: bool = False
+    seconds_held: float = 0.0
 
 
 NOTHING = StreamContext()
@@ -271,6 +281,7 @@ def assess_stream(
         window=window.total_seconds(),
         has_consumers=around.has_consumers,
         has_source=around.has_source,
+        seconds_held=around.seconds_held,
     )
 
 
@@ -392,9 +403,8 @@ def assess_now(
     if seen is not None and seen.unmarked is not None:
         unseen.append(Unseen("bookmarks", seen.unmarked))
     config = _read_settings(admin, stream.topic, limit, unseen)
-    if config is not None:
-        record_hold_state(ledger, sample, config)
-    around = _describe_stream(stream, _find_retention(config))
+    holds = 0.0 if config is None else record_hold_state(ledger, sample, config)
+    around = replace(_describe_stream(stream, _find_retention(config)), seconds_held=holds)
     tails = _read_tails(properties, stream, sample, limit, unseen)
     remembered = {} if empty_tails is None else empty_tails
     for part in sample.partitions:

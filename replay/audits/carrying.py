@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
-from backlogctl.clock import utc_now
+from backlogctl.clock import read_millis, utc_now
 from backlogctl.config import Stream
 from backlogctl.ledger.measurements import AuditRecord
 from backlogctl.replay.audits.audit import Audit, AuditResult, Say, SpanOptions
@@ -62,7 +61,7 @@ def _make(
     offsets: OffsetRange | None = None,
     sequences: SequenceRange | None = None,
 ) -> Gap:
-    first, last = (None if at is None else datetime.fromtimestamp(at / 1000, UTC) for at in times)
+    first, last = map(read_millis, times)
     return Gap(
         id="",
         stream=stream.name,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from backlogctl.clock import format_time
+from backlogctl.clock import format_time, read_millis
 from backlogctl.config import Consumed, Stream
 from backlogctl.errors import UsageError
 from backlogctl.formats import format_duration, format_moment, format_plural
@@ -259,7 +259,8 @@ class _Teller:
 
     def _since(self, ranges: Sequence[UnhandledRange]) -> str:
         times = [one.first_ms for one in ranges if one.first_ms is not None]
-        at = format_time(datetime.fromtimestamp(min(times) / 1000, UTC)) if times else "TIME"
+        begin = read_millis(min(times)) if times else None
+        at = "TIME" if begin is None else format_time(begin)
         return f"backlogctl audit consumed {self.stream.name} --since {at}"
 
     def count_not_judged(self, found: ConsumedAudit) -> int:
@@ -346,9 +347,7 @@ def _describe(ranges: Sequence[UnhandledRange]) -> str:
     lasts = [one.last_ms for one in ranges if one.last_ms is not None]
     if not firsts or not lasts:
         return f"offsets {places}, of unknown time"
-    first, last = (
-        format_moment(datetime.fromtimestamp(at / 1000, UTC)) for at in (min(firsts), max(lasts))
-    )
+    first, last = (format_moment(read_millis(at)) for at in (min(firsts), max(lasts)))
     return f"offsets {places}, of {first}" + (f" to {last}" if last != first else "")
 
 

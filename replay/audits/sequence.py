@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from backlogctl.clock import utc_now
+from backlogctl.clock import read_millis, utc_now
 from backlogctl.config import Stream
 from backlogctl.formats import format_duration, format_moment, format_plural
 from backlogctl.replay.audits.audit import (
@@ -299,7 +299,7 @@ def _date(hole: SequenceHole) -> str:
 
 
 def _write(at_ms: int) -> str:
-    return format_moment(datetime.fromtimestamp(at_ms / 1000, UTC))
+    return format_moment(read_millis(at_ms))
 
 
 def _detail(hole: SequenceHole) -> dict[str, Any]:

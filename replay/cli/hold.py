@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -135,6 +136,15 @@ def _format_value(name: str, value: str | None) -> str:
 
 def _describe_ends(holds: Iterable[Mapping[str, Any]]) -> list[str]:
     """Until when, and who gives it back."""
+    from backlogctl.clock import utc_now
+    from backlogctl.monitoring.verdict.commands import HOUR, hold_stream
+
+    def left(hold: Mapping[str, Any]) -> float:
+        """A hold that is raised again must not end sooner than it was to."""
+        until = hold["until"]
+        seconds = (datetime.fromisoformat(until) - utc_now()).total_seconds() if until else 0.0
+        return max(6.0 * HOUR, seconds)
+
     return [
         f"{hold['stream']} is held until {hold['until'][:19].replace('T', ' ')}Z. `backlogctl "
         "watch` gives it back then, else the next `status` or `hold`; "
@@ -143,7 +153,7 @@ def _describe_ends(holds: Iterable[Mapping[str, Any]]) -> list[str]:
         if hold["until"] and not hold["released_at"] and hold["in_force"] is not False
     ] + [
         f"{hold['stream']} is not held: the broker does not have what hold {hold['id']} raised "
-        f"(somebody changed it); `backlogctl hold {hold['stream']} --for 6h` raises it again"
+        f"(somebody changed it); `{hold_stream(hold['stream'], left(hold))}` raises it again"
         for hold in holds
         if not hold["released_at"] and hold["in_force"] is False
     ]

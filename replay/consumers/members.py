@@ -14,8 +14,16 @@ from backlogctl.fanout.launchers import Fleet, Launcher, ProcessLauncher, Role
 from backlogctl.fanout.relay.guard import find_others, is_guard
 from backlogctl.formats import Say, format_moment, format_plural
 from backlogctl.kafka.admin import GroupState, Member, describe_group_state
+from backlogctl.kafka.clients import find_addresses
 from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
+from backlogctl.kafka.raw_client import read_epoch_ends
 from backlogctl.ledger.steps import RESTORE_STEP
+from backlogctl.monitoring.offsets.beyond_end import (
+    Resumption,
+    find_cut_epochs,
+    find_resumptions,
+)
+from backlogctl.monitoring.verdict.commands import look_at_stream, reset_offset
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
 from backlogctl.replay.engine.kind import Workspace
@@ -24,7 +32,6 @@ from backlogctl.replay.engine.values import Readers, Reads
 from backlogctl.replay.observe.stream import read_history
 from backlogctl.replay.present.status import list_open_standings
 from backlogctl.values import Recovery, Sample
-from backlogctl_delivery.visible import quote_word
 
 _SECONDS = 15.0
 _REBALANCING = frozenset({"preparing_rebalancing", "completing_rebalancing", "assigning"})
@@ -94,12 +101,33 @@ def describe_trouble(
         entry: of `status`. The command that it would end in is `status` itself: it is left out.
     """
     members = describe_members(workspace, stream)
-    again = f"backlogctl status {stream.name}"
-    return {
-        "members": members,
-        "ways": suggest_ways(stream, str(entry["course"]), members),
-        "next_commands": [one for one in entry["next_commands"] if one != again],
-    }
+    again = look_at_stream(stream.name)
+    commands = [one for one in entry["next_commands"] if one != again]
+    ways = suggest_ways(stream, str(entry["course"]), members)
+    is_beyond = any(row["course"] == Verdict.BEYOND_END for row in entry["partitions"])
+    if is_beyond and (places := _find_resumptions(workspace, stream)):
+        ways += [f"partition {one.partition}: {one.why}" for one in places]
+        ways.append(f"stop the consumers of group {stream.group}, then set it back")
+        addresses = find_addresses(workspace.properties(stream))
+        where = (addresses, stream.group, stream.topic)
+        commands += [reset_offset(*where, one.partition, one.at) for one in places]
+    return {"members": members, "ways": ways, "next_commands": commands}
+
+
+def _find_resumptions(workspace: Workspace, stream: Stream) -> tuple[Resumption, ...]:
+    """Where partitions go on whose commit is beyond the end."""
+    samples = read_history(workspace, stream)
+    epochs = find_cut_epochs(samples)
+    try:
+        limit = Deadline(_SECONDS)
+        ends = (
+            read_epoch_ends(workspace.properties(stream), stream.topic, epochs, limit)
+            if epochs
+            else {}
+        )
+    except BacklogError:
+        ends = {}  # then they go on at the log start, and it is said why
+    return find_resumptions(samples, ends)
 
 
 def find_last_commits(samples: Sequence[Sample]) -> dict[int, datetime]:
@@ -135,14 +163,6 @@ def suggest_ways(stream: Stream, verdict: str, members: dict[str, Any]) -> list[
             return [
                 "somebody reset the group, or a consumer seeks back: what it commits again it "
                 "handles again"
-            ]
-        case Verdict.BEYOND_END:
-            return [
-                "the group's offset is beyond the log: the topic was cut back or made anew, or the "
-                "offset was set wrong; once its consumers are stopped, set it with "
-                "`kafka-consumer-groups.sh --bootstrap-server HOST:PORT "
-                f"--group {quote_word(stream.group)} --topic {stream.topic} "
-                "--reset-offsets --to-latest --execute`"
             ]
     return []
 

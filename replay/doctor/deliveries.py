@@ -10,6 +10,7 @@ from backlogctl.kafka.clients import connect
 from backlogctl.monitoring.doctor.checks import (
     CheckFinding,
     UnreadablePart,
+    endure,
     read_part,
     sort_findings,
 )
@@ -35,11 +36,13 @@ def examine_deliveries(workspace: Workspace) -> Iterator[Examination]:
 
     for name, outbox in config.outboxes.items():
         silent = ask(outbox.cluster)
-        found = judge_outbox(config, name, kafka_answers=not silent)
+        judged = judge_outbox(config, name, kafka_answers=not silent)
+        found = endure(f"outbox {name}", "its examination", judged)
         yield Examination("outbox", name, sort_findings([*silent, *found]))
     if (look_back := config.look_back) is not None:
         silent = ask(look_back.cluster)
-        found = judge_look_back(config, look_back, kafka_answers=not silent)
+        judged = judge_look_back(config, look_back, kafka_answers=not silent)
+        found = endure("look-back", "its examination", judged)
         yield Examination("look-back", "look-back", sort_findings([*silent, *found]))
 
 

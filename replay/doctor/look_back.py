@@ -23,6 +23,7 @@ from backlogctl.monitoring.doctor.checks import (
 )
 from backlogctl.monitoring.doctor.facts import Topic, read_topic
 from backlogctl.monitoring.doctor.topic import judge_partitions, judge_replication, judge_retention
+from backlogctl.monitoring.verdict.commands import advise_on_compaction
 from backlogctl.replay.observe.deliveries import opened_look_back, within
 
 if TYPE_CHECKING:
@@ -208,7 +209,8 @@ def judge_topic(
         yield CheckFinding(
             *("look-back-topic", CheckLevel.LOSES, topic.subject),
             f"cleanup.policy is {policy}: a decision replaces the prepared message of its key",
-            *("", (topic.make_alteration("cleanup.policy", "delete"),)),
+            "then set retention.ms below `look_back.keep`, once nothing undecided is older",
+            advise_on_compaction(topic, policy).commands,
         )
     if len(topic.partitions) == 1:
         yield CheckFinding(
@@ -219,13 +221,12 @@ def judge_topic(
         )
     kept = topic.read_number("retention.ms")
     if kept is not None and (kept < 0 or kept >= keep.total_seconds() * 1000):
-        told = "forever" if kept < 0 else f"for {format_duration(kept / 1000)}"
         yield CheckFinding(
             *("look-back-keep", CheckLevel.WARNS, topic.subject),
-            f"it keeps its messages {told}, and look-back forgets what has ended after "
+            f"it keeps its messages {topic.kept}, and look-back forgets what has ended after "
             f"{format_duration(keep.total_seconds())}",
-            "make `look_back.keep` longer, or",
-            (topic.make_alteration("retention.ms", int(keep.total_seconds() * 1000) // 2),),
+            "make `look_back.keep` longer; or lower retention.ms once nothing undecided is older: "
+            "before, it would delete what waits for a decision",
         )
     # The same as of a stream: it is as much a loss.
     for one in judge_retention("", topic, horizon):

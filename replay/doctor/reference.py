@@ -9,6 +9,7 @@ from backlogctl.monitoring.doctor import (
     clients,  # noqa: F401
     group,  # noqa: F401
     producers,  # noqa: F401
+    timestamps,  # noqa: F401
     topic,  # noqa: F401
 )
 from backlogctl.monitoring.doctor.checks import CATALOGUE, CheckScope

@@ -9,11 +9,12 @@ from typing import Any, Literal, TypeVar
 
 import backlogctl.monitoring.doctor.group
 import backlogctl.monitoring.doctor.producers
+import backlogctl.monitoring.doctor.timestamps
 import backlogctl.monitoring.doctor.topic  # noqa: F401
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError
-from backlogctl.kafka.clients import Admin, Properties, connect
+from backlogctl.kafka.clients import Admin, connect
 from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
 from backlogctl.kafka.groups import describe_group_state
 from backlogctl.monitoring.doctor.checks import (
@@ -23,15 +24,19 @@ from backlogctl.monitoring.doctor.checks import (
     UnreadablePart,
     apply_rules,
     choose_exit_code,
+    endure,
     read_part,
     sort_findings,
 )
 from backlogctl.monitoring.doctor.facts import read_brokers, read_newest, read_topic
 from backlogctl.monitoring.producers.reader import read_newest_log
+from backlogctl.monitoring.verdict.commands import create_index
 from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.replay.consumers.members import count_rebalancing
 from backlogctl.replay.doctor.tool import judge_host, judge_rights
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.rights import DOCTOR
+from backlogctl.replay.observe.stream import read_history
 from backlogctl.values import to_document
 
 
@@ -43,7 +48,9 @@ from backlogctl.values import to_document
 )
 def judge_sources(config: Config, stream: Stream) -> Iterator[CheckFinding]:
     """Whether they can be read, and have an index on the time column."""
-    if (source := stream.source) is None or find_spec("pyspark") is None:
+    if (source := stream.source) is None or not config.is_meant_for("rebuild"):
+        return
+    if find_spec("pyspark") is None:
         return  # the check of this host says that nothing is rebuilt without Spark
     from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
 
@@ -74,12 +81,11 @@ def judge_sources(config: Config, stream: Stream) -> Iterator[CheckFinding]:
                 + ", ".join(sorted(names)),
             )
         elif column is not None and column not in table.indexed:
-            index = f"{table.label}_{column}".replace(".", "_")
             yield CheckFinding(
                 *("sources", CheckLevel.WARNS, subject),
                 f"no index begins with its time column {column}: a rebuild reads all of it",
                 "",
-                (f"CREATE INDEX {index} ON {table.label} ({column})",),
+                (create_index(table.dialect, table.label, column),),
             )
 
 
@@ -126,7 +132,8 @@ def examine_stream(
     Args:
         adopting: what to type instead of our own commands, where they would not know the stream.
     """
-    found = sort_findings(_judge_stream(workspace, stream))
+    judged = _judge_stream(workspace, stream)
+    found = sort_findings(endure(f"stream {stream.name}", "its examination", judged))
     if adopting is not None:
         found = tuple(_replace_ours(one, adopting) for one in found)
     return Examination("stream", stream.name, found)
@@ -163,7 +170,7 @@ def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding
         now=utc_now(),
     )
     admin = connect(workspace.properties(stream))
-    _read_topic(parts, workspace.properties(stream), stream, admin)
+    _read_topic(parts, workspace, stream, admin)
     if any(one.error.retryable for one in parts.unread):
         yield parts.unread[0].to_finding()  # nobody answers: nothing else would be read either
         return
@@ -177,15 +184,17 @@ def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding
             ).status
         ),
     )
+    parts.read("history", "its samples", lambda _: read_history(workspace, stream))
     _read_group(parts, workspace, stream, admin)
     yield from (one.to_finding() for one in parts.unread)
-    yield from apply_rules(_STREAM_ROOMS, parts.known)
-    yield from judge_rights(workspace, stream)
-    yield from judge_sources(workspace.config, stream)
+    subject = f"stream {stream.name}"
+    yield from apply_rules(_STREAM_ROOMS, parts.known, subject)
+    yield from endure(subject, "looking at its rights", judge_rights(workspace, stream))
+    yield from endure(subject, "looking at its tables", judge_sources(workspace.config, stream))
 
 
-def _read_topic(parts: _Parts, properties: Properties, stream: Stream, admin: Admin) -> None:
-    name = stream.topic
+def _read_topic(parts: _Parts, workspace: Workspace, stream: Stream, admin: Admin) -> None:
+    name, properties = stream.topic, workspace.properties(stream)
     topic = parts.read(
         "topic",
         f"settings and replicas of topic {name}",
@@ -193,7 +202,8 @@ def _read_topic(parts: _Parts, properties: Properties, stream: Stream, admin: Ad
     )
     if any(one.error.retryable for one in parts.unread):
         return
-    parts.read("brokers", "the brokers' settings", lambda limit: read_brokers(admin, limit))
+    if workspace.config.is_meant_for(DOCTOR):
+        parts.read("brokers", "the brokers' settings", lambda limit: read_brokers(admin, limit))
     if topic is None:
         return
     newest = parts.read(

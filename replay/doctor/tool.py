@@ -21,6 +21,7 @@ from backlogctl.monitoring.doctor.checks import (
     CheckLevel,
     CheckScope,
     UnreadablePart,
+    endure,
     read_part,
 )
 from backlogctl.monitoring.doctor.facts import Controller, read_controller
@@ -40,10 +41,11 @@ _RIGHTS_SECONDS = 30.0
 
 
 def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, ...]]:
-    """By job its rights; jobs that the stream is not configured for are left out."""
+    """By job its rights; jobs that the stream is not configured for, or the login is not meant
+    for, are left out."""
     config = workspace.config
     kinds = [kind.name for kind in workspace.kinds if kind.is_configured(stream)]
-    jobs = (SEE, WATCH, HOLD, *kinds, DOCTOR)
+    jobs = [SEE, *(job for job in (WATCH, HOLD, *kinds, DOCTOR) if config.is_meant_for(job))]
     return {job: list_rights(workspace.kinds, job, config, stream) for job in jobs}
 
 
@@ -51,7 +53,8 @@ def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, 
     "rights",
     "What the tool may do",
     "What a recovery needs is asked for before anything is touched: a missing right stops it.",
-    "By job, in docs/permissions.md.",
+    "By job, in docs/permissions.md. `jobs` of the configuration says what a login is meant for: "
+    "with `jobs: [see]` one that only watches is asked for nothing else.",
 )
 def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]:
     """One finding for each job that misses rights."""
@@ -84,7 +87,10 @@ def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]
             CheckLevel.STOPS if needed else CheckLevel.UNKNOWN,
             subject,
             f"{job}: the tool may not {describe_rights(missing)}",
-            "who administers the cluster grants it with",
+            "who administers the cluster grants it with"
+            if job == SEE
+            else "who administers the cluster grants it with these lines; where this login is not "
+            f"meant for it, name `jobs` without {job}",
             tuple(lines),
         )
 
@@ -103,14 +109,16 @@ _SECONDS = 15.0
 
 def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[CheckFinding]:
     """Everything that is the same for all streams; each cluster's clock once."""
-    yield from _judge_ledger_clock(workspace)
     clusters = {stream.cluster: workspace.properties(stream) for stream in streams}
-    for properties in clusters.values():
-        yield from _judge_controller(properties)
-    rebuilds = [stream for stream in streams if stream.source is not None]
-    if rebuilds:
-        yield from _judge_staging(workspace, rebuilds)
-        yield from _judge_spark()
+    builds = workspace.config.is_meant_for("rebuild")
+    rebuilds = [stream for stream in streams if builds and stream.source is not None]
+    parts = [
+        _judge_ledger_clock(workspace),
+        *map(_judge_controller, clusters.values()),
+        *([_judge_staging(workspace, rebuilds), _judge_spark()] if rebuilds else []),
+    ]
+    for part in parts:
+        yield from endure("the tool", "its examination", part)
 
 
 @CheckScope.TOOL.check(

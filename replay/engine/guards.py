@@ -11,6 +11,7 @@ from backlogctl.errors import InvalidTransition, PlanStale, Refused
 from backlogctl.kafka.admin import TopicInfo
 from backlogctl.kafka.group_types import SHARE, explain_unsupported_group, read_group_type
 from backlogctl.monitoring.offsets.history import is_missing
+from backlogctl.monitoring.verdict.commands import look_at_stream
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import UNFINISHED, Plan, find_changes, find_identity
 from backlogctl.values import Gap, Recovery, RecoveryState, Sample
@@ -106,7 +107,8 @@ def refuse_beyond_end(sample: Sample) -> None:
             raise Refused(
                 f"the committed offset {part.committed} lies beyond the end {part.high}",
                 subject=f"group {sample.group} on topic {sample.topic}[{part.partition}]",
-                hint="find out who set it, and set it to where the group really is",
+                hint=f"`{look_at_stream(sample.stream)}` tells why, and where it goes on without "
+                "a loss",
             )
 
 

@@ -10,12 +10,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
 
 from rich.console import RenderableType
 
+from backlogctl.clock import read_millis
 from backlogctl.formats import format_bytes, format_moment
 from backlogctl.replay.present.layout import Facts, Text
 from backlogctl.values import to_document
@@ -149,7 +150,7 @@ def mask_message(
     return ShownMessage(
         partition,
         offset,
-        _read_time(timestamp),
+        read_millis(timestamp),
         show_part(key, mask, hides=mask.hides_key),
         show_part(value, mask, hides=mask.hides_value, is_open=False),
         tuple((name, show_part(raw, mask, hides=mask.hides_header(name))) for name, raw in headers),
@@ -228,12 +229,3 @@ def _hide_fields(value: dict[str, Any], fields: frozenset[str]) -> Iterator[tupl
     for name, item in value.items():
         hidden = name in fields and item is not None
         yield name, HIDDEN if hidden else _hide(item, fields)
-
-
-def _read_time(timestamp: int | None) -> datetime | None:
-    if timestamp is None or timestamp < 0:
-        return None
-    try:
-        return datetime.fromtimestamp(timestamp / 1000, UTC)
-    except (OverflowError, OSError, ValueError):
-        return None  # a producer may write any number

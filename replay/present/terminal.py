@@ -17,6 +17,7 @@ from backlogctl.formats import (
     format_plural,
     format_rate,
 )
+from backlogctl.monitoring.verdict.status import find_urgency
 from backlogctl.replay.engine.values import PlanFigure, Telling
 from backlogctl.replay.engine.values import Table as PlanTable
 from backlogctl.replay.present.document import PlanView, list_event_lines
@@ -35,9 +36,9 @@ from backlogctl.values import LedgerEvent, Recovery, RecoveryState
 Document = Mapping[str, Any]
 
 
-def style_word(word: str) -> Text:
+def style_word(word: str, urgency: object = None) -> Text:
     """A state or verdict in its colour."""
-    return Text(word, style=STYLES[find_tone(word)])
+    return Text(word, style=STYLES[find_tone(word, urgency)])
 
 
 def render_status(document: Document) -> RenderableType:
@@ -51,7 +52,7 @@ def render_status(document: Document) -> RenderableType:
 def _draw_stream(stream: Document) -> list[RenderableType]:
     head = Text(str(stream["stream"]), style="bold")
     head.append(f"  read by {stream['group']}  ", style="dim")
-    head.append_text(style_word(str(stream["verdict"])))
+    head.append_text(style_word(str(stream["verdict"]), stream.get("urgency")))
     if stream.get("error"):
         return [
             head,
@@ -160,13 +161,14 @@ def _draw_lags(rows: Sequence[Document]) -> Table:
             format_duration(row["lag_seconds"]),
             Text(format_count(lost), style="bold red" if lost else ""),
             *(_color_duration(title, row[name]) for title, name in shown.items()),
-            style_word(str(row["verdict"])),
+            style_word(str(row["verdict"]), find_urgency(row["seconds_to_loss"])),
         )
     return table
 
 
 def _color_duration(title: str, seconds: float | None) -> Text:
-    return Text(format_duration(seconds), style="bold red" if title == "loss in" else "")
+    tone = find_tone("losing", find_urgency(seconds)) if title == "loss in" else ""
+    return Text(format_duration(seconds), style=STYLES[tone])
 
 
 def render_gaps(document: Document) -> RenderableType:

@@ -31,6 +31,12 @@ _WORDS = {
 _TONES = {word: tone for tone, words in _WORDS.items() for word in words.split()}
 
 
-def find_tone(word: object) -> str:
-    """The tone of a verdict or state, `calm` where it has none; the word always stands with it."""
+def find_tone(word: object, urgency: object = None) -> str:
+    """The tone of a verdict or state, `calm` where it has none; the word always stands with it.
+
+    Args:
+        urgency: how near a loss is: one for which there is time does not look like one of now.
+    """
+    if str(word) == "losing" and urgency == "later":
+        return "warn"
     return _TONES.get(str(word).replace(" ", "_"), "calm")

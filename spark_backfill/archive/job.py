@@ -12,6 +12,7 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from backlogctl.archive_manifest import ARCHIVE_MANIFEST, ARCHIVE_PARTS, ArchivedRange, ArchiveFile
+from backlogctl.clock import read_millis
 from backlogctl.errors import Refused, StagingError
 from backlogctl.spark_backfill.archive.place import ArchivePlace
 from backlogctl.values import OffsetRange
@@ -108,20 +109,11 @@ def sum_ranges(ranges: Sequence[OffsetRange], pieces: Iterable[Piece]) -> tuple[
                 item.start,
                 item.end,
                 sum(p.count for p in own),
-                _read_millis(min(firsts, default=None)),
-                _read_millis(max(lasts, default=None)),
+                read_millis(min(firsts, default=None)),
+                read_millis(max(lasts, default=None)),
             )
         )
     return tuple(summed)
-
-
-def _read_millis(value: int | None) -> datetime | None:
-    if value is None:
-        return None
-    try:
-        return datetime.fromtimestamp(value / 1000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return None  # a producer may write any number
 
 
 FILE_BYTES = 128 * 1024 * 1024

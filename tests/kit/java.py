@@ -20,22 +20,30 @@ _TOOLS = Path(__file__).with_name("kafka-tools.jars")
 
 
 def write_script(path: Path, name: str) -> Path:
-    """A shell script that runs a tool, such as `AclCommand`."""
-    jars = os.pathsep.join(map(str, ensure_jars(_TOOLS)))
+    """A shell script that runs a tool, such as `AclCommand`, or `ConfigCommand` of the broker."""
+    if name == "ConfigCommand":
+        jars, package = ensure_kafka_jars(), "kafka.admin"
+    else:
+        jars, package = ensure_jars(_TOOLS), "org.apache.kafka.tools"
+    path_of_classes = os.pathsep.join(map(str, jars))
     options = "-XX:TieredStopAtLevel=1 -Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     path.write_text(
-        f'#!/bin/sh\nexec {find_java()} {options} -cp {jars} org.apache.kafka.tools.{name} "$@"\n'
+        f'#!/bin/sh\nexec {find_java()} {options} -cp {path_of_classes} {package}.{name} "$@"\n'
     )
     path.chmod(0o755)
     return path
 
 
-def run_line(line: str, directory: Path) -> str:
-    """Runs a command line as a shell would, with the directory's scripts first on the PATH."""
+def run_line(line: str, directory: Path, place: Path | None = None) -> str:
+    """Runs a command line as a shell would, with the directory's scripts first on the PATH.
+
+    Args:
+        place: where it runs; else there.
+    """
     done = subprocess.run(
         line,
         shell=True,
-        cwd=directory,
+        cwd=place or directory,
         env={**os.environ, "PATH": f"{directory}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,

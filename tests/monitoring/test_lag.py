@@ -130,10 +130,10 @@ def test_fault_21_a_total_is_unknown_while_a_written_partition_is() -> None:
     status = build_status(now, "read_committed")
     assert (status["verdict"], status["lag"], status["lost"]) == ("unknown", None, None)
     assert status["seconds_to_drain"] is None
-    # Above zero it is "at least" that much.
+    # What is known is "at least" that much.
     behind = replace(now, partitions=(replace(known, low=20, committed=10), unknown))
     status = build_status(behind, "read_committed")
-    assert (status["lag"], status["lost"]) == (30, 10)
+    assert (status["lag"], status["lag_at_least"], status["lost"]) == (None, 30, 10)
     idle = replace(now, partitions=(known, replace(unknown, lso=0, high=0)))
     assert build_status(idle, "read_committed")["lag"] == 0
 
@@ -298,7 +298,7 @@ def test_a_loss_to_come_is_told_with_what_would_win() -> None:
     status = summarize(*idle, LOSING)
     assert status.sentence == (
         "orders/2: 1.2 M behind, drained in 3 h 10 min, retention reaches it in 1 h 40 min at the "
-        "earliest: about 570,000 will be lost; 9 consumers would win"
+        "earliest: about 570,000 will be lost; 9 consumers would win; act within the hour"
     )
     assert status.next_commands == (
         "backlogctl hold orders --for 6h",
@@ -306,6 +306,61 @@ def test_a_loss_to_come_is_told_with_what_would_win() -> None:
     )
     assert (status.lag, status.seconds_to_drain) == (1_200_000, 11_400.0)
     assert summarize(*idle, LOSING, consumers=None).consumers_to_win is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "urgency", "told"),
+    [
+        (0.0, "now", "retention may take it with its next check"),
+        (20.0, "now", "retention reaches it in 20 s at the earliest"),
+        (3_600.0, "soon", "in 1 h at the earliest"),
+        (85_620.0, "later", "retention reaches it in 23 h 47 min at the earliest"),
+    ],
+)
+def test_a_loss_tomorrow_is_not_told_as_one_within_the_minute(
+    seconds: float, urgency: str, told: str
+) -> None:
+    status = summarize(replace(LOSING, seconds_to_loss=seconds), consumers=None)
+    assert told in status.sentence
+    words = {"now": "act now", "soon": "act within the hour", "later": "there is time to act"}
+    assert status.sentence.endswith(f"; {words[urgency]}")
+    assert status.to_json()["urgency"] == urgency
+    assert summarize(replace(PART, lag=0)).to_json()["urgency"] is None
+
+
+@pytest.mark.parametrize(
+    ("to_loss", "to_drain", "held", "length"),
+    [
+        (20.0, None, 0.0, "6h"),
+        (85_620.0, None, 0.0, "2d"),
+        (6_000.0, 11_400.0, 0.0, "6h"),
+        (600.0, 30_000.0, 0.0, "24h"),
+        (20.0, None, 200_000.0, "3d"),
+        (20.0, 40 * 86_400.0, 0.0, "60d"),
+    ],
+)
+def test_a_hold_lasts_until_all_is_read(
+    to_loss: float, to_drain: float | None, held: float, length: str
+) -> None:
+    losing = replace(LOSING, seconds_to_loss=to_loss, seconds_to_drain=to_drain)
+    status = summarize(losing, seconds_held=held)
+    assert status.next_commands[0] == f"backlogctl hold orders --for {length}"
+
+
+def test_a_total_is_unknown_where_a_part_is() -> None:
+    """80 in one partition, and another of 100 messages without a commit."""
+    known = replace(PART, partition=0, lag=80, verdict=Verdict.STOP, course=Verdict.STOP)
+    unknown = PartitionStatus(
+        1, 0, None, 100, None, None, None, verdict=Verdict.UNKNOWN, course=Verdict.UNKNOWN
+    )
+    status = summarize(known, unknown)
+    assert (status.lag, status.lag_at_least) == (None, 80)
+    assert status.seconds_to_drain is None
+    assert status.sentence.endswith("; what is unread, or lost, of partition 1 is unknown")
+    fine = replace(known, verdict=Verdict.OK, course=Verdict.OK)
+    assert summarize(fine, unknown).sentence.endswith("; the others are 80 behind")
+    never_written = summarize(fine, unknown, written=[True, False])
+    assert (never_written.lag, never_written.lag_at_least) == (80, None)
 
 
 def test_what_goes_on_comes_before_what_is_lost() -> None:

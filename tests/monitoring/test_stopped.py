@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
-from backlogctl.clock import Deadline, utc_now
+from backlogctl.clock import Deadline, read_millis, utc_now
 from backlogctl.config import Config
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
 from backlogctl.kafka import admin as verbs
-from backlogctl.kafka import peek
 from backlogctl.kafka.clients import make_admin, make_producer
 from backlogctl.ledger import BurndownSample, Ledger, open_ledger
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps
@@ -67,9 +66,9 @@ def test_without_the_right_to_read_settings_the_rest_is_told(
 
 
 def test_a_timestamp_that_is_none_is_not_known() -> None:
-    assert peek._to_time(1_700_000_000_000) is not None
-    assert peek._to_time(1_700_000_000_000_000) is None, "microseconds"
-    assert peek._to_time(2**63 - 1) is None
+    assert read_millis(1_700_000_000_000) is not None
+    assert read_millis(1_700_000_000_000_000) is None, "microseconds"
+    assert read_millis(2**63 - 1) is None
 
 
 S = RecoveryState

@@ -13,7 +13,7 @@ from backlogctl.errors import LedgerError
 from backlogctl.formats import format_count, format_duration, format_plural
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.doctor.checks import CheckFinding
-from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
+from backlogctl.monitoring.verdict.status import GroupStatus, Urgency, Verdict
 from backlogctl.monitoring.watch.board import Board, BoardState, Checkup, MemberLook, SequenceLook
 from backlogctl.monitoring.watch.look import judge_stored, with_stopped_warning
 from backlogctl.replay.engine.plan import ACTIVE
@@ -264,13 +264,18 @@ class StreamView:
         return self.status.verdict
 
     @property
+    def nearness(self) -> Urgency | None:
+        """How near its next loss is."""
+        return None if self.status is None else self.status.urgency
+
+    @property
     def urgency(self) -> tuple[int, float, int]:
         """Sorts the page, the greatest first: by severity, by time to loss, by lag."""
         severity = self.verdict.severity
         if self.failing or self.stale:
             severity = max(severity, Verdict.UNKNOWN.severity)
         loss = None if self.status is None else self.status.seconds_to_loss
-        lag = (self.status.lag or 0) if self.status else 0
+        lag = (self.status.lag or self.status.lag_at_least or 0) if self.status else 0
         return severity, -(float("inf") if loss is None else loss), lag
 
 

@@ -135,9 +135,10 @@ def thin(samples: Sequence[Sample], most: int = MOST_POINTS) -> list[Sample]:
 
 
 def sum_lag(sample: Sample, isolation: str) -> float | None:
-    """Of all partitions with a commit; None where none has one."""
-    known = [lag for p in sample.partitions if (lag := count_lag(p, isolation)) is not None]
-    return float(sum(known)) if known else None
+    """Of all partitions; None where that of one that was written is unknown."""
+    lags = [count_lag(part, isolation) for part in sample.partitions if part.high > 0]
+    known = [lag for lag in lags if lag is not None]
+    return float(sum(known)) if len(known) == len(lags) else None
 
 
 def measure_ages(samples: Sequence[Sample], shown: Sequence[Sample], isolation: str) -> Points:

@@ -30,6 +30,7 @@ from backlogctl.replay.doctor.reference import render_page
 from backlogctl.replay.doctor.stream import examine_stream, examine_tool
 from backlogctl.replay.doctor.tool import list_wanted
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.rights import list_seeing
 from backlogctl.replay.web import checkups
 from backlogctl.replay.web.exporter import open_exporter
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -142,6 +143,37 @@ def test_without_any_right_nothing_is_called_well(
     levels = {(one["check"], one["level"]) for one in stream["findings"]}
     assert {("rights", "stops"), ("unread", "unknown")} <= levels
     assert not any(one["level"] in ("loses", "warns") for one in stream["findings"])
+
+
+def test_a_login_that_only_watches_is_asked_for_nothing_else(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for rights of recoveries, nor for their database, disk and Java."""
+    monkeypatch.setenv("DOCTOR_PASSWORD", PASSWORD)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    by_name = {"sasl.password": "${env:DOCTOR_PASSWORD}"}
+    everyone = make_workspace(tmp_path, {**secured.properties, **by_name})
+    seeing = list_seeing(everyone.config.stream("orders"))
+    login = {**secured.add_user("watcher", seeing), **by_name}
+    make_workspace(tmp_path, login, source=SOURCE, jobs=["see"])
+    found = run_doctor(tmp_path)
+    # Of a cluster with one broker.
+    assert set(found) == {"replication-factor", "flush"}
+    make_workspace(tmp_path, login, source=SOURCE)
+    found = run_doctor(tmp_path)
+    assert {"rights", "unread", "sources", "spark"} <= set(found)
+    assert found["rights"]["level"] == "stops"
+    assert "name `jobs` without" in found["rights"]["mend"]
+
+
+def run_doctor(directory: Path) -> dict[str, dict[str, str]]:
+    """Its findings by check, of several the worst."""
+    _, out, _ = call_main(("doctor", "--json"), directory, {})
+    found: dict[str, dict[str, str]] = {}
+    for each in json.loads(out)["examinations"]:
+        for one in each["findings"]:
+            found.setdefault(one["check"], one)
+    return found
 
 
 def test_nothing_is_found_in_a_good_tool(workspace: Workspace) -> None:

@@ -283,7 +283,8 @@ def test_the_oldest_partition_counts_and_an_unknown_age_is_told_as_such() -> Non
 
 
 def test_lag_is_of_the_partitions_with_a_commit() -> None:
-    assert sum_lag(take(0, (4, 10), (None, 50)), "read_committed") == 6
+    assert sum_lag(take(0, (4, 10), (None, 0)), "read_committed") == 6
+    assert sum_lag(take(0, (4, 10), (None, 50)), "read_committed") is None
     assert sum_lag(take(0, (None, 50)), "read_committed") is None
 
 
