@@ -98,20 +98,24 @@ class Pace:
         """Offsets that it reads in a time as it usually does."""
         return (self.typical or 0.0) * took.total_seconds()
 
-    def add(self, count: int, took: timedelta, *, is_read: bool) -> Pace:
-        """With a span; `is_read`: all of it was read for sure."""
+    def add(self, count: int, took: timedelta, *, is_read: bool, works: bool) -> Pace:
+        """With a span.
+
+        Args:
+            is_read: all of it was read for sure, so it can be so fast.
+            works: it had a backlog; else it may have waited.
+        """
         seconds = took.total_seconds()
-        recent = (*self.recent, count / seconds)[-MOST_RECENT:]
-        if not is_read:
-            return replace(self, recent=recent)
-        return Pace(
-            max(self.fastest, count / seconds),
-            max(self.largest, count),
-            self.read + count,
-            self.seconds + seconds,
-            self.spans + 1,
-            recent,
-        )
+        pace = self
+        if is_read:
+            fastest, largest = max(self.fastest, count / seconds), max(self.largest, count)
+            pace = replace(pace, fastest=fastest, largest=largest)
+        if works:
+            pace = replace(pace, recent=(*self.recent, count / seconds)[-MOST_RECENT:])
+        if is_read and works:
+            read, total = self.read + count, self.seconds + seconds
+            pace = replace(pace, read=read, seconds=total, spans=self.spans + 1)
+        return pace
 
 
 class Passed(NamedTuple):
@@ -135,11 +139,12 @@ class Passed(NamedTuple):
 
 class ReadingSpan(NamedTuple):
     """Commits that are measured together, from one of them on; `is_read`: nothing they went past
-    had expired."""
+    had expired; `works`: there was more to read at each of them."""
 
     start: int
     since: datetime
     is_read: bool = True
+    works: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +237,15 @@ class PartitionMarks:
         return bool(ends) and commit.offset < ends[-1]
 
     def _measure(self, commit: SeenCommit, low: int) -> tuple[Pace, ReadingSpan | None]:
-        if not self._is_behind(commit):
-            return self.pace, None
         span = self.span or ReadingSpan(self.committed, self.at)
         is_read = span.is_read and low <= self.committed
+        works = span.works and self._is_behind(commit)
         took = commit.at - span.since
         if took < SPAN:
-            return self.pace, span._replace(is_read=is_read)
-        return (
-            self.pace.add(commit.offset - span.start, took, is_read=is_read),
-            ReadingSpan(commit.offset, commit.at),
-        )
+            return self.pace, span._replace(is_read=is_read, works=works)
+        count = commit.offset - span.start
+        pace = self.pace.add(count, took, is_read=is_read, works=works)
+        return pace, ReadingSpan(commit.offset, commit.at)
 
 
 def _remember(passed: tuple[Passed, ...], hole: Passed) -> tuple[Passed, ...]:

@@ -94,8 +94,8 @@ def advise_on_group(of: GroupTrouble) -> tuple[str, ...]:
         case Verdict.OK | Verdict.LAGGING:
             return ()
         case Verdict.LOSING:
-            least = estimate_hold(of.seconds_to_loss or 0.0, of.seconds_to_drain)
-            hold = hold_stream(of.stream, max(least, of.seconds_held))
+            least = find_hold_seconds(of.seconds_to_loss or 0.0, of.seconds_to_drain)
+            hold = suggest_hold(of.stream, max(least, of.seconds_held))
             if of.is_blocked:
                 return (hold, list_transactions(of.stream))
             return (hold, expand) if of.has_consumers else (hold,)
@@ -111,14 +111,14 @@ def advise_on_group(of: GroupTrouble) -> tuple[str, ...]:
     return (look_at_stream(of.stream),)
 
 
-def estimate_hold(seconds_to_loss: float, seconds_to_drain: float | None) -> float:
+def find_hold_seconds(seconds_to_loss: float, seconds_to_drain: float | None) -> float:
     """For how long retention has to wait, in seconds, so that nothing of now is lost."""
     if seconds_to_drain is None:
         return seconds_to_loss + _TO_ACT
     return max(seconds_to_loss + HOUR, _SLACK * seconds_to_drain)
 
 
-def hold_stream(stream: str, seconds: float) -> str:
+def suggest_hold(stream: str, seconds: float) -> str:
     """Holds the topic's retention for at least so long; it is given back then."""
     days = f"{math.ceil(seconds / DAY)}d"
     length = next((text for text, one in _HOLDS.items() if one >= seconds), days)
@@ -262,7 +262,7 @@ def advise_on_short_retention(
         by_time: `retention.ms` is what deletes first, else `retention.bytes`.
         bytes_a_second: of the busiest partition.
     """
-    hold = (hold_stream(stream, 3 * DAY),) if stream else ()
+    hold = (suggest_hold(stream, 3 * DAY),) if stream else ()
     kept = int(topic.settings.get("retention.ms", -1))
     raised: dict[str, object] = {}
     if by_time and kept >= 0:

@@ -42,7 +42,7 @@ from backlogctl.monitoring.verdict.status import (
     make_unseen,
 )
 from backlogctl.monitoring.verdict.summary import summarize_group
-from backlogctl.monitoring.watch.open_transactions import find_held, make_held, with_way_to_ask
+from backlogctl.monitoring.watch.open_transactions import find_blocked, make_held, with_way_to_ask
 from backlogctl.values import Cause, Gap, GapState, PartitionSample, Recovery, RecoveryState, Sample
 
 _UNLIMITED = "-1"
@@ -412,7 +412,7 @@ def assess_now(
             begin = max(part.committed, part.low)
             remembered[part.partition] = (begin, find_partition_end(part, stream.isolation))
     standing = find_standstills(history, sample, stream.isolation)
-    held = find_held(properties, admin, stream, sample, standing, limit, unseen, settle=settle)
+    held = find_blocked(properties, admin, stream, sample, standing, limit, unseen, settle=settle)
     around = replace(around, tails=tails, empty_tails=remembered, held=held)
     # Only partitions that are behind need more.
     starts = {

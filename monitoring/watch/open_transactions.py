@@ -32,7 +32,7 @@ _PAUSE = 0.5
 _SHARE_OF_TIMEOUT = 0.1
 
 
-def find_held(
+def find_blocked(
     properties: Properties,
     admin: Admin,
     stream: StreamLike,

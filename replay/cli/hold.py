@@ -137,7 +137,7 @@ def _format_value(name: str, value: str | None) -> str:
 def _describe_ends(holds: Iterable[Mapping[str, Any]]) -> list[str]:
     """Until when, and who gives it back."""
     from backlogctl.clock import utc_now
-    from backlogctl.monitoring.verdict.commands import HOUR, hold_stream
+    from backlogctl.monitoring.verdict.commands import HOUR, suggest_hold
 
     def left(hold: Mapping[str, Any]) -> float:
         """A hold that is raised again must not end sooner than it was to."""
@@ -153,7 +153,7 @@ def _describe_ends(holds: Iterable[Mapping[str, Any]]) -> list[str]:
         if hold["until"] and not hold["released_at"] and hold["in_force"] is not False
     ] + [
         f"{hold['stream']} is not held: the broker does not have what hold {hold['id']} raised "
-        f"(somebody changed it); `{hold_stream(hold['stream'], left(hold))}` raises it again"
+        f"(somebody changed it); `{suggest_hold(hold['stream'], left(hold))}` raises it again"
         for hold in holds
         if not hold["released_at"] and hold["in_force"] is False
     ]

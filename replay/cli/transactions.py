@@ -71,7 +71,7 @@ def abort_one(
     from backlogctl.replay.observe.transactions import (
         abort,
         choose_word,
-        count_messages,
+        count_discarded,
         describe_abort,
         find_open,
     )
@@ -81,7 +81,7 @@ def abort_one(
     workspace = session.open_workspace()
     chosen = workspace.config.stream(stream)
     found = find_open(workspace, chosen, partition, start_offset)
-    discarded = count_messages(workspace, chosen, found)
+    discarded = count_discarded(workspace, chosen, found)
     word = choose_word(found)
     for line in describe_abort(found, discarded):
         session.say(f"! {line}", "yellow")

@@ -118,7 +118,7 @@ def find_open(
     )
 
 
-def count_messages(workspace: Workspace, stream: Stream, one: ListedTransaction) -> int | None:
+def count_discarded(workspace: Workspace, stream: Stream, one: ListedTransaction) -> int | None:
     """How many messages it has written to its partition; None where that takes too long, or may
     not be read."""
     open_one = one.transaction
