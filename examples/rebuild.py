@@ -46,6 +46,7 @@ from examples.stage import (
 )
 
 USER = "backlogctl"
+_JOBS = ("rebuild", "watch")
 
 
 def make_login(kafka: EmbeddedKafka) -> dict[str, str]:
@@ -64,15 +65,17 @@ def grant_rights(stage: Stage, directory: Path, client: Properties) -> None:
         "The cluster wants a login over TLS, and allows nobody what no rule allows. backlogctl "
         f"logs in as [bold]{USER}[/];\nwho administers the cluster grants it these lines."
     )
-    stage.run("acl", "rebuild", "orders")
+    for job in _JOBS:
+        stage.run("acl", job, "orders")
     placeholders = {
         "SHOP_KAFKA": "unused:1",
         "SHOP_KAFKA_PASSWORD": "x",
         "SHOP_KAFKA_CA": "/dev/null",
     }
     config = load_config(directory / "backlog.yaml", placeholders)
-    rights = list_rights(KINDS, "rebuild", config, config.stream("orders"))
-    add_rules(make_admin(client), make_bindings(rights, f"User:{USER}"))
+    for job in _JOBS:
+        rights = list_rights(KINDS, job, config, config.stream("orders"))
+        add_rules(make_admin(client), make_bindings(rights, f"User:{USER}"))
 
 
 # The story: 10,000 orders, a consumer that falls behind, a broker that really deletes, and the

@@ -119,7 +119,7 @@ def _open(
 def print_rights(
     session: Session,
     job: Annotated[
-        str, typer.Argument(help="see, hold, rebuild, expand, doctor, or airflow: all.")
+        str, typer.Argument(help="see, watch, hold, rebuild, expand, doctor, or airflow: all.")
     ],
     stream: Annotated[str, typer.Argument(help="A stream of the configuration.")],
     principal: Annotated[

@@ -29,6 +29,7 @@ from backlogctl.replay.observe.rights import (
     DOCTOR,
     HOLD,
     SEE,
+    WATCH,
     describe_rights,
     find_principal,
     list_rights,
@@ -42,7 +43,7 @@ def list_wanted(workspace: Workspace, stream: Stream) -> dict[str, tuple[Right, 
     """By job its rights; jobs that the stream is not configured for are left out."""
     config = workspace.config
     kinds = [kind.name for kind in workspace.kinds if kind.is_configured(stream)]
-    jobs = (SEE, HOLD, *kinds, DOCTOR)
+    jobs = (SEE, WATCH, HOLD, *kinds, DOCTOR)
     return {job: list_rights(workspace.kinds, job, config, stream) for job in jobs}
 
 

@@ -14,6 +14,7 @@ from backlogctl.errors import Refused
 from backlogctl.fanout.temporary_topic import name_temporary_topic
 from backlogctl.formats import format_plural
 from backlogctl.kafka.clients import find_addresses
+from backlogctl.kafka.commit_log import COMMIT_LOG
 from backlogctl.kafka.rights import (
     CLUSTER_NAME,
     Operation,
@@ -24,7 +25,7 @@ from backlogctl.kafka.rights import (
 )
 from backlogctl.replay.engine.kind import Registry, Workspace
 
-SEE, HOLD, DOCTOR, AIRFLOW = "see", "hold", "doctor", "airflow"
+SEE, WATCH, HOLD, DOCTOR, AIRFLOW = "see", "watch", "hold", "doctor", "airflow"
 # Stands for the id of a recovery that is not planned yet.
 SOME_ID = "r-20260101-0001"
 _ID = Resource.TRANSACTIONAL_ID
@@ -32,7 +33,8 @@ _SECONDS = 30.0
 
 
 # Job or part of one, resource, name, operation, purpose. A name that ends with a star is a prefix.
-# What is on the cluster can be missing: then something stays unknown, and is said.
+# What is on the cluster, or for `watch` alone, can be missing: then something stays unknown, and is
+# said.
 _TABLE = (
     ("see", Resource.CLUSTER, CLUSTER_NAME, "DESCRIBE", "list all groups and read the disks"),
     ("doctor", Resource.CLUSTER, CLUSTER_NAME, "DESCRIBE_CONFIGS", "read the brokers' settings"),
@@ -41,6 +43,11 @@ _TABLE = (
     ("see", Resource.TOPIC, "{topic}", "READ", "read how old the oldest unread message is"),
     ("raise", Resource.TOPIC, "{topic}", "ALTER_CONFIGS", "raise its retention"),
     ("see", Resource.GROUP, "{group}", "DESCRIBE", "read its members and committed offsets"),
+    ("watch", Resource.TOPIC, COMMIT_LOG, "DESCRIBE", "find where groups' commits are written"),
+    (
+        *("watch", Resource.TOPIC, COMMIT_LOG, "READ"),
+        "see each commit of the group; without it all is known by samples only",
+    ),
     ("offload", Resource.TOPIC, "{topic}", "DELETE", "delete records that are archived"),
     ("offload", Resource.GROUP, "{group}", "READ", "commit where its consumers go on"),
     ("expand", Resource.GROUP, "{group}", "READ", "commit what was relayed"),
@@ -103,10 +110,10 @@ def select_rights(
     """The rows of the table of these parts.
 
     Args:
-        parts: separated by spaces: `see`, `raise` (retention), `doctor`, and of recoveries
-            `offload`, `expand`, `letters` (read dead letters), `put` (send to a topic that is
-            there), `other` (another topic than the stream's), `send` (in transactions, with the
-            Kafka ledger), `create` (that ledger), `rehearse`.
+        parts: separated by spaces: `see`, `watch` (beside it), `raise` (retention), `doctor`, and
+            of recoveries `offload`, `expand`, `letters` (read dead letters), `put` (send to a topic
+            that is there), `other` (another topic than the stream's), `send` (in transactions, with
+            the Kafka ledger), `create` (that ledger), `rehearse`.
         recovery_id: ends the name that is asked about where a rule is on a prefix.
         optional: a part of them that a run may not need.
         names: `prefix` of transactional ids, `ledger`, `target` and `source` topics.
@@ -117,7 +124,7 @@ def select_rights(
         if not chosen.intersection(jobs.split()):
             continue
         name, star = template.format(**names).removesuffix("*"), template.endswith("*")
-        needed = resource is not Resource.CLUSTER and jobs != optional
+        needed = resource is not Resource.CLUSTER and jobs not in (WATCH, optional)
         asked = ""
         if star and resource is Resource.TOPIC:
             asked = name_temporary_topic(stream.topic, recovery_id, template.split(".")[1])
@@ -129,18 +136,18 @@ def select_rights(
 
 
 def list_seeing(stream: Stream) -> tuple[Right, ...]:
-    """To watch a stream: lag, losses, and how long there is."""
+    """To look at a stream: lag, losses, and how long there is."""
     return select_rights(SEE, stream)
 
 
 def list_jobs(kinds: Registry) -> tuple[str, ...]:
     """The jobs of `backlogctl acl`."""
-    return (SEE, HOLD, *kinds.names(), DOCTOR, AIRFLOW)
+    return (SEE, WATCH, HOLD, *kinds.names(), DOCTOR, AIRFLOW)
 
 
 def list_rights(kinds: Registry, job: str, config: Config, stream: Stream) -> tuple[Right, ...]:
     """What a job on a stream needs; Airflow's tasks do all of them."""
-    parts = {SEE: "see", HOLD: "see raise", DOCTOR: "see doctor"}
+    parts = {SEE: "see", WATCH: "see watch", HOLD: "see raise", DOCTOR: "see doctor"}
     if job in parts:
         return select_rights(parts[job], stream)
     if job != AIRFLOW:
