@@ -100,7 +100,7 @@ def _read(
         if error is None and offset is not None:
             kind, at = message.timestamp()
             known = kind != TIMESTAMP_NOT_AVAILABLE and at > 0
-            time = _to_time(at) if known else None
+            time = to_time(at) if known else None
             headers = cast(Headers, message.headers() or ())
             found[partition].append(
                 Peeked(offset, message.key(), time, headers, _count_bytes(message, headers))
@@ -134,7 +134,7 @@ def _count_bytes(message: Message, headers: Headers) -> int:
     return sum(len(part) for part in parts if part)
 
 
-def _to_time(milliseconds: int) -> datetime | None:
+def to_time(milliseconds: int) -> datetime | None:
     """None for what is no time: producers set it, some in microseconds."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -51,16 +51,24 @@ def change_gap(connection: Connection, gap: Gap, now: datetime, **changes: Any) 
 def confirm_bounded(
     connection: Connection, gap: Gap, known: Sequence[Gap], now: datetime
 ) -> list[Gap]:
-    """The known gaps, with open bounded ones inside an exact gap of the same cause made exact."""
+    """The known gaps, with open bounded ones inside an exact gap of the same cause made exact; or,
+    where the group has read none of that gap, no more bounded than by what it may be."""
     start, end = get_range(gap)
     checked = []
     for each in known:
         first, last = get_range(each)
         bounded = (each.state, each.certainty) == (GapState.OPEN, Certainty.BOUNDED)
         is_inside = each.cause is gap.cause and start <= first and last <= end
-        if gap.certainty is Certainty.EXACT and bounded and is_inside:
-            reason = f"{each.reason}; exact since: the group is empty, its commit stands"
-            each = change_gap(connection, each, now, certainty=Certainty.EXACT, reason=reason)
+        is_known = gap.certainty is Certainty.EXACT or (gap.maybe_empty and not each.maybe_empty)
+        if is_known and bounded and is_inside:
+            since = "exact since" if gap.certainty is Certainty.EXACT else gap.reason
+            reason = f"{each.reason}; {since}: the group is empty, its commit stands"
+            each = change_gap(
+                *(connection, each, now),
+                certainty=gap.certainty,
+                maybe_empty=gap.maybe_empty,
+                reason=reason,
+            )
         checked.append(each)
     return checked
 
@@ -76,6 +84,7 @@ def list_trimmed(
         gaps.c.state == GapState.OPEN,
         gaps.c.cause == Cause.EXPIRED,
         gaps.c.certainty == Certainty.BOUNDED,
+        gaps.c.maybe_empty.is_(False),
         gaps.c.partition.in_(read_to),
         gaps.c.end.is_not(None),
     )
@@ -199,11 +208,12 @@ def _choose_live(gap: Gap, known: Sequence[Gap], end: int) -> Gap:
 def _add_piece(
     connection: Connection, gap: Gap, start: int, end: int, known: Sequence[Gap], now: datetime
 ) -> Gap:
-    same = (start, GapState.OPEN, gap.cause, gap.certainty, gap.archive)
+    same = (start, GapState.OPEN, gap.cause, gap.certainty, gap.archive, gap.maybe_empty)
     for each in known:
         # Each offload has gaps of its own.
         other = gap.cause is Cause.DISCARDED and each.reason != gap.reason
-        if (each.end, each.state, each.cause, each.certainty, each.archive) == same and not other:
+        theirs = (each.end, each.state, each.cause, each.certainty, each.archive, each.maybe_empty)
+        if theirs == same and not other:
             # What is not known of one piece is not known of both.
             return change_gap(connection, each, now, end=end, last_time=gap.last_time)
     return insert_gap(connection, gap, start, end, now)

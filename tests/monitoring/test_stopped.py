@@ -67,9 +67,9 @@ def test_without_the_right_to_read_settings_the_rest_is_told(
 
 
 def test_a_timestamp_that_is_none_is_not_known() -> None:
-    assert peek._to_time(1_700_000_000_000) is not None
-    assert peek._to_time(1_700_000_000_000_000) is None, "microseconds"
-    assert peek._to_time(2**63 - 1) is None
+    assert peek.to_time(1_700_000_000_000) is not None
+    assert peek.to_time(1_700_000_000_000_000) is None, "microseconds"
+    assert peek.to_time(2**63 - 1) is None
 
 
 S = RecoveryState
