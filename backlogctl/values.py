@@ -203,7 +203,8 @@ class Gap:
     """Messages the group will never read. `start`/`end` are None where the range is unknown.
 
     `archive` is the offload in whose archive its messages lie; None where they are in none.
-    `likely` is about how many of its offsets were lost; None where nothing tells. `sequences` are
+    `likely` is about how many of its offsets were lost; None where nothing tells. `maybe_empty`:
+    its offsets may be aborted messages or transaction markers, and no messages. `sequences` are
     those of a `producer_gap`, whose messages never had an offset. `recovery_id` is the recovery
     that has the gap now.
     """
@@ -227,8 +228,14 @@ class Gap:
     archive: str | None = None
     sequences: SequenceRange | None = None
     likely: int | None = None
+    maybe_empty: bool = False
     recovery_id: str | None = field(default=None, compare=False)
     changed_by: str = field(default="", compare=False)
+
+    @property
+    def may_be_read(self) -> bool:
+        """Whether the group may have read some of it after all."""
+        return self.certainty is not Certainty.EXACT and not self.maybe_empty
 
     @property
     def count(self) -> int | None:

@@ -65,7 +65,7 @@ from backlogctl.spark_backfill.verdict import (
     VerdictBasis,
     check_identity_unique,
 )
-from backlogctl.values import Certainty, OffsetRange
+from backlogctl.values import OffsetRange
 
 _SURVIVOR_TRIES = 3
 
@@ -198,8 +198,7 @@ def find_basis(
         uneven=placement.uneven,
         unread=_describe_unread(request, rules, counts, placement.unreached),
         # What the group read of a bounded gap, its own table knows.
-        bounded=not placement.consumed
-        and any(gap.certainty is not Certainty.EXACT for gap in request.gaps),
+        bounded=not placement.consumed and any(gap.may_be_read for gap in request.gaps),
         holes=_describe_holes(request, ranges, spans, holes),
         collapsible=rules.fidelity == RESTATED,
         # A consumer's own table says which messages without a key were lost, wherever they were.
@@ -264,6 +263,8 @@ def _describe_holes(
         return ""  # its producer counted messages
     if "compact" in request.topic_config.get("cleanup.policy", ""):
         return "the topic is compacted"
+    if any(gap.maybe_empty for gap in request.gaps):
+        return "some of what is lost may be aborted messages or transaction markers"
     if holes.missing:
         return f"{holes.missing} of the surviving offsets are control or aborted records"
     ours = {span.partition: span.first_ours for span in spans}

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from backlogctl.clock import Deadline
+from backlogctl.clock import Deadline, read_millis
 from backlogctl.errors import KafkaFailure, Refused
 from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.errors import TopicMissing
@@ -309,16 +309,8 @@ def _make_transaction(topic: str, partition: int, row: Any) -> OpenTransaction:
         row.producer_id,
         row.producer_epoch,
         row.coordinator_epoch if row.coordinator_epoch >= 0 else None,
-        _to_time(row.last_timestamp),
+        read_millis(row.last_timestamp) if row.last_timestamp >= 0 else None,
     )
-
-
-def _to_time(milliseconds: int) -> datetime | None:
-    """None for what is no time: producers set some of them."""
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds >= 0 else None
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 # What the coordinators know.
@@ -399,7 +391,8 @@ def _add_coordinator(
         fate = TransactionFate.HANGING
     elif state.transaction_state in _ENDING:
         fate = TransactionFate.ENDING
-    started = _to_time(state.transaction_start_time_ms)
+    began = state.transaction_start_time_ms
+    started = read_millis(began) if began >= 0 else None
     return replace(
         one,
         transactional_id=name,

@@ -51,16 +51,24 @@ def change_gap(connection: Connection, gap: Gap, now: datetime, **changes: Any) 
 def confirm_bounded(
     connection: Connection, gap: Gap, known: Sequence[Gap], now: datetime
 ) -> list[Gap]:
-    """The known gaps, with open bounded ones inside an exact gap of the same cause made exact."""
+    """The known gaps, with open bounded ones inside an exact gap of the same cause made exact; or,
+    where the group has read none of that gap, no more bounded than by what it may be."""
     start, end = get_range(gap)
     checked = []
     for each in known:
         first, last = get_range(each)
         bounded = (each.state, each.certainty) == (GapState.OPEN, Certainty.BOUNDED)
         is_inside = each.cause is gap.cause and start <= first and last <= end
-        if gap.certainty is Certainty.EXACT and bounded and is_inside:
-            reason = f"{each.reason}; exact since: the group is empty, its commit stands"
-            each = change_gap(connection, each, now, certainty=Certainty.EXACT, reason=reason)
+        is_known = gap.certainty is Certainty.EXACT or (gap.maybe_empty and not each.maybe_empty)
+        if is_known and bounded and is_inside:
+            since = "exact since" if gap.certainty is Certainty.EXACT else gap.reason
+            reason = f"{each.reason}; {since}: the group is empty, its commit stands"
+            each = change_gap(
+                *(connection, each, now),
+                certainty=gap.certainty,
+                maybe_empty=gap.maybe_empty,
+                reason=reason,
+            )
         checked.append(each)
     return checked
 
@@ -76,6 +84,7 @@ def list_trimmed(
         gaps.c.state == GapState.OPEN,
         gaps.c.cause == Cause.EXPIRED,
         gaps.c.certainty == Certainty.BOUNDED,
+        gaps.c.maybe_empty.is_(False),
         gaps.c.partition.in_(read_to),
         gaps.c.end.is_not(None),
     )
@@ -202,10 +211,15 @@ def _record_range(
 
 
 def _share_likely(gap: Gap, count: int) -> Gap:
-    """The gap with what is likely of so many of its offsets."""
-    if gap.likely is None or not gap.count:
-        return gap
-    return replace(gap, likely=round(gap.likely * count / gap.count))
+    """With what is likely of so many of its offsets."""
+    part = None if gap.likely is None else round(gap.likely * count / (gap.count or 1))
+    return replace(gap, likely=part)
+
+
+def _add_likely(*gaps: Gap) -> int | None:
+    if all(gap.likely is None for gap in gaps):
+        return None
+    return sum((gap.count or 0) if gap.likely is None else gap.likely for gap in gaps)
 
 
 def _choose_live(gap: Gap, known: Sequence[Gap], end: int) -> Gap:
@@ -221,19 +235,16 @@ def _choose_live(gap: Gap, known: Sequence[Gap], end: int) -> Gap:
 def _add_piece(
     connection: Connection, gap: Gap, start: int, end: int, known: Sequence[Gap], now: datetime
 ) -> Gap:
-    same = (start, GapState.OPEN, gap.cause, gap.certainty, gap.archive)
+    same = (start, GapState.OPEN, gap.cause, gap.certainty, gap.archive, gap.maybe_empty)
     for each in known:
         # Each offload has gaps of its own.
         other = gap.cause is Cause.DISCARDED and each.reason != gap.reason
-        if (each.end, each.state, each.cause, each.certainty, each.archive) == same and not other:
+        theirs = (each.end, each.state, each.cause, each.certainty, each.archive, each.maybe_empty)
+        if theirs == same and not other:
             # What is not known of one piece is not known of both.
-            likely = None
-            if each.likely is not None or gap.likely is not None:
-                counts = ((each.likely, each.count), (gap.likely, end - start))
-                likely = sum((some or 0) if one is None else one for one, some in counts)
-            return change_gap(
-                connection, each, now, end=end, last_time=gap.last_time, likely=likely
-            )
+            likely = _add_likely(each, replace(gap, start=start, end=end))
+            times = {"end": end, "last_time": gap.last_time}
+            return change_gap(connection, each, now, **times, likely=likely)
     return insert_gap(connection, gap, start, end, now)
 
 
@@ -370,12 +381,8 @@ class Gaps(Manager):
                     why = answers[gap.id]
                     move_gaps(connection, [gap.id], GapState.WAIVED, now, None, why, ITSELF)
 
-    def close_possible(self, sample: Sample, reason: str) -> int:
-        """Waives the open gaps of the sample's group that were only possible.
-
-        Returns:
-            How many were closed.
-        """
+    def close_possible(self, sample: Sample, reason: str) -> None:
+        """Waives the open gaps of the sample's group that were only possible."""
         found = [
             gap.id
             for gap in self.list(sample.stream, [GapState.OPEN])
@@ -383,7 +390,6 @@ class Gaps(Manager):
             and (gap.group, gap.topic_id) == (sample.group, sample.topic_id)
         ]
         self.answer(dict.fromkeys(found, reason))
-        return len(found)
 
     def close_answered(self, sample: Sample) -> int:
         """Waives open gaps of unknown range that a commit of the sample answers.

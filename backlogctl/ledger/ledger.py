@@ -24,7 +24,7 @@ from backlogctl.ledger.schema import (
 )
 from backlogctl.ledger.steps import Steps
 from backlogctl.ledger.temporary_topics import TemporaryTopics
-from backlogctl.ledger.transactions import Aborts
+from backlogctl.ledger.transactions import Aborts, Empties
 
 
 class Ledger:
@@ -47,6 +47,7 @@ class Ledger:
         self.holds = Holds(database)
         self.burndown = Burndown(database)
         self.aborts = Aborts(database)
+        self.empties = Empties(database)
         self.figures = Figures(database)
 
     @property

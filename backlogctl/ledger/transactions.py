@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 
-from sqlalchemy import Index, insert, select, update
+from sqlalchemy import ColumnElement, Index, delete, insert, select, update
 
 from backlogctl.errors import UsageError
 from backlogctl.ledger.schema import Manager, read_value, table_of, take_id
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyRange:
+    """Offsets `[start, end)` that were read, as the stream's group reads, and held no data: control
+    records, or what was aborted. Of each partition the last one is kept."""
+
+    stream: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+    noted_at: datetime
+
+
+empties = table_of("backlog_empty_ranges", EmptyRange, key=("stream", "topic_id", "partition"))
+
+
+class Empties(Manager):
+    """Ranges without data: what expires of them was no message."""
+
+    def note(
+        self, stream: str, topic_id: str, found: Mapping[int, tuple[int, int]], at: datetime
+    ) -> None:
+        """Keeps `[start, end)` by partition in place of what was known of it."""
+        if not found:
+            return
+        rows = [EmptyRange(stream, topic_id, number, *one, at) for number, one in found.items()]
+        with self._database.write() as connection:
+            where = _belongs(stream, topic_id), empties.c.partition.in_(found)
+            connection.execute(delete(empties).where(*where))
+            connection.execute(insert(empties), [asdict(row) for row in rows])
+
+    def list(self, stream: str, topic_id: str) -> dict[int, tuple[int, int]]:
+        """By partition the last range of it."""
+        found = self._list(select(empties).where(_belongs(stream, topic_id)), EmptyRange)
+        return {one.partition: (one.start, one.end) for one in found}
+
+
+def _belongs(stream: str, topic_id: str) -> ColumnElement[bool]:
+    return (empties.c.stream == stream) & (empties.c.topic_id == topic_id)
 
 
 @dataclass(frozen=True, slots=True)

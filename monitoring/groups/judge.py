@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Self
 
 import numpy as np
@@ -26,8 +26,15 @@ from backlogctl.monitoring.groups.windows import (
     judge_busy,
 )
 from backlogctl.monitoring.offsets.lag import TAIL_AT_MOST
+from backlogctl.monitoring.offsets.standstills import MOMENT, USUAL_TIMES, measure_standstill
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
-from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Retention, Verdict
+from backlogctl.monitoring.verdict.status import (
+    GroupStatus,
+    HeldBack,
+    PartitionStatus,
+    Retention,
+    Verdict,
+)
 from backlogctl.monitoring.verdict.summary import summarize_group
 
 # A group that runs moves past what expired in front of it with its next commit (protocol P1); its
@@ -74,6 +81,7 @@ class _Newest:
     committed: Offsets
     lag: Offsets
     known: NDArray[np.bool_]  # its leader answered
+    stable: Offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +148,13 @@ class GroupJudge:
         active = has_commit & (
             (now.lag > 0) | (now.committed < now.low) | (now.committed > now.high)
         )
+        held = self._find_held(of, now, when)
+        alone = np.isin(np.arange(len(active)), list(held))
         statuses = self._judge_busy(
-            topic, of, past, when, active & now.known, members, retention, tails
+            topic, of, past, when, active & now.known & ~alone, members, retention, tails
         )
         active[list(statuses)] = False
+        active |= alone
         behind = np.flatnonzero(active & now.known)
         points = _read_points(of, past, when, behind)
         ends = _read_ends(of, when, self.window, behind)
@@ -163,6 +174,7 @@ class GroupJudge:
                         _make_undated(topic, of, now, number, retention)
                     ),
                     timeline=[*older, *((point.seconds, point.high) for point in seen)],
+                    held=held.get(number),
                     window=self.window,
                     horizon=self.horizon,
                 )
@@ -181,6 +193,31 @@ class GroupJudge:
             retention=retention,
             window=self.window,
         )
+
+    def _find_held(self, of: TopicHistory, now: _Newest, when: SampleRows) -> dict[int, HeldBack]:
+        """What lies behind a transaction that has been open for too long; nobody is asked whose it
+        is."""
+        if len(when.rows) < 2:
+            return {}
+        before = when.rows[-2]
+        stands = now.known & (now.committed >= 0) & (now.committed <= now.stable)
+        stands &= (now.stable < now.high) & (now.stable == of.stable.read(before))
+        columns = np.flatnonzero(stands & (of.high.read(before) > now.stable))
+        held: dict[int, HeldBack] = {}
+        stables, highs = of.stable.take(when.rows, columns), of.high.take(when.rows, columns)
+        for number, ends, tops in zip(columns.tolist(), stables, highs, strict=True):
+            rows = zip(when.ages, ends, tops, strict=True)
+            seconds, usual = measure_standstill([row for row in rows if row[1] >= 0])
+            if seconds >= max(MOMENT.total_seconds(), USUAL_TIMES * (usual or 0.0)):
+                stable, low = int(now.stable[number]), int(now.low[number])
+                held[number] = HeldBack(
+                    offset=stable,
+                    messages=int(now.high[number]) - max(stable, low),
+                    since=self.taken_at - timedelta(seconds=seconds),
+                    seconds_open=seconds,
+                    is_certain=False,
+                )
+        return held
 
     def _judge_busy(
         self,
@@ -229,7 +266,7 @@ def _read_now(of: TopicHistory, past: GroupHistory, when: SampleRows) -> _Newest
     end = find_group_end(committed, stable, high)
     end = np.where(known, end, np.maximum(end, committed))
     lag = np.where(known, np.maximum(0, end - np.maximum(committed, low)), 0)
-    return _Newest(low, high, end, committed, lag, known)
+    return _Newest(low, high, end, committed, lag, known, stable)
 
 
 def _fill(
@@ -245,7 +282,8 @@ def find_group_end(committed: Offsets, stable: Offsets, high: Offsets) -> Offset
     """Where the group's reading ends; its isolation level is not known.
 
     The high watermark; but one whose commit is exactly the last stable offset has read all that a
-    reader of committed data can, and an open transaction must not look like a stall.
+    reader of committed data can, and an open transaction must not look like a stall: it is one that
+    has been open for too long, or none that matters.
     """
     return np.where((stable >= 0) & (committed == stable), stable, high)
 

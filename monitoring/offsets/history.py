@@ -23,6 +23,8 @@ SPAN = timedelta(seconds=5)
 LEAST_SPANS = 3
 LEAST_RECENT, MOST_RECENT = 8, 32
 SPEED_UP = 2.0
+# A reader that turns out to be so much faster than it was known to be has read what it went past.
+FASTER = 1.5
 # Who has read what was there so long ago only waits for its next commit, and for messages.
 KEEPS_UP = timedelta(seconds=20)
 # A commit without members that moved so often is a reader's.
@@ -191,9 +193,11 @@ class PartitionMarks:
         took = max(commit.at - self.at, timedelta(0))
         pace, span = self._measure(commit, low)
         step = commit.offset - self.committed
-        usual = min(pace.burst, self.usual) + pace.expect(took) - step
-        budget = min(pace.burst, self.budget) + pace.allow(took) - step
-        if pace.fastest > self.pace.fastest:
+        # With the first range that it goes past they are full.
+        usual, budget = (self.usual, self.budget) if self.passed else (pace.burst, pace.burst)
+        usual = min(pace.burst, usual) + pace.expect(took) - step
+        budget = min(pace.burst, budget) + pace.allow(took) - step
+        if pace.fastest > FASTER * self.pace.fastest:
             usual = budget = pace.burst  # what it did before is explained as well
         passed = () if pace.is_known and usual >= pace.burst else self.passed
         hole = self._find_hole(commit, low)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
-from backlogctl.clock import Deadline
+from backlogctl.clock import Deadline, read_millis
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Properties, make_consumer
 from backlogctl.kafka.errors import translate
@@ -37,6 +43,40 @@ class EmptyReading:
     denied: Mapping[str, BacklogError] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstMessage:
+    """The first message that a reader gets: its offset; its own time, None where it has none."""
+
+    offset: int
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TailReading:
+    """What is unread, by partition.
+
+    Attributes:
+        tails: where it holds no data.
+        empty: the range [first, end) without data that it begins with.
+        oldest: the own time of its first message.
+        denied: why the topic may not be read.
+    """
+
+    tails: frozenset[int] = frozenset()
+    empty: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    oldest: Mapping[int, datetime] = field(default_factory=dict)
+    denied: BacklogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstReading:
+    """The first messages of places, by topic and partition; None where no data lies there. Those
+    that were not found out are missing. `denied`: by topic why it may not be read."""
+
+    found: Mapping[tuple[str, int], FirstMessage | None] = field(default_factory=dict)
+    denied: Mapping[str, BacklogError] = field(default_factory=dict)
+
+
 def find_partition_end(part: PartitionSample, isolation: str) -> int:
     """Where the group's reading ends: the LSO if it reads committed, else the high watermark.
 
@@ -61,50 +101,105 @@ def read_tails(
     sample: Sample,
     isolation: str,
     deadline: Deadline | None = None,
-) -> EmptyReading:
-    """Of the partitions whose lag is small (at most 2), whether it holds no data, only control or
-    aborted records.
+    known: Mapping[int, tuple[int, int]] | None = None,
+) -> TailReading:
+    """What lies unread on each partition that is behind.
+
+    What a reader passes over, control and aborted records, is no data. A tail without any is read
+    to its end, however long it is, within the deadline; what is not found out by then counts as
+    data.
+
+    Args:
+        known: by partition a range [first, end) that was read before and held none.
 
     Raises:
         ClusterUnreachable, KafkaFailure.
     """
+    begun: dict[int, tuple[int, int]] = {}  # where it is unread, and where reading goes on
+    for part in sample.partitions:
+        if part.committed is not None and count_lag(part, isolation):
+            first = start = max(part.committed, part.low)
+            before, until = (known or {}).get(part.partition, (0, 0))
+            if before <= first < until:
+                first, start = before, until
+            begun[part.partition] = first, start
+    is_committed = isolation != "read_uncommitted"
+    parts = {part.partition: part for part in sample.partitions if part.partition in begun}
+    ends = {number: part.lso if is_committed else part.high for number, part in parts.items()}
     places = [
-        (sample.topic, part.partition, max(part.committed, part.low))
-        for part in sample.partitions
-        if part.committed is not None and 0 < (count_lag(part, isolation) or 0) <= TAIL_AT_MOST
+        (sample.topic, number, start)
+        for number, (_, start) in begun.items()
+        if start < ends[number]
     ]
-    subject = f"topic {sample.topic}"
-    return read_empty(properties, places, deadline or Deadline(10.0), subject, isolation)
+    limit, subject = deadline or Deadline(10.0), f"topic {sample.topic}"
+    reading = read_firsts(properties, places, limit, subject, isolation)
+    empty: dict[int, tuple[int, int]] = {}
+    oldest: dict[int, datetime] = {}
+    tails: set[int] = set()
+    for number, (first, start) in begun.items():
+        is_read = (sample.topic, number) in reading.found
+        message = reading.found.get((sample.topic, number))
+        reached = start
+        if message is not None:
+            reached = message.offset
+            if message.at is not None:
+                oldest[number] = message.at
+        elif is_read or start >= ends[number]:
+            reached = max(start, ends[number])
+            if reached >= find_partition_end(parts[number], isolation):
+                tails.add(number)
+        if first < reached:
+            empty[number] = first, reached
+    return TailReading(frozenset(tails), empty, oldest, reading.denied.get(sample.topic))
 
 
 def read_empty(
-    properties: Properties,
-    places: Sequence[TopicOffset],
-    limit: Deadline,
-    subject: str,
-    isolation: str = "read_committed",
+    properties: Properties, places: Sequence[TopicOffset], limit: Deadline, subject: str
 ) -> EmptyReading:
-    """By topic and partition whether no data lies at the offset or above.
+    """By topic and partition whether no committed data lies at the offset or above.
 
     What is not found out within the limit is left out. Of each partition only one place is read.
 
     Raises:
         ClusterUnreachable, KafkaFailure.
     """
+    reading = read_firsts(properties, places, limit, subject)
+    found = {place: first is None for place, first in reading.found.items()}
+    return EmptyReading(found, reading.denied)
+
+
+def read_firsts(
+    properties: Properties,
+    places: Sequence[TopicOffset],
+    limit: Deadline,
+    subject: str,
+    isolation: str = "read_committed",
+) -> FirstReading:
+    """By topic and partition the first message at the offset or above.
+
+    What is not found out within the limit, or has expired meanwhile, is left out. Of each partition
+    only one place is read. Of an unknown isolation committed data counts.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure.
+    """
     starts = {(topic, partition): offset for topic, partition, offset in places}
     if not starts:
-        return EmptyReading()
-    found: dict[tuple[str, int], bool] = {}
+        return FirstReading()
+    found: dict[tuple[str, int], FirstMessage | None] = {}
     denied: dict[str, BacklogError] = {}
     undecided = set(starts)
+    level = "read_uncommitted" if isolation == "read_uncommitted" else "read_committed"
     consumer = make_consumer(
         properties,
         {
             "enable.partition.eof": True,
-            "isolation.level": isolation,
-            "auto.offset.reset": "earliest",
+            "isolation.level": level,
+            # Another offset would say nothing of what has expired before it.
+            "auto.offset.reset": "error",
             "fetch.wait.max.ms": 100,
             "fetch.message.max.bytes": 65536,
+            "queued.min.messages": 1,
         },
     )
     try:
@@ -118,18 +213,29 @@ def read_empty(
                 raise translate(error, subject, "read the tail")
             if topic is None or partition is None or (topic, partition) not in undecided:
                 continue
-            if error is None or error.code() == KafkaError._PARTITION_EOF:
-                found[topic, partition] = error is not None
+            if error is None:
+                found[topic, partition] = _take_first(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                found[topic, partition] = None
             elif error.code() == KafkaError._TRANSPORT or is_retriable(error):
                 continue
             elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 denied[topic] = translate(error, f"topic {topic}", "read the tail")
             undecided.discard((topic, partition))
+            consumer.pause([TopicPartition(topic, partition)])
     except KafkaException as error:
         raise translate(unwrap(error) or error, subject, "read the tail") from error
     finally:
         consumer.close()
-    return EmptyReading(found, denied)
+    return FirstReading(found, denied)
+
+
+def _take_first(message: Message) -> FirstMessage:
+    kind, at = message.timestamp()
+    known = kind != TIMESTAMP_NOT_AVAILABLE and at > 0
+    offset = message.offset()
+    assert offset is not None
+    return FirstMessage(offset, read_millis(at) if known else None)
 
 
 def read_size_limit(config: Mapping[str, str]) -> int | None:

@@ -13,6 +13,7 @@ from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Connection, connect
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.certainty import find_doubts, limit_certainty
 from backlogctl.monitoring.offsets.commits import CommitFeed
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps, make_history
 from backlogctl.monitoring.offsets.history import StreamHistory, raise_marks
@@ -98,6 +99,7 @@ def observe_stream(
     first: Sample | None = None
     looks = 0
     skew = measure_clock_skew(ledger)
+    past = replace(past, empty_tails=ledger.empties.list(stream.name, past.topic_id))
     while True:
         sample = take_sample(stream, admin, limit, skew)
         first = first or sample
@@ -108,8 +110,11 @@ def observe_stream(
         if judgement.read_to:
             ledger.gaps.trim_read(sample, judgement.read_to)
         # Gaps before the sample: a crash in between finds them again, not the other way round.
-        for gap, date in _date_gaps(ledger, stream, sample, judgement.gaps):
-            kept = ledger.gaps.record(gap, date)
+        known = ledger.gaps.list(stream.name) if judgement.gaps else ()
+        dated = list(_date_gaps(ledger, stream, sample, judgement.gaps, known))
+        doubts = find_doubts(admin, stream.topic, [gap for gap, _ in dated], known, limit)
+        for gap, date in dated:
+            kept = ledger.gaps.record(limit_certainty(gap, doubts.get(gap.partition, "")), date)
             recorded[kept.id] = kept
         ledger.gaps.close_answered(sample)
         if judgement.reads_outside:
@@ -154,10 +159,13 @@ def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, .
 
 
 def _date_gaps(
-    ledger: Ledger, stream: StreamLike, sample: Sample, gaps: Sequence[Gap]
+    ledger: Ledger,
+    stream: StreamLike,
+    sample: Sample,
+    gaps: Sequence[Gap],
+    known: Sequence[Gap],
 ) -> Iterator[tuple[Gap, DatePiece | None]]:
     """The gaps with their times, and what dates the pieces that the ledger makes of them."""
-    known = ledger.gaps.list(stream.name) if gaps else ()
     if all(_is_recorded(gap, known) for gap in gaps):
         yield from ((gap, None) for gap in gaps)
         return

@@ -8,7 +8,7 @@ learned from those that ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import median
@@ -33,7 +33,6 @@ class Standstill:
         since: the first of the samples, up to now without a break, that saw it like this.
         usual: how long standstills lasted that ended within the last hour, the median of them;
             None where no sample saw one.
-        has_moved: whether a sample of the last hour saw it at another offset.
     """
 
     partition: int
@@ -41,7 +40,6 @@ class Standstill:
     behind: int
     since: datetime
     usual: timedelta | None
-    has_moved: bool
 
     @property
     def patience(self) -> timedelta:
@@ -77,43 +75,42 @@ def find_standstills(
 
 
 def _find_standstill(recent: Sequence[Sample], sample: Sample, part: PartitionSample) -> Standstill:
-    since, has_moved = sample.taken_at, False
-    for at, old in _go_back(recent, part.partition):
-        if old.lso != part.lso:
-            has_moved = True
-            break
-        if old.high <= old.lso:
-            break
-        since = at
+    series = [
+        ((one.taken_at - sample.taken_at).total_seconds(), old.lso, old.high)
+        for one in recent
+        for old in one.partitions[part.partition : part.partition + 1]
+        if old.partition == part.partition
+    ]
+    seconds, usual = measure_standstill([*series, (0.0, part.lso, part.high)])
     return Standstill(
         part.partition,
         part.lso,
         part.high - max(part.lso, part.low),
-        since,
-        _measure_usual(recent, part),
-        has_moved,
+        sample.taken_at - timedelta(seconds=seconds),
+        None if usual is None else timedelta(seconds=usual),
     )
 
 
-def _go_back(
-    recent: Sequence[Sample], partition: int
-) -> Iterator[tuple[datetime, PartitionSample]]:
-    for sample in reversed(recent):
-        for part in sample.partitions[partition : partition + 1]:
-            if part.partition == partition:
-                yield sample.taken_at, part
+def measure_standstill(series: Sequence[tuple[float, int, int]]) -> tuple[float, float | None]:
+    """For how many seconds the newest last stable offset has been seen to stand below the high
+    watermark, and the median of those that stood in two samples and moved in a later one.
 
-
-def _measure_usual(recent: Sequence[Sample], now: PartitionSample) -> timedelta | None:
-    """The median of those that two samples saw standing, and a later one at another offset."""
+    Args:
+        series: (seconds from now, at most 0; last stable offset; high watermark), oldest first.
+    """
+    stands = 0.0
+    for at, stable, high in reversed(series):
+        if stable != series[-1][1] or high <= stable:
+            break
+        stands = -at
     lasted: list[float] = []
-    begun: datetime | None = None  # of the run that is gone through, when it was first seen
+    begun: float | None = None  # of the run that is gone through, when it was first seen
     seen, last = 0, -1
-    for at, part in reversed(list(_go_back(recent, now.partition))):
-        if part.lso != last:
+    for at, stable, high in series:
+        if stable != last:
             if begun is not None and seen > 1:
-                lasted.append((at - begun).total_seconds())
-            begun, seen, last = None, 0, part.lso
-        if part.high > part.lso:
-            begun, seen = begun or at, seen + 1
-    return timedelta(seconds=median(lasted)) if lasted else None
+                lasted.append(at - begun)
+            begun, seen, last = None, 0, stable
+        if high > stable:
+            begun, seen = at if begun is None else begun, seen + 1
+    return stands, median(lasted) if lasted else None

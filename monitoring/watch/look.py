@@ -18,8 +18,12 @@ from backlogctl.kafka.peek import peek_at
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.holds import OPERATOR, keeps_longer
 from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY
 from backlogctl.monitoring.offsets.history import StreamHistory, is_memberless
 from backlogctl.monitoring.offsets.lag import (
+    TAIL_AT_MOST,
+    TailReading,
+    count_lag,
     count_lost,
     find_partition_end,
     read_retention,
@@ -108,6 +112,20 @@ def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
     return status
 
 
+def with_doubt_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
+    """The status, with how much of what is lost may be no messages at all."""
+    place = (status.topic, status.group)
+    unsure = [
+        gap
+        for gap in gaps
+        if gap.maybe_empty and gap.state not in _SETTLED and (gap.topic, gap.group) == place
+    ]
+    if not unsure:
+        return status
+    many = format_plural(sum(gap.count or 0 for gap in unsure), "offset")
+    return _add(status, f"{many} of it {MAYBE_EMPTY}")
+
+
 def _count(gaps: Iterable[Gap]) -> str:
     return format_plural(sum(gap.count or 0 for gap in gaps), "message")
 
@@ -169,7 +187,6 @@ def _describe(ledger: Ledger, recovery: Recovery, *, is_at_work: bool) -> str:
 
 
 # A stream's status from its samples: pure calculation, nothing here asks Kafka or the ledger.
-
 WINDOW = timedelta(minutes=10)
 HORIZON = timedelta(hours=24)
 
@@ -229,9 +246,9 @@ def assess_stream(
     earlier = [
         one for one in history if one.topic_id == sample.topic_id and one.taken_at < sample.taken_at
     ]
-    pasts = _group_by_partition([*earlier, sample], isolation, 2 * window)
-    known = tuple(gaps)
     marks = StreamHistory(empty_tails=around.empty_tails or {})
+    pasts = _group_by_partition([*earlier, sample], isolation, 2 * window, marks)
+    known = tuple(gaps)
     lost = {
         part.partition: count_lost(
             _skip_empty(part, marks),
@@ -294,7 +311,7 @@ class _PartitionHistory:
 
 
 def _group_by_partition(
-    timeline: Sequence[Sample], isolation: str, reach: timedelta
+    timeline: Sequence[Sample], isolation: str, reach: timedelta, marks: StreamHistory
 ) -> dict[int, _PartitionHistory]:
     now = timeline[-1].taken_at
     pasts: dict[int, _PartitionHistory] = {}
@@ -305,7 +322,7 @@ def _group_by_partition(
             past = pasts.setdefault(part.partition, _PartitionHistory([], []))
             past.ends.append((seconds, part.high))
             if near:
-                end = find_partition_end(part, isolation)
+                end = find_partition_end(_skip_empty(part, marks), isolation)
                 past.points.append(Point(seconds, part.low, part.committed, end, part.high))
     return pasts
 
@@ -378,7 +395,6 @@ def assess_now(
     limit: Deadline,
     admin: Admin,
     history: Sequence[Sample] | None = None,
-    empty_tails: dict[int, tuple[int, int]] | None = None,
     *,
     seen: Observation | None = None,
     settle: bool = True,
@@ -389,8 +405,6 @@ def assess_now(
         history: the stream's samples; None reads the ledger.
         settle: False leaves it to the next look whether a transaction is open for too long; else
             one that is young is waited for, some seconds.
-        empty_tails: by partition, the last range that was read and held no data; those that are
-            found are added.
         seen: what else was seen with the sample.
 
     Raises:
@@ -405,22 +419,17 @@ def assess_now(
     config = _read_settings(admin, stream.topic, limit, unseen)
     holds = 0.0 if config is None else record_hold_state(ledger, sample, config)
     around = replace(_describe_stream(stream, _find_retention(config)), seconds_held=holds)
-    tails = _read_tails(properties, stream, sample, limit, unseen)
-    remembered = {} if empty_tails is None else empty_tails
-    for part in sample.partitions:
-        if part.partition in tails and part.committed is not None:
-            begin = max(part.committed, part.low)
-            remembered[part.partition] = (begin, find_partition_end(part, stream.isolation))
+    known = ledger.empties.list(stream.name, sample.topic_id)
+    unread = _read_unread(properties, stream, sample, known, around.retention, limit, unseen)
+    new = {number: one for number, one in unread.empty.items() if known.get(number) != one}
+    ledger.empties.note(stream.name, sample.topic_id, new, sample.taken_at)
     standing = find_standstills(history, sample, stream.isolation)
     held = find_blocked(properties, admin, stream, sample, standing, limit, unseen, settle=settle)
-    around = replace(around, tails=tails, empty_tails=remembered, held=held)
     # Only partitions that are behind need more.
-    starts = {
-        part.partition: begin
+    behind = {
+        part.partition
         for part in sample.partitions
-        if part.committed is not None and part.partition not in tails
-        if (begin := max(part.committed, part.low)) < find_partition_end(part, stream.isolation)
-        if part.committed <= part.high
+        if part.partition not in unread.tails and count_lag(part, stream.isolation)
     }
     status = assess_stream(
         sample,
@@ -429,14 +438,13 @@ def assess_now(
         gaps,
         replace(
             around,
-            oldest=_read_oldest(properties, stream.topic, starts, around.retention, limit, unseen),
-            held_oldest=_read_oldest(
-                *(properties, stream.topic, {p: one.offset for p, one in held.items()}),
-                *(around.retention, limit, unseen),
-                "read_uncommitted",
-            ),
+            tails=unread.tails,
+            empty_tails={**known, **new},
+            oldest=unread.oldest,
+            held=held,
+            held_oldest=_read_held(properties, stream.topic, held, around.retention, limit),
             sizes=_read_sizes(
-                *(properties, stream.topic, {*starts, *held}, around.retention, limit, unseen)
+                *(properties, stream.topic, behind | held.keys(), around.retention, limit, unseen)
             ),
         ),
         undecided=None if seen is None else seen.undecided,
@@ -444,11 +452,12 @@ def assess_now(
         horizon=watch.horizon,
     )
     status = with_way_to_ask(replace(status, unseen=tuple(unseen)), properties)
-    if seen is not None and seen.by_log:
-        status = replace(status, known_by="the commit log")
+    by_log = seen is not None and seen.by_log
+    status = replace(status, known_by="the commit log" if by_log else "samples")
     if status.lost or status.undecided or status.possible:
         status = replace(status, sentence=f"{status.sentence} (known by {status.known_by})")
-    return with_stopped_warning(ledger, with_archived_note(status, gaps))
+    status = with_doubt_note(with_archived_note(status, gaps), gaps)
+    return with_stopped_warning(ledger, status)
 
 
 def judge_stored(
@@ -508,23 +517,29 @@ def _read_settings(
         return None
 
 
-def _read_tails(
+def _read_unread(
     properties: Properties,
     stream: StreamLike,
     sample: Sample,
+    known: Mapping[int, tuple[int, int]],
+    retention: Retention,
     limit: Deadline,
     unseen: list[Unseen],
-) -> frozenset[int]:
-    """Partitions whose small lag holds no data; without it a reader one control record behind
-    shows as lag, and so it does where it cannot be read, which is said."""
+) -> TailReading:
+    """Without it a reader one control record behind shows as lag, and nobody knows how old the
+    oldest unread message is, which retention goes by; where it cannot be read, that is said."""
+    within = Deadline(limit.remaining(PEEK_SECONDS))
     try:
-        within = Deadline(limit.remaining(PEEK_SECONDS))
-        reading = read_tails(properties, sample, stream.isolation, within)
+        reading = read_tails(properties, sample, stream.isolation, within, known)
     except BacklogError as error:
-        unseen.append(Unseen("tails", error))
-        return frozenset()
-    unseen += [Unseen("tails", error) for error in reading.denied.values()]
-    return frozenset(partition for (_, partition), empty in reading.found.items() if empty)
+        reading = TailReading(denied=error)
+    if reading.denied is not None:
+        lags = [count_lag(part, stream.isolation) or 0 for part in sample.partitions]
+        if any(0 < lag <= TAIL_AT_MOST for lag in lags):
+            unseen.append(Unseen("tails", reading.denied))
+        if retention.time is not None and max(lags) > TAIL_AT_MOST:
+            unseen.append(Unseen("oldest", reading.denied))
+    return reading
 
 
 def _find_retention(config: Mapping[str, str] | None) -> Retention:
@@ -544,29 +559,28 @@ def _describe_stream(stream: StreamLike, retention: Retention) -> StreamContext:
     )
 
 
-def _read_oldest(
+def _read_held(
     properties: Properties,
     topic: str,
-    starts: Mapping[int, int],
+    held: Mapping[int, HeldBack],
     retention: Retention,
     limit: Deadline,
-    unseen: list[Unseen],
-    isolation: str = "read_committed",
 ) -> dict[int, datetime]:
-    """The oldest unread messages' own times, which retention goes by; where they can be read."""
-    if retention.time is None or not starts:
+    """The own times of the first messages that lie behind open transactions; where they cannot be
+    read, the samples tell."""
+    if retention.time is None or not held:
         return {}
+    starts = {number: one.offset for number, one in held.items()}
     within = Deadline(limit.remaining(PEEK_SECONDS))
     try:
-        found = peek_at(properties, topic, starts, 1, within, isolation=isolation)
-        return {
-            number: messages[0].at
-            for number, messages in found.items()
-            if messages and messages[0].at is not None
-        }
-    except BacklogError as error:
-        unseen.append(Unseen("oldest", error))
+        found = peek_at(properties, topic, starts, 1, within, isolation="read_uncommitted")
+    except BacklogError:
         return {}
+    return {
+        number: messages[0].at
+        for number, messages in found.items()
+        if messages and messages[0].at is not None
+    }
 
 
 def _read_sizes(

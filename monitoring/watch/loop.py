@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event, Thread
 from typing import Self
@@ -248,7 +248,6 @@ class _StreamWatcher:
         self._admins: dict[str, Admin] = {}
         self._feeds: dict[str, CommitFeed] = {}
         self._pasts: dict[str, StreamHistory] = {}
-        self._tails: dict[str, dict[int, tuple[int, int]]] = {}
 
     def look(self, stream: StreamLike) -> BacklogError | None:
         """One look; what failed is returned, so that the others go on."""
@@ -347,14 +346,10 @@ class _StreamWatcher:
             self._outages.note(f"bookmarks of stream {name}", seen.unmarked)
             return
         history = self.timelines.extend(stream, seen.sample)
-        tails = self._tails.setdefault(name, {})
-        if not seen.history.empty_tails:
-            tails.clear()  # the topic was made anew: its offsets begin again
         judging, sample = self._judging, seen.sample
         status = assess_now(
             *(self._ledger, stream, properties, judging, sample, limit, self._connect(stream)),
             history,
-            tails,
             seen=seen,
             settle=False,
         )
@@ -363,7 +358,6 @@ class _StreamWatcher:
             # Tails are read only where a lag is small: else nothing says that they can be read.
             if what in blind or what != "tails":
                 self._outages.note(f"{what} of stream {name}", blind.get(what))
-        self._pasts[name] = replace(seen.history, empty_tails=dict(tails))
         self._note_retention(stream, status)
         self._on_status(status)
 

@@ -462,12 +462,14 @@ class StoppingContext(RunContext[PlanT]):
         reason: str,
         *,
         certainty: Certainty = Certainty.EXACT,
+        maybe_empty: bool = False,
         times: tuple[datetime | None, datetime | None] | None = None,
         archive: str | None = None,
     ) -> Gap:
         """Puts on record what the group will not read.
 
         Args:
+            maybe_empty: its offsets may be no messages.
             times: of the first and the last message; None takes those of the stream's samples.
             archive: the one that has the messages.
         """
@@ -484,7 +486,8 @@ class StoppingContext(RunContext[PlanT]):
             start=item.start,
             end=item.end,
             cause=cause,
-            certainty=certainty,
+            certainty=Certainty.BOUNDED if maybe_empty else certainty,
+            maybe_empty=maybe_empty,
             state=GapState.OPEN,
             first_time=first,
             last_time=last,

@@ -22,7 +22,7 @@ from backlogctl.spark_backfill.injection.ledger_topic import (
     snapshot_ledger,
 )
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
-from backlogctl.values import Certainty, ChunkState, GapState, OffsetRange, Recovery, RecoveryState
+from backlogctl.values import ChunkState, GapState, OffsetRange, Recovery, RecoveryState
 
 if TYPE_CHECKING:
     from backlogctl.replay.injection.context import InjectionContext
@@ -100,7 +100,7 @@ def find_lost_ranges(
     ]
     gaps = [place for _, place in known]
     still = [(gap, place) for gap, place in known if gap.state is not GapState.VERIFIED]
-    bounded = [place for gap, place in still if gap.certainty is Certainty.BOUNDED]
+    bounded = [place for gap, place in still if gap.may_be_read]
     archives = {
         record.recovery_id: [OffsetRange(r.partition, r.start, r.end) for r in record.ranges]
         for record in workspace.ledger.archives.list(with_purged=False)

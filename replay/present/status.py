@@ -31,7 +31,8 @@ def describe_gap(gap: Gap) -> dict[str, Any]:
     return to_document(
         gap,
         *("id", "stream", "topic", "group", "partition", "start", "end", "count"),
-        *("likely", "cause", "certainty", "state", "first_time", "last_time", "detected_at"),
+        *("likely", "cause", "certainty", "maybe_empty", "state"),
+        *("first_time", "last_time", "detected_at"),
         *("reason", "archive", "sequences"),
     )
 

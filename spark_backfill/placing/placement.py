@@ -33,7 +33,7 @@ from backlogctl.spark_backfill.placing.ranking import (
 )
 from backlogctl.spark_backfill.request import RebuildRequest, Stretch, count_offsets
 from backlogctl.spark_backfill.spark.frames import make_rows, mark_within
-from backlogctl.values import Certainty, OffsetRange
+from backlogctl.values import OffsetRange
 from backlogctl_delivery.visible import escape_text
 
 # Decides of each candidate whether it lies in a gap: by its offset, its place, or its time.
@@ -302,9 +302,7 @@ class Ground:
         return frozenset(
             OffsetRange(gap.partition, gap.start, gap.end)
             for gap in self.request.gaps
-            if gap.certainty is not Certainty.EXACT
-            and gap.start is not None
-            and gap.end is not None
+            if gap.may_be_read and gap.start is not None and gap.end is not None
         )
 
     @property

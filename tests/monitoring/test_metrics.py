@@ -22,7 +22,13 @@ from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from backlogctl.monitoring.metrics.groups import escape_value
 from backlogctl.monitoring.metrics.scrape import Exported, Scrape
-from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Unseen, Verdict
+from backlogctl.monitoring.verdict.status import (
+    GroupStatus,
+    HeldBack,
+    PartitionStatus,
+    Unseen,
+    Verdict,
+)
 from backlogctl.monitoring.verdict.summary import summarize_group
 from backlogctl.monitoring.watch.board import Board, Checkup, ClusterPass, MemberLook, SequenceLook
 from backlogctl.monitoring.watch.board import TopicPartitionState as PartitionState
@@ -246,7 +252,9 @@ def fill_board() -> Board:
     )
     board.put_checkup("orders", Checkup(utc_now(), (finding,)))
     board.put_sequence("orders", SequenceLook("main", checked=9, lost=3, suspect=0, behind=0))
+    held = HeldBack(offset=10, messages=7, since=utc_now(), seconds_open=90.0)
     losing = replace(make_part(0, 10, Verdict.LOSING), expected_loss=5, seconds_to_drain=9.0)
+    losing = replace(losing, held=held)
     board.put_cluster(make_pass(make_status("audit", parts=(losing,))))
     return board
 

@@ -229,6 +229,7 @@ def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
     class MovingLedger:
         samples: object = field(default_factory=lambda: ledger.samples)
         gaps: MovingGaps = field(default_factory=MovingGaps)
+        empties: object = field(default_factory=lambda: ledger.empties)
 
         def now(self) -> datetime:
             return ledger.now()
@@ -254,8 +255,9 @@ def test_fault_20_control_records_are_neither_loss_nor_lag(
     sample = take_sample(StreamStub(name, group), properties)
     assert [count_lag(part, "read_committed") for part in sample.partitions] == [1, 2]
     reading = read_tails(properties, sample, "read_committed", Deadline(PATIENT))
-    assert reading.found == {(name, 0): True, (name, 1): False}
-    around = StreamContext(tails=frozenset({0}))
+    assert (reading.tails, reading.empty) == (frozenset({0}), {0: (1, 2), 1: (1, 2)})
+    assert reading.oldest.keys() == {1}
+    around = StreamContext(tails=reading.tails)
     status = assess_stream(sample, "read_committed", around=around)
     assert [part.lag for part in status.partitions] == [0, 2]
 

@@ -20,6 +20,9 @@ from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.rights import Operation, Resource, Right
 from backlogctl.kafka.transactions import OpenTransaction, TransactionFate, abort_transaction
 from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.doctor.checks import CheckLevel
+from backlogctl.monitoring.doctor.group import judge_transactions
+from backlogctl.monitoring.metrics.groups import write_groups
 from backlogctl.monitoring.offsets.lag import count_lag
 from backlogctl.monitoring.offsets.standstills import MOMENT, find_standstills
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
@@ -81,7 +84,7 @@ def test_what_producers_usually_take_is_learned() -> None:
     (one,) = find_standstills(history, take(1200, 200, 205), "read_committed")
     assert one.usual == timedelta(minutes=1)
     assert one.patience == timedelta(minutes=2)
-    assert (one.since, one.has_moved) == (NOON + timedelta(seconds=1200), True)
+    assert one.since == NOON + timedelta(seconds=1200)
     hanging = [*history, *(take(1200 + 20 * n, 200, 230) for n in range(8))]
     (late,) = find_standstills(hanging, take(1360, 200, 230), "read_committed")
     assert late.since == NOON + timedelta(seconds=1200)
@@ -178,6 +181,13 @@ def test_fault_90_a_hanging_transaction_is_never_nothing_unread(
     assert "epoch 0, partition 0); its coordinator aborts it at" in status.sentence
     assert "retention reaches them in 23 h" in status.sentence
     assert status.next_commands[0] == "backlogctl transactions list orders"
+    lines = write_groups([status])
+    assert lines["backlog_transaction_held_messages"].endswith(b'partition="0"} 501\n')
+    assert b"backlog_transaction_open_seconds" in lines["backlog_transaction_open_seconds"]
+    (finding,) = judge_transactions(status)
+    assert (finding.check, finding.level) == ("open-transaction", CheckLevel.LOSES)
+    assert "501 messages lie behind an open transaction" in finding.found
+    assert finding.commands == ("backlogctl transactions list orders",)
 
     unsure = look(ledger, properties, name, group, isolation="unknown")
     assert "if the group reads committed data, which is not known" in unsure.sentence

@@ -198,7 +198,7 @@ def _say_uncertain(plan: RebuildPlan) -> str:
     uncertain = plan.outcome.uncertain
     rows = format_plural(uncertain.count, "row")
     where = "at the edges of the gaps"
-    if any(gap.certainty != Certainty.EXACT for gap in plan.gaps):
+    if any(gap.certainty != Certainty.EXACT and not gap.maybe_empty for gap in plan.gaps):
         where = "of gaps that the group may have read in part, or at their edges"
     return (
         f"{rows} {where}, {format_count(uncertain.taken)} of them put back "

@@ -77,6 +77,7 @@ class PlannedGap(PlanPart):
     end: int
     cause: str = "expired"
     certainty: str = "exact"
+    maybe_empty: bool = False
     sequences: SequenceRange | None = None
 
     @property
@@ -103,6 +104,7 @@ class PlannedGap(PlanPart):
             end=gap.end or 0,
             cause=str(gap.cause),
             certainty=str(gap.certainty),
+            maybe_empty=gap.maybe_empty,
             sequences=gap.sequences,
         )
 

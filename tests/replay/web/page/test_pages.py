@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from backlogctl.kafka.transactions import OpenTransaction, TransactionFate
 from backlogctl.monitoring.groups.survey import describe_cluster
+from backlogctl.monitoring.verdict.status import HeldBack
 from backlogctl.monitoring.watch.board import Board, ClusterPass, TopicPartitionState
 from backlogctl.replay.web.page.app import HEADERS, make_page
 from backlogctl.values import Cause, Certainty, RecoveryState
@@ -225,6 +228,29 @@ def test_what_is_old_or_cannot_be_seen_is_marked(quiet: Night) -> None:
     assert "Cannot be seen: no broker answered What is shown is old." in words
     assert "Groups of cluster main cannot be seen: not authorized" in words
     assert "Cannot be seen: no broker answered" in strip(read(quiet, "/streams/orders"))
+
+
+def test_what_lies_behind_an_open_transaction_is_shown_with_who_left_it(quiet: Night) -> None:
+    quiet.lean = True
+    quiet.sample("orders", lambda _, n: (0, 10, 10), 2)
+    status = quiet.look("orders")
+    one = OpenTransaction(
+        *("orders", 1, 10, 7, 3),
+        transactional_id=EVIL,
+        fate=TransactionFate.HANGING,
+    )
+    since = NOW - timedelta(minutes=9)
+    held = HeldBack(10, 490, since, 540.0, transaction=one)
+    parts = (status.partitions[0], replace(status.partitions[1], held=held))
+    quiet.board.put_stream(replace(status, partitions=parts, held=490))
+    page = read(quiet, "/streams/orders")
+    assert "seg held" in page
+    assert EVIL not in page
+    words = strip(page)
+    assert "Open transactions" in words
+    assert "1 at 10 9 min ago transactional.id" in words
+    assert "producer 7, epoch 3 ≤ 490 never by itself" in words
+    assert "behind an open transaction" in words
 
 
 def test_other_groups_are_bounded_and_counted(quiet: Night) -> None:
