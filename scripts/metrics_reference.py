@@ -43,7 +43,7 @@ _INTRO = """\
 - After a failed look the series keep their last values, and `backlog_sample_age_seconds` grows.
 - Nobody says how a group that is not a stream reads. Its lag is counted to the high watermark; one
   that stands exactly at the last stable offset has no lag, since a reader of committed data can
-  read no further.
+  read no further; what has lain behind it for too long is `backlog_transaction_held_messages`.
 - A lag of one or two offsets that holds only control records or aborted messages is 0, once that
   was read.
 - A group's id may be any text. What cannot be seen in it stands escaped in the label (`\\x1b`,

@@ -17,7 +17,6 @@ _BAD = {
     Verdict.LOST: CheckLevel.LOSES,
     Verdict.LOSING: CheckLevel.LOSES,
     Verdict.STOP: CheckLevel.LOSES,
-    Verdict.BLOCKED: CheckLevel.LOSES,
     Verdict.STALL: CheckLevel.LOSES,
     Verdict.BEYOND_END: CheckLevel.LOSES,
     Verdict.REWIND: CheckLevel.WARNS,

@@ -235,6 +235,8 @@ def _say_count(gap: Document) -> str:
 
 def _say_cause(gap: Document) -> str:
     told = f"{gap['cause']}, {gap['certainty']}".replace("_", " ")
+    if gap.get("maybe_empty"):
+        told += ", may be aborted messages or markers"
     if named := gap["sequences"]:
         told += f"; sequence {named['first']:,}–{named['last']:,} of {named['producer']}"
     return f"{told}; in archive {gap['archive']}" if gap.get("archive") else told

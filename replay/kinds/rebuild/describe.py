@@ -149,7 +149,8 @@ def _draw_ranges(plan: RebuildPlan) -> Table:
                 str(gap.partition),
                 gap.place,
                 format_count(gap.count),
-                f"{gap.cause}, {gap.certainty}".replace("_", " "),
+                f"{gap.cause}, {gap.certainty}".replace("_", " ")
+                + (", may be aborted messages or markers" if gap.maybe_empty else ""),
             ),
             gap.count,
         )
