@@ -1,5 +1,6 @@
 """Builds the clients, once on this machine: a folder of the cache for each state of their sources.
 
+`python -m tests.clients.building` does it before the tests, which have no time for it.
 What is missing is told, and is a failure: `scripts/need.sh jdk go node` brings it.
 """
 
@@ -135,3 +136,9 @@ def _run(folder: Path, *command: str, **environment: str) -> None:
         command, cwd=folder, env=known, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+
+
+if __name__ == "__main__":
+    build_java()
+    build_node()
+    build_go()
