@@ -14,6 +14,7 @@ from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import Admin, make_producer
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.clients import building
 from tests.clients.zoo import JOBS, KINDS, PRODUCERS, Client
 from tests.conftest import MakeTopic
 from tests.kit.kafka import properties_of, publish, read_all, wait_until
@@ -178,3 +179,14 @@ def test_what_a_client_does_not_know_is_refused(tmp_path: Path) -> None:
         start("kafkajs", once=True)
     with pytest.raises(AssertionError, match="sarama takes no settings"):
         start("sarama", settings={"session.timeout.ms": "3000"})
+
+
+def test_a_tool_that_is_missing_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(building, "TOOLS", tmp_path)
+    with pytest.raises(AssertionError, match=r"no Go 1\.26 or newer here"):
+        building.find_go()
+    with pytest.raises(AssertionError, match="no npm here"):
+        building.find("npm")
