@@ -61,6 +61,7 @@ airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trou
 .PHONY: test
 test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium, with real clients
 	@scripts/need.sh postgres mariadb redis prometheus chromium jdk node go
+	@$(PYTHON) -m tests.clients.building
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
 .PHONY: test-quick
@@ -71,6 +72,7 @@ test-quick: $(AIRFLOW) ## Run what takes seconds, on a real Kafka, PostgreSQL, M
 .PHONY: test-clients
 test-clients: $(SETUP) ## Run the clients that people use, in Java, Go, Node and Python: under six minutes
 	@scripts/need.sh jdk node go
+	@$(PYTHON) -m tests.clients.building
 	@$(PYTHON) scripts/run_tests.py tests/clients $(ARGS)
 
 .PHONY: lint

@@ -1,5 +1,6 @@
 """Builds the clients, once on this machine: a folder of the cache for each state of their sources.
 
+`python -m tests.clients.building` does it before the tests, which have no time for it.
 What is missing is told, and is a failure: `scripts/need.sh jdk go node` brings it.
 """
 
@@ -21,7 +22,7 @@ from backlogctl.sandbox.embedded import KAFKA_VERSION, ensure_kafka_jars
 
 HERE = Path(__file__).parent
 _JARS = HERE / "java" / "clients.jars"
-_TOOLS = HERE.parents[1] / ".tools"
+TOOLS = HERE.parents[1] / ".tools"
 
 
 @cache
@@ -33,21 +34,10 @@ def build_java() -> str:
     assert javac is not None, "no javac here: run scripts/need.sh jdk"
 
     def compile_all(work: Path) -> None:
-        path = os.pathsep.join(jars)
-        _run(
-            work,
-            javac,
-            "--release",
-            "17",
-            "-nowarn",
-            "-cp",
-            path,
-            "-d",
-            str(work),
-            *map(str, sources),
-        )
+        options = ["--release", "17", "-nowarn", "-cp", os.pathsep.join(jars), "-d", str(work)]
+        _run(work, javac, *options, *map(str, sources))
 
-    made = _make("java", sources, compile_all)
+    made = _make("java", [_JARS, *sources], compile_all)
     return os.pathsep.join([str(made), *jars])
 
 
@@ -82,13 +72,13 @@ def find_go() -> str:
     """A `go` that is new enough for the module: the PATH's, else the one that need.sh unpacked."""
     wanted = re.search(r"^go (\d+)\.(\d+)", (HERE / "go" / "go.mod").read_text(), re.MULTILINE)
     assert wanted is not None
-    for place in (shutil.which("go"), _TOOLS / "go" / "bin" / "go"):
+    for place in (shutil.which("go"), TOOLS / "go" / "bin" / "go"):
         if place is not None and Path(place).exists():
             says = subprocess.run([place, "version"], capture_output=True, text=True, check=True)
             found = re.search(r"go(\d+)\.(\d+)", says.stdout)
             if found and tuple(map(int, found.groups())) >= tuple(map(int, wanted.groups())):
                 return str(place)
-    raise AssertionError(f"no Go {wanted[1]}.{wanted[2]} here: run scripts/need.sh go")
+    raise AssertionError(f"no Go {wanted[1]}.{wanted[2]} or newer here: run scripts/need.sh go")
 
 
 def find_version(language: str, library: str) -> str:
@@ -134,4 +124,10 @@ def _run(folder: Path, *command: str, **environment: str) -> None:
     done = subprocess.run(
         command, cwd=folder, env=known, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{Path(command[0]).name}: {done.stdout}{done.stderr}"
+
+
+if __name__ == "__main__":
+    build_java()
+    build_node()
+    build_go()

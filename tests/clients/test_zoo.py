@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Message, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import Admin, make_producer
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.clients import building
 from tests.clients.zoo import JOBS, KINDS, PRODUCERS, Client
 from tests.conftest import MakeTopic
 from tests.kit.kafka import properties_of, publish, read_all, wait_until
@@ -167,88 +168,6 @@ def test_poison_goes_to_a_dead_letter_topic(
         assert len(read_all(properties, out, [0])) == 9
 
 
-COUNT = 300
-
-
-def produce(properties: dict[str, str], name: str, topic: str, tmp_path: Path) -> Client:
-    """One of 300 messages, which is to be started."""
-    record = tmp_path / "record"
-    return Client(name, properties["bootstrap.servers"], topic, record=record, count=COUNT)
-
-
-def list_places(messages: list[Message]) -> list[tuple[int | None, int | None]]:
-    """Sorted."""
-    return sorted((message.partition(), message.offset()) for message in messages)
-
-
-@pytest.mark.parametrize(
-    ("name", "outcome"),
-    [
-        ("producer-plain", "sent"),
-        ("producer-idempotent", "sent"),
-        ("producer-micros", "sent"),
-        ("producer-commit", "committed"),
-    ],
-)
-def test_a_producer_notes_what_is_there(
-    properties: dict[str, str], topic: MakeTopic, tmp_path: Path, name: str, outcome: str
-) -> None:
-    # Else the broker refuses a time so far ahead.
-    orders = topic(config={"message.timestamp.after.max.ms": str(2**63 - 1)})
-    with produce(properties, name, orders, tmp_path) as client:
-        client.wait()
-    found = read_all(properties, orders, PARTITIONS)
-    assert len(found) == COUNT
-    assert sorted(client.handled(of=outcome)) == list_places(found)
-    in_microseconds = [message.timestamp()[1] > 10**15 for message in found]
-    assert all(in_microseconds) if name == "producer-micros" else not any(in_microseconds)
-
-
-def test_a_producer_without_acknowledgements_knows_no_offsets(
-    properties: dict[str, str], topic: MakeTopic, tmp_path: Path
-) -> None:
-    orders = topic()
-    with produce(properties, "producer-acks0", orders, tmp_path) as client:
-        client.wait()
-    assert client.handled(of="sent") == [(number % 3, -1) for number in range(COUNT)]
-    assert len(read_all(properties, orders, PARTITIONS)) == COUNT
-
-
-def test_aborted_transactions_are_there_and_unseen(
-    properties: dict[str, str], topic: MakeTopic, tmp_path: Path
-) -> None:
-    orders = topic()
-    with produce(properties, "producer-abort", orders, tmp_path) as client:
-        client.wait()
-    aborted = client.handled(of="aborted")
-    assert len(aborted) == COUNT
-    assert not read_all(properties, orders, PARTITIONS)
-    ends = list_offsets(properties, orders, PARTITIONS, "latest")
-    assert all(offset < ends[partition] for partition, offset in aborted)
-
-
-@pytest.mark.parametrize("ended", ["stopped", "killed"])
-def test_an_open_transaction_hangs_where_its_producer_is_killed(
-    properties: dict[str, str], topic: MakeTopic, tmp_path: Path, ended: str
-) -> None:
-    orders = topic()
-    starts = dict.fromkeys(PARTITIONS, 0)
-
-    def read_stable() -> dict[int, int]:
-        return list_offsets(properties, orders, PARTITIONS, "latest", "read_committed")
-
-    with produce(properties, "producer-open", orders, tmp_path) as client:
-        client.await_handled(COUNT, of="open")
-        assert read_stable() == starts
-        client.kill() if ended == "killed" else client.stop()
-    if ended == "killed":
-        assert read_stable() == starts
-    else:
-        wait_until(
-            lambda: read_stable() == dict.fromkeys(PARTITIONS, EACH + 1), what="it is aborted"
-        )
-
-
 def test_every_client_has_a_locked_version() -> None:
     for name, kind in {**KINDS, **PRODUCERS}.items():
         assert kind.version[0].isdigit(), name
@@ -260,3 +179,14 @@ def test_what_a_client_does_not_know_is_refused(tmp_path: Path) -> None:
         start("kafkajs", once=True)
     with pytest.raises(AssertionError, match="sarama takes no settings"):
         start("sarama", settings={"session.timeout.ms": "3000"})
+
+
+def test_a_tool_that_is_missing_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(building, "TOOLS", tmp_path)
+    with pytest.raises(AssertionError, match=r"no Go 1\.26 or newer here"):
+        building.find_go()
+    with pytest.raises(AssertionError, match="no npm here"):
+        building.find("npm")
