@@ -367,7 +367,9 @@ class CommitLog:
         ]
         try:
             assign_partitions(consumer, places, limit.remaining(30.0))
-            while any(p.left for p in parts.values()) and not limit.expired:
+            while any(p.left for p in parts.values()) and len(found) < _MOST_RECORDS:
+                if limit.expired:
+                    break
                 first = consumer.consume(1, limit.remaining(_POLL_SECONDS))
                 # For all that it was asked for it would wait.
                 for message in (*first, *consumer.consume(_AT_ONCE, 0)):
@@ -375,12 +377,13 @@ class CommitLog:
                     part = None if number is None else parts.get(number)
                     if part is not None and part.position is not None:
                         self._take(part, part.position, message, found)
-                if len(found) >= _MOST_RECORDS:
-                    return
         except KafkaException as error:
             raise translate(unwrap(error) or error, _SUBJECT, _DOING) from error
         finally:
             consumer.unassign()
+        if limit.expired and any(parts[p.partition].position == p.offset for p in places):
+            # Nothing came: it may hold on to the leaders of a topic that was made anew meanwhile.
+            self.close()
 
     def _open_consumer(self) -> Consumer:
         if self._consumer is None:
@@ -477,6 +480,7 @@ def _judge_truncated(part: _Part, position: int) -> None:
     part.beyond_since = part.beyond_since or time.monotonic()
     if time.monotonic() - part.beyond_since >= TRUNCATED_SECONDS:
         part.lose()
+        part.complete_since = utc_now()
         return
     part.error = EndsBehind(
         f"what groups committed is unknown: it ends at {part.high}, and was read to {position}",

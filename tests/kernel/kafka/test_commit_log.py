@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -18,12 +19,14 @@ from backlogctl.kafka.admin import alter_topic_config, create_topic, list_offset
 from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 from backlogctl.kafka.commit_log import COMMIT_LOG, CommitLog, LogCondition, LogRecord, LogState
 from backlogctl.kafka.commit_records import CommitRecord, MembersRecord, find_log_partition
+from backlogctl.kafka.groups import EndsBehind
 from backlogctl.kafka.rights import Operation, Resource, Right
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.kafka import AccessDenied
 from tests.borrowing import start_kafka
 from tests.kit.kafka import (
     delete_group,
+    delete_topic,
     join,
     properties_of,
     publish,
@@ -56,7 +59,10 @@ class Follower:
             self.read()
             return {state.condition for state in self.log.state.values()} == {condition}
 
-        wait_until(is_so, what=f"the log is {condition}")
+        try:
+            wait_until(is_so, what=f"the log is {condition}")
+        except AssertionError as error:
+            raise AssertionError(self.log.state) from error
 
     @property
     def state(self) -> LogState:
@@ -270,6 +276,20 @@ def test_transactions_committed_aborted_and_open(
     # Their ends are holes that are explained: nothing is missing.
     assert follow.state.complete_since < began
     assert follow.state.held_since is None
+
+
+def test_a_transaction_that_began_before(properties: dict[str, str], name: str, group: str) -> None:
+    """Its commits count from its end on."""
+    producer = make_producer(properties, {"transactional.id": group})
+    producer.init_transactions(30)
+    begin_commit(producer, properties, TopicPartition(name, 0, 3, group))
+    time.sleep(0.01)
+    with CommitLog(properties, [group], utc_now()) as log:
+        follow = Follower(log)
+        follow.read_until(HELD)
+        producer.commit_transaction(30)
+        follow.read_until()
+        assert follow.commits(group) == [3]
 
 
 def test_what_is_deleted_is_told(
@@ -488,6 +508,47 @@ def test_a_broker_that_is_away_and_comes_back(cleaning: EmbeddedKafka, group: st
         follow.read_until()
         assert unrepeated(follow.commits(group)) == [1, 2, 3]
         assert follow.state.complete_since == since
+
+
+def test_a_log_that_ends_before_what_was_read(
+    cleaning: EmbeddedKafka, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages are lost: it is not taken for one where nothing is new."""
+    properties, place = properties_of(cleaning.bootstrap), find_log_partition(group, 5)
+    name = make_topic(cleaning, group)
+    with CommitLog(properties, [group], utc_now()) as log:
+        follow = Follower(log)
+        for offset in range(1, 9):
+            commit_alone(properties, group, name, offset)
+        follow.read_until()
+        known = follow.state.complete_to
+        cleaning.kill()
+        shutil.rmtree(cleaning.data_dir / "broker-1" / "data" / f"{COMMIT_LOG}-{place}")
+        cleaning.restart()
+        commit_alone(properties, group, name, 20)
+        follow.read_until(LogCondition.AWAY)
+        assert isinstance(follow.state.error, EndsBehind)
+        assert follow.state.complete_to == known
+        monkeypatch.setattr(commit_log, "TRUNCATED_SECONDS", 0.0)
+        follow.read_until()
+        assert follow.commits(group)[-1] == 20
+        assert follow.state.complete_since > follow.list_commits(group)[-1].at
+
+
+def test_a_log_that_is_made_anew(cleaning: EmbeddedKafka, group: str) -> None:
+    """Runs last on this broker, whose groups it forgets."""
+    properties, name = properties_of(cleaning.bootstrap), make_topic(cleaning, group)
+    with CommitLog(properties, [group], utc_now()) as log:
+        follow = Follower(log)
+        commit_alone(properties, group, name, 1)
+        follow.read_until()
+        deleted = utc_now()
+        delete_topic(properties, COMMIT_LOG)
+        follow.read_until(LogCondition.MISSING)
+        commit_alone(properties, group, name, 2)
+        follow.read_until()
+        assert unrepeated(follow.commits(group)) == [1, 2]
+        assert follow.state.complete_since > deleted
 
 
 def test_a_leader_dies_and_comes_back(tmp_path: Path, group: str) -> None:
