@@ -62,7 +62,7 @@ def find_urgency(seconds_to_loss: float | None) -> Urgency | None:
 
 # What could not be read of a stream, and what is unknown for that: said, never left out.
 
-What = Literal["retention", "oldest", "disks", "bookmarks", "tails", "groups"]
+What = Literal["retention", "oldest", "disks", "bookmarks", "tails", "groups", "ledger"]
 # What is unknown where it cannot be read.
 _UNKNOWN: dict[What, str] = {
     "retention": "whether retention will delete unread messages",
@@ -71,9 +71,13 @@ _UNKNOWN: dict[What, str] = {
     "bookmarks": "where exactly a loss would begin (a rebuild would count instead)",
     "tails": "whether the last one or two unread offsets hold data (they count as lag)",
     "groups": "which other groups there are, and how far behind they are",
+    "ledger": "what was lost, how it went until now, what is held and which recoveries there are",
 }
-# Those of a stream; `groups` is of a cluster.
-STREAM_WHATS: tuple[What, ...] = tuple(what for what in _UNKNOWN if what != "groups")
+# Those that `watch` looks at of each stream: `groups` is of a cluster, and without the ledger it
+# does not watch.
+STREAM_WHATS: tuple[What, ...] = tuple(
+    what for what in _UNKNOWN if what not in ("groups", "ledger")
+)
 
 
 @dataclass(frozen=True, slots=True)
