@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import uuid
@@ -243,6 +244,21 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     """A ledger of the test's own."""
     with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
         yield opened
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with few bytes."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount: list[Any] = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", place]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system can be mounted by root only")
+    try:
+        yield place
+    finally:
+        # Lazily: after a failed test a task of Spark may still have a file open there.
+        subprocess.run(["umount", "-l", place], check=True)
 
 
 @pytest.fixture(scope="session")

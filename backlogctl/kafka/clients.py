@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
-from backlogctl.kafka.errors import explain_encryption, translate
+from backlogctl.kafka.errors import explain_encryption, translate, try_addresses
 from backlogctl_delivery.kafka import (
     CLIENT_LOG,
     COMMON,
@@ -101,17 +101,21 @@ class Admin(AdminClient):
             seconds=seconds,
         )
 
-    def find_refusal(self, subject: str, doing: str) -> BacklogError | None:
+    def find_refusal(self, subject: str, doing: str, addresses: str = "") -> BacklogError | None:
         """Why brokers that are there do not let this client in; None where that is not known.
 
         Takes some seconds where a broker hangs.
+
+        Args:
+            addresses: those that are looked at; else all.
         """
         self.poll(0)
         if (refused := self._tell_refused_login(subject, doing)) is not None:
             return refused
         if self.has_answered and not self.reports.last:
             return None  # only slow
-        why = explain_encryption(self._properties, self.addresses, _PROBE_SECONDS)
+        asked = addresses or self.addresses
+        why = explain_encryption(self._properties, asked, _PROBE_SECONDS)
         return refuse_encryption(why, subject, doing, self.addresses) if why else None
 
     def look_around(self) -> None:
@@ -243,6 +247,78 @@ def wait_for_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> 
     if not admin.has_answered:
         future = ask(admin, admin.describe_cluster, subject, doing, limit)
         wait_for(admin, future, subject, doing, limit)
+
+
+# Who waits at a terminal is told within ten seconds, with what takes before and after.
+REACH_SECONDS = 6.0
+
+
+def reach_cluster(connection: Connection, subject: str) -> dict[str, str]:
+    """Waits until a broker answers, for some seconds, and looks which brokers can be connected to.
+
+    Returns:
+        By broker, `2 at kafka-2:9092`, why it cannot be; none where all can.
+
+    Raises:
+        LoginRefused, EncryptionRefused.
+        ClusterUnreachable: nobody answered, or no broker is where the cluster says; it names every
+            address and what came of it.
+    """
+    admin, doing, limit = connect(connection), "connect", Deadline(REACH_SECONDS)
+    future = ask(admin, admin.describe_cluster, subject, doing, limit)
+    try:
+        nodes = _await_answer(admin, future, subject, doing, limit).nodes
+    except (KafkaException, TimeoutError) as error:
+        told = admin.translate(error, subject, doing, limit.seconds)
+        if type(told) is not ClusterUnreachable:
+            raise told from error
+        raise _describe_silence(admin.addresses, subject) from error
+    admin.has_answered = True
+    admin.reports.clear()
+    places = {f"{node.host}:{node.port}": f"{node.id} at {node.host}:{node.port}" for node in nodes}
+    tried = try_addresses(",".join(places), _PROBE_SECONDS)
+    away = {places[place]: why for place, why in tried.items() if why}
+    if away and len(away) == len(places):
+        raise ClusterUnreachable(
+            f"could not {doing}: {admin.addresses} answered, and names brokers that cannot be "
+            f"reached: {join_reasons(away)}",
+            subject=subject,
+            hint="`advertised.listeners` of the brokers must be addresses that this host reaches",
+        )
+    return away
+
+
+def _await_answer(
+    admin: Admin, future: Future[Any], subject: str, doing: str, limit: Deadline
+) -> Any:
+    try:
+        return future.result(timeout=_REFUSAL)
+    except (KafkaException, TimeoutError):
+        tried = try_addresses(admin.addresses, _PROBE_SECONDS)
+        if there := ",".join(place for place, why in tried.items() if not why):
+            refused = admin.find_refusal(subject, doing, there)
+            if refused is not None:
+                raise refused from None
+        # librdkafka ends the call itself, a little later.
+        return future.result(timeout=limit.remaining() + 0.5)
+
+
+def _describe_silence(addresses: str, subject: str) -> ClusterUnreachable:
+    tried = {
+        place: why or "takes connections, and does not answer as Kafka does"
+        for place, why in try_addresses(addresses, _PROBE_SECONDS).items()
+    }
+    return ClusterUnreachable(
+        f"could not connect: no broker answered within {REACH_SECONDS:g} s; tried were "
+        f"{join_reasons(tried)}",
+        subject=subject,
+        hint="check bootstrap.servers and the network, then try again",
+    )
+
+
+def join_reasons(found: Mapping[str, str]) -> str:
+    """`a:9092 (connection refused), b:9092 (there is no such host)`."""
+    return ", ".join(f"{place} ({why})" for place, why in found.items()) or "(no address given)"
 
 
 def retry_transient(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,45 @@ def translate(
 
 _DEFAULT_PORT = 9092
 _ADDRESS = re.compile(r"^(?:\w+://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?$")
+
+
+def try_addresses(addresses: str, seconds: float) -> dict[str, str]:
+    """By address why no connection is made; "" where one is. All at once, and within the time: a
+    name service that hangs is not waited for.
+
+    Args:
+        addresses: as `bootstrap.servers`.
+    """
+    wanted = [one.strip() for one in addresses.split(",") if one.strip()]
+    found: dict[str, str] = dict.fromkeys(wanted, f"no answer within {seconds:g} s")
+
+    def look(address: str) -> None:
+        found[address] = _try_address(address, seconds)
+
+    threads = [threading.Thread(target=look, args=(one,), daemon=True) for one in wanted]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return dict(found)
+
+
+def _try_address(address: str, seconds: float) -> str:
+    if (parts := _ADDRESS.match(address)) is None:
+        return "this is no address"
+    place = (parts["six"] or parts["host"], int(parts["port"] or _DEFAULT_PORT))
+    try:
+        socket.create_connection(place, seconds).close()
+    except ConnectionRefusedError:
+        return "connection refused"
+    except socket.gaierror:
+        return "there is no such host"
+    except TimeoutError:
+        return f"no answer within {seconds:g} s"
+    except OSError as error:
+        return (error.strerror or type(error).__name__).lower()
+    return ""
 
 
 def explain_encryption(properties: Mapping[str, Any], addresses: str, seconds: float) -> str:

@@ -60,6 +60,14 @@ class Ledger:
         with self._database.read() as connection:
             return self._database.now(connection)
 
+    def check_pages(self, seconds: float) -> bool:
+        """Whether all of an SQLite file was found undamaged within the time.
+
+        Raises:
+            LedgerError: it is damaged.
+        """
+        return self._database.check_pages(seconds)
+
     def close(self) -> None:
         self._database.close()
 
@@ -70,8 +78,13 @@ class Ledger:
         self.close()
 
 
+# Every command waits for it; `doctor` looks longer.
+CHECK_SECONDS = 0.5
+
+
 def open_ledger(url: str) -> Ledger:
-    """Opens a ledger. SQLite makes and upgrades itself; PostgreSQL must be upgraded already.
+    """Opens a ledger. SQLite makes and upgrades itself, and is looked through for damage for half a
+    second; PostgreSQL must be upgraded already.
 
     Raises:
         LedgerError: it cannot be reached or made, or its tables are not of this program; the hint
@@ -83,6 +96,7 @@ def open_ledger(url: str) -> Ledger:
         if database.is_sqlite and not _is_current(database):
             upgrade_database(database)
         check_revision(database)
+        database.check_pages(CHECK_SECONDS)
     except BaseException:
         database.close()
         raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
@@ -42,6 +44,7 @@ from backlogctl.values import Gap, LedgerEvent, Recovery
 from backlogctl_delivery import database
 from backlogctl_delivery.database import JsonText, UtcTime
 from backlogctl_delivery.database_failures import Trouble, clean_reason, find_trouble
+from backlogctl_delivery.visible import quote_word
 
 # The ledger's tables: each is made of the value that its rows are read into.
 #
@@ -261,12 +264,21 @@ events = table_of("backlog_events", LedgerEvent, key=("recovery_id", "sequence")
 
 # The ledger's database, whose triggers and constraints refuse what must not be.
 
+_STEPS = 10_000  # of SQLite's machine between two looks at the clock: some microseconds
 REFUSAL = "backlog refuses: "  # how the triggers' messages start
 UPGRADE_HINT = "run `backlogctl db upgrade`"
 
 
 class UniqueConflict(InvalidTransition):
     """A unique index refused the row; managers say which other row has it."""
+
+
+_DAMAGE_HINT = (
+    "nothing in Kafka is touched. Stop every backlogctl that uses the file, and keep it: copy it, "
+    "with its -wal and -shm, aside. Then make another one of all that can be read: `sqlite3 {file} "
+    ".dump | sed 's/^ROLLBACK;.*/COMMIT;/' | sqlite3 {file}.new`; name that in `ledger`, or a "
+    "backup. `backlogctl status` says meanwhile what the brokers say"
+)
 
 
 class LedgerDatabase(database.Database):
@@ -293,6 +305,8 @@ class LedgerDatabase(database.Database):
         if not isinstance(error, DBAPIError):
             return super().explain(error)
         reason = clean_reason(error.orig or error, self.url)
+        if str(getattr(error.orig, "sqlite_errorname", "")).startswith("SQLITE_CORRUPT"):
+            return self._tell_damage(reason)
         if REFUSAL in reason:
             return InvalidTransition(reason.split(REFUSAL, 1)[1], subject=self.label)
         if find_trouble(error, self.url) is Trouble.UNIQUE:
@@ -300,6 +314,43 @@ class LedgerDatabase(database.Database):
         if isinstance(error, IntegrityError):
             return Refused(f"the ledger refuses this: {reason}", subject=self.label)
         return super().explain(error)
+
+    def check_pages(self, seconds: float) -> bool:
+        """Looks through an SQLite file for pages that are damaged (`PRAGMA quick_check`), which may
+        be read much later otherwise; some 300 MB/s.
+
+        Returns:
+            Whether all of it was looked at within the time; False of other databases.
+
+        Raises:
+            LedgerError: it is damaged.
+        """
+        if not self.is_sqlite:
+            return False
+        end = time.monotonic() + seconds
+        with self.read() as connection:
+            raw: Any = connection.connection.driver_connection
+            raw.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
+            try:
+                (found,) = raw.execute("PRAGMA quick_check(1)").fetchone()
+            except sqlite3.OperationalError:
+                if time.monotonic() > end:
+                    return False
+                raise
+            except sqlite3.DatabaseError as error:
+                found = str(error)
+            finally:
+                raw.set_progress_handler(None, 0)
+        if found != "ok":
+            raise self._tell_damage(clean_reason(found, self.url))
+        return True
+
+    def _tell_damage(self, reason: str) -> LedgerError:
+        return LedgerError(
+            f"the file is damaged: {reason}",
+            subject=self.label,
+            hint=_DAMAGE_HINT.format(file=quote_word(str(self.url.database))),
+        )
 
 
 class Manager:

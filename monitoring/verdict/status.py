@@ -64,7 +64,9 @@ def find_urgency(seconds_to_loss: float | None) -> Urgency | None:
 
 # What could not be read of a stream, and what is unknown for that: said, never left out.
 
-What = Literal["retention", "oldest", "disks", "bookmarks", "tails", "transactions", "groups"]
+What = Literal[
+    "retention", "oldest", "disks", "bookmarks", "tails", "transactions", "groups", "ledger"
+]
 # What is unknown where it cannot be read.
 _UNKNOWN: dict[What, str] = {
     "retention": "whether retention will delete unread messages",
@@ -74,9 +76,13 @@ _UNKNOWN: dict[What, str] = {
     "tails": "whether the last one or two unread offsets hold data (they count as lag)",
     "transactions": "who left a transaction open, and whether anybody will end it",
     "groups": "which other groups there are, and how far behind they are",
+    "ledger": "what was lost, how it went until now, what is held and which recoveries there are",
 }
-# Those of a stream; `groups` is of a cluster.
-STREAM_WHATS: tuple[What, ...] = tuple(what for what in _UNKNOWN if what != "groups")
+# Those that `watch` looks at of each stream: `groups` is of a cluster, and without the ledger it
+# does not watch.
+STREAM_WHATS: tuple[What, ...] = tuple(
+    what for what in _UNKNOWN if what not in ("groups", "ledger")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -460,6 +460,24 @@ def assess_now(
     return with_stopped_warning(ledger, status)
 
 
+def without_ledger(status: GroupStatus, error: BacklogError) -> GroupStatus:
+    """A status of what the brokers say now alone: never `ok`, since nobody knows what was lost; and
+    without commands, which all need the ledger."""
+    parts = tuple(
+        replace(part, lost=None, verdict=find_worst((part.course, Verdict.UNKNOWN)))
+        for part in status.partitions
+    )
+    return replace(
+        status,
+        verdict=find_worst((status.course, Verdict.UNKNOWN)),
+        lost=None,
+        partitions=parts,
+        next_commands=(),
+        sentence=f"{status.sentence}; what was lost is unknown: the ledger does not answer",
+        unseen=(*status.unseen, Unseen("ledger", error)),
+    )
+
+
 def judge_stored(
     ledger: Ledger, stream: StreamLike, watch: WatchLike, now: datetime
 ) -> GroupStatus | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from backlogctl.replay.cli.shared import Session, mask_document, verb
 
 if TYPE_CHECKING:
     from backlogctl.config import Stream
-    from backlogctl.errors import BacklogError
+    from backlogctl.errors import BacklogError, LedgerError
     from backlogctl.replay.engine.kind import Workspace
 
 Bootstrap = Annotated[
@@ -50,34 +51,53 @@ def show_status(
     """Show how far behind each group is, what it lost, and how long is left."""
     from rich.live import Live
 
-    from backlogctl.errors import UsageError
+    from backlogctl.errors import LedgerError, UsageError
     from backlogctl.replay.observe.retention import release_due
     from backlogctl.replay.observe.stream import choose_streams
+    from backlogctl.replay.opening import open_workspace as open_passing
     from backlogctl.replay.present.layout import Folded
     from backlogctl.replay.present.terminal import render_status
 
     if watch and session.json:
         raise UsageError("--watch has no end, and --json prints one document", subject="--watch")
-    workspace = open_for_looking(session, bootstrap, cluster, group, topic)
-    chosen = choose_streams(workspace.config, streams or [])
-    for sentence in release_due(workspace):
-        session.say(sentence, "yellow")
     adopting = suggest_adoption(bootstrap, cluster, group)
-    looking = suggest_listing(bootstrap, cluster, group)
+    listing = suggest_listing(bootstrap, cluster, group)
+    workspace: Workspace | None = None
+
+    @cache
+    def open_without_ledger() -> Workspace:
+        return open_passing(session.load_config(), passing=True)
+
+    def look() -> dict[str, Any]:
+        """With the ledger where it answers, else without."""
+        nonlocal workspace
+        try:
+            if workspace is None:
+                workspace = open_for_looking(session, bootstrap, cluster, group, topic)
+                for sentence in release_due(workspace):
+                    session.say(sentence, "yellow")
+            chosen = choose_streams(workspace.config, streams or [])
+            return collect_status(workspace, chosen, adopting, listing)
+        except LedgerError as error:
+            if adopting is not None:
+                raise  # that ledger is a passing one already
+            workspace, passing = None, open_without_ledger()
+            chosen = choose_streams(passing.config, streams or [])
+            return collect_status(passing, chosen, ledger_error=error)
+
     if not watch:
-        document = collect_status(workspace, chosen, adopting, looking)
+        document = look()
         session.emit(document, lambda: render_status(document))
         if check and any(needs_somebody(entry) for entry in document["streams"]):
             raise typer.Exit(1)
         _fail_if_unseen(document)
         return
-    interval = workspace.config.watch.interval.total_seconds()
     with Live(console=session.out, auto_refresh=False) as live:
         try:
             while True:
-                view = render_status(collect_status(workspace, chosen, adopting, looking))
-                live.update(Folded(view), refresh=True)
-                time.sleep(interval)
+                live.update(Folded(render_status(look())), refresh=True)
+                config = (workspace or open_without_ledger()).config
+                time.sleep(config.watch.interval.total_seconds())
         except KeyboardInterrupt:
             return
 
@@ -87,14 +107,20 @@ def collect_status(
     streams: list[Stream],
     adopting: Sequence[str] | None = None,
     looking: str = "",
+    *,
+    ledger_error: LedgerError | None = None,
 ) -> dict[str, Any]:
     """The document of `status`; a stream that cannot be seen has an `error`, the others show.
 
     Args:
         adopting, looking: of `suggest_adoption` and `suggest_listing`, for groups that no stream is
             about.
+        ledger_error: why the workspace's ledger is a passing one.
+
+    Raises:
+        LedgerError: the ledger failed meanwhile.
     """
-    from backlogctl.errors import BacklogError
+    from backlogctl.errors import BacklogError, LedgerError
     from backlogctl.replay.consumers.members import describe_trouble
     from backlogctl.replay.observe.stream import sample_stream
     from backlogctl.replay.present.status import list_open_standings
@@ -103,9 +129,11 @@ def collect_status(
     for stream in streams:
         standings = [mask_document(one) for one in list_open_standings(workspace, stream.name)]
         try:
-            entry = sample_stream(workspace, stream)[1]
+            entry = sample_stream(workspace, stream, ledger_error=ledger_error)[1]
             if len(streams) == 1:
                 entry |= describe_trouble(workspace, stream, entry)
+        except LedgerError:
+            raise
         except BacklogError as error:
             if len(streams) == 1:
                 error.standing = next(iter(standings), None)
@@ -116,7 +144,10 @@ def collect_status(
             ours = [looking, *adopting] if entry.get("held") else adopting
             entry["next_commands"] = [*theirs, *ours]
         entries.append({**entry, "standings": standings})
-    return {"streams": entries}
+    found: dict[str, Any] = {"streams": entries}
+    if ledger_error is not None:
+        found["ledger_error"] = mask_document(ledger_error.to_json())
+    return found
 
 
 def open_for_looking(
@@ -206,5 +237,5 @@ def _describe_unseen(stream: Stream, error: BacklogError) -> dict[str, Any]:
 
 
 def _fail_if_unseen(document: dict[str, Any]) -> None:
-    if any("error" in entry for entry in document["streams"]):
+    if "ledger_error" in document or any("error" in one for one in document["streams"]):
         raise typer.Exit(1)

@@ -104,7 +104,7 @@ SKEW_STOPS = 60.0
 LEAST_FREE = 1_000_000_000
 # A staged message with its index, where its size is not known.
 MESSAGE_BYTES = 2_000
-_SECONDS = 15.0
+_SECONDS, _CHECK_SECONDS = 15.0, 30.0
 
 
 def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[CheckFinding]:
@@ -125,9 +125,18 @@ def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[Chec
     "ledger",
     "The ledger",
     "Gaps, plans, approvals and progress are in it: without it nothing is planned or run.",
+    "An SQLite file is looked through for damaged pages (`PRAGMA quick_check`), for 30 seconds; "
+    "every other command does so for half a second.",
 )
 def _judge_ledger_clock(workspace: Workspace) -> Iterator[CheckFinding]:
     ledger = workspace.ledger
+    whole = read_part("the ledger's file", lambda: ledger.check_pages(_CHECK_SECONDS))
+    if isinstance(whole, UnreadablePart):
+        yield CheckFinding(
+            *("ledger", CheckLevel.STOPS, f"ledger {ledger.label}", whole.error.message),
+            whole.error.hint or "check `ledger.url`",
+        )
+        return
     before = utc_now()
     now = read_part("the ledger's clock", ledger.now)
     if isinstance(now, UnreadablePart):

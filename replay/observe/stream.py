@@ -126,9 +126,17 @@ def choose_streams(config: Config, names: Sequence[str]) -> list[Stream]:
 
 
 def sample_stream(
-    workspace: Workspace, stream: Stream, deadline: Deadline | None = None
+    workspace: Workspace,
+    stream: Stream,
+    deadline: Deadline | None = None,
+    *,
+    ledger_error: BacklogError | None = None,
 ) -> tuple[Observation, dict[str, Any]]:
-    """Samples a stream, records its gaps, and gives its entry of `status`."""
+    """Samples a stream, records its gaps, and gives its entry of `status`.
+
+    Args:
+        ledger_error: why the workspace has a passing ledger in place of its own.
+    """
     ledger = workspace.ledger
     look = looking.look_at_stream(
         ledger,
@@ -137,12 +145,15 @@ def sample_stream(
         workspace.config.watch,
         deadline or Deadline(LOOK_SECONDS),
     )
-    entry = look.status.to_json()
+    status = look.status
+    if ledger_error is not None:
+        status = looking.without_ledger(status, ledger_error)
+    entry = status.to_json()
     if page := find_page(workspace.config, stream.name):
         entry["page"] = page
     gaps = ledger.gaps.list(stream=stream.name)
     entry["warnings"] = [
-        *map(str, look.status.unseen),
+        *map(str, status.unseen),
         *(
             f"hold {hold.id} is not in force: the broker keeps less than it was raised to"
             for hold in ledger.holds.list(stream=stream.name)
@@ -150,7 +161,7 @@ def sample_stream(
         ),
         *describe_findings(look.observation, gaps),
     ]
-    if look.status.group_state == SHARE:
+    if status.group_state == SHARE:
         told = describe_share_group(
             workspace.properties(stream), stream.name, stream.topic, stream.group
         )

@@ -44,6 +44,10 @@ def style_word(word: str, urgency: object = None) -> Text:
 def render_status(document: Document) -> RenderableType:
     """`status`: one block a stream."""
     blocks: list[RenderableType] = []
+    if error := document.get("ledger_error"):
+        told = f"{error['subject']}: {error['message']}: history, gaps, holds and recoveries are "
+        blocks += render_warnings([f"{told}unknown; this is what the brokers say now"])
+        blocks += [Text(f"hint: {error['hint']}", "cyan"), Text()] if error["hint"] else [Text()]
     for stream in document["streams"]:
         blocks.extend(_draw_stream(stream))
     return Group(*blocks) if blocks else Text("no streams in the configuration", "yellow")
