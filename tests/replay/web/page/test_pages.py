@@ -48,7 +48,7 @@ def test_streams_stand_worst_first_with_what_to_do(night: Night) -> None:
     assert order[:3] == ["payments", "orders", "emails"]
     words = strip(page)
     assert "backlogctl plan rebuild payments" in words
-    assert "backlogctl hold orders --for 6h" in words
+    assert "backlogctl hold orders --for 24h" in words
     running = find_recovery(night, "shipments")
     assert f"backlogctl show {running} --watch" in words, "a live runner is watched, not run again"
     assert "retention reaches it" in words
@@ -366,7 +366,7 @@ def test_a_ledger_that_does_not_answer_is_said_and_the_board_still_tells(quiet: 
     Path(quiet.config.ledger_url().removeprefix("sqlite:///")).write_bytes(b"no database " * 999)
     words = strip(read(quiet, "/", 503))
     assert "The ledger does not answer" in words
-    assert "30 messages lost" in words
+    assert "30 messages were deleted where it reads" in words
     for path in ("/streams/orders", "/recoveries/r-1"):
         page = read(quiet, path, 503)
         assert "not an SQLite database" in page
