@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.monitoring.offsets.commits import CommitFeed
@@ -15,21 +17,30 @@ from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Cause, Certainty, Gap
-from tests.clients.zoo import KINDS, Client
+from tests.clients.zoo import JOBS, KINDS, Client
 from tests.conftest import MakeTopic
 from tests.kit.kafka import StreamStub, move_log_start, properties_of, publish
 
-# Its commits have no epoch, and it is a member only while it runs.
-JOBS = ("java-map", "franz", "sarama")
 # They commit what they have handled, as often as they are told to.
 READERS = ("java-range", "java-map", "java-assign", "java-kip848", "franz", "kafkajs", "librdkafka")
 PER_SECOND = 50
+# Some clients know no lz4.
+PLAIN: dict[str, Any] = {"compression.type": "none"}
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
     with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
         yield opened
+
+
+def fill(kafka: EmbeddedKafka, name: str) -> None:
+    """60,000 messages of 1 KB: more than most clients fetch ahead."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 50})
+    for number in range(60_000):
+        producer.produce(name, str(number).zfill(1024).encode(), partition=0)
+        producer.poll(0)
+    assert producer.flush(60) == 0
 
 
 class Watched:
@@ -64,12 +75,12 @@ def test_fault_88_a_job_that_comes_by_has_skipped_nothing(
     by_log = Watched(ledger, StreamStub(name, group, name=f"{group}-log"), kafka, by_log=True)
     by_samples = Watched(ledger, StreamStub(name, group, name=f"{group}-samples"), kafka, False)
     for visit in range(4):
-        publish(by_log.properties, name, {0: 1000})
+        publish(by_log.properties, name, {0: 1000}, **PLAIN)
         job = Client(kind, kafka.bootstrap, name, group, record=tmp_path / str(visit), once=True)
         with job:
             job.wait()
         assert len(set(job.handled())) == 1000
-        assert by_log.look().by_log is (visit > 0)
+        assert by_log.look().by_log
         by_samples.look()
         assert by_log.list_gaps() == ()
         # By samples nobody knows who that was, until it goes on.
@@ -84,7 +95,7 @@ def test_fault_89_what_live_clients_lost_is_told_by_the_commit_log(
 ) -> None:
     """All read one topic, each in a group of its own; retention jumps ahead of them three times."""
     name = topic(partitions=1)
-    publish(properties_of(kafka.bootstrap), name, {0: 60_000})
+    fill(kafka, name)
     with ExitStack() as stack:
         clients, watched = {}, {}
         for kind in READERS:
@@ -101,10 +112,10 @@ def test_fault_89_what_live_clients_lost_is_told_by_the_commit_log(
         for client in clients.values():
             client.await_handled(100)
         began, jumps = time.monotonic(), [15_000, 30_000, 45_000]
-        while time.monotonic() < began + 100:
+        while time.monotonic() < began + 115:
             for one in watched.values():
                 one.look()
-            if jumps and time.monotonic() > began + 50 + 12 * (3 - len(jumps)):
+            if jumps and time.monotonic() > began + 70 + 12 * (3 - len(jumps)):
                 move_log_start(properties_of(kafka.bootstrap), name, {0: jumps.pop(0)})
         for client in clients.values():
             client.kill()
@@ -115,13 +126,14 @@ def test_fault_89_what_live_clients_lost_is_told_by_the_commit_log(
         gaps = [gap for gap in watched[kind].list_gaps() if gap.cause is Cause.EXPIRED]
         covered = {at for gap in gaps for at in range(gap.start or 0, gap.end or 0)}
         undecided = sum(told[kind].undecided.values())
-        likely = sum((gap.count or 0) if gap.likely is None else gap.likely for gap in gaps)
+        likely = sum(gap.likely or 0 for gap in gaps)
         print(f"{kind}: lost {len(lost):,}, likely {likely:,}, undecided {undecided:,}")
         for gap in gaps:
             print("   ", gap.certainty, gap.start, gap.end, gap.likely, gap.reason)
         assert len(lost - covered) <= undecided, kind
         assert likely <= 1.05 * len(lost) + PER_SECOND * 5, kind
-        assert likely + undecided >= 0.95 * len(lost), kind
+        at_most = sum(gap.count or 0 for gap in gaps)
+        assert at_most + undecided >= len(lost), kind
 
 
 def test_every_kind_is_known() -> None:
