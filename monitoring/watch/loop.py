@@ -14,7 +14,7 @@ from typing import Self
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config
 from backlogctl.errors import BacklogError, ClusterUnreachable
-from backlogctl.kafka.clients import Admin, connect
+from backlogctl.kafka.clients import Admin, connect, reach_cluster
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.commits import CommitFeed
@@ -337,6 +337,9 @@ class _StreamWatcher:
             self.near.pop(stream.name, None)
 
     def _look(self, stream: StreamLike) -> None:
+        admin = self._connect(stream)
+        if not admin.has_answered:
+            reach_cluster(admin, f"cluster {stream.cluster}")
         name, limit = stream.name, Deadline(self._seconds)
         properties = self._config.clusters[stream.cluster].client_properties()
         seen = self._observe(stream, limit)

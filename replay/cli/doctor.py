@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,18 +79,26 @@ def _examine_streams(
     unopened: Examination | None,
     adopting: Sequence[str] | None,
 ) -> list[Examination]:
+    from backlogctl.monitoring.doctor.checks import sort_findings
     from backlogctl.replay.doctor.deliveries import examine_deliveries
-    from backlogctl.replay.doctor.stream import examine_stream, examine_tool
-    from backlogctl.replay.observe.stream import choose_streams
+    from backlogctl.replay.doctor.stream import examine_stream, examine_tool, judge_clusters
+    from backlogctl.replay.observe.stream import choose_streams, reach_clusters
 
     config = workspace.config
     # An application's outbox needs no stream.
     alone = not names and not config.streams and (config.outboxes or config.look_back)
     chosen = [] if alone else choose_streams(config, names)
-    found = [examine_tool(workspace, chosen)] if unopened is None else [unopened]
+    clusters = reach_clusters(config, chosen)
+    for finding in judge_clusters(clusters):
+        session.say(f"! {finding.subject}: {finding.found}", "yellow")  # the rest may take long
+    if unopened is None:
+        found = [examine_tool(workspace, chosen, clusters)]
+    else:
+        about = sort_findings([*unopened.findings, *judge_clusters(clusters)])
+        found = [replace(unopened, findings=about)]
     for stream in chosen:
         session.say(f"examining {stream.name}")
-        found.append(examine_stream(workspace, stream, adopting))
+        found.append(examine_stream(workspace, stream, adopting, clusters))
     if not names:
         found += examine_deliveries(workspace)
     return found

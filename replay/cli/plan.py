@@ -143,7 +143,9 @@ plan = make_verb_group("Plan a recovery; nothing is changed.", _list_verbs)
 
 def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[str, Any]) -> None:
     """Plans, and prints the plan."""
+    from backlogctl.kafka.clients import reach_cluster
     from backlogctl.replay.engine.options import read_options
+    from backlogctl.replay.observe.stream import warn_of_brokers
     from backlogctl.replay.present.document import read_plan
     from backlogctl.replay.present.layout import spin
     from backlogctl.replay.present.status import describe_recovery, list_next_commands
@@ -156,6 +158,9 @@ def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[st
     )
     workspace = session.open_workspace()
     with spin(session.err) as say:
+        away = reach_cluster(workspace.properties(chosen), f"cluster {chosen.cluster}")
+        for warning in warn_of_brokers(away):
+            say(f"! {warning}")
         recovery = kind.make_plan(workspace, chosen, options, say=say)
     session.emit(
         describe_recovery(workspace, recovery),

@@ -120,21 +120,36 @@ def collect_status(
     Raises:
         LedgerError: the ledger failed meanwhile.
     """
+    from backlogctl.clock import Deadline
     from backlogctl.errors import BacklogError, LedgerError
     from backlogctl.replay.consumers.members import describe_trouble
-    from backlogctl.replay.observe.stream import sample_stream
+    from backlogctl.replay.observe.stream import (
+        AWAY_SECONDS,
+        LOOK_SECONDS,
+        reach_clusters,
+        sample_stream,
+        warn_of_brokers,
+    )
     from backlogctl.replay.present.status import list_open_standings
 
     entries: list[dict[str, Any]] = []
+    clusters = reach_clusters(workspace.config, streams)
     for stream in streams:
+        away = clusters[stream.cluster]
         standings = [mask_document(one) for one in list_open_standings(workspace, stream.name)]
         try:
-            entry = sample_stream(workspace, stream, ledger_error=ledger_error)[1]
+            if isinstance(away, BacklogError):
+                raise away
+            limit = Deadline(AWAY_SECONDS if away else LOOK_SECONDS)
+            entry = sample_stream(workspace, stream, limit, ledger_error=ledger_error)[1]
+            entry["warnings"] += warn_of_brokers(away)
             if len(streams) == 1:
                 entry |= describe_trouble(workspace, stream, entry)
         except LedgerError:
             raise
         except BacklogError as error:
+            if away and not isinstance(away, BacklogError):
+                error.message += f"; {'; '.join(warn_of_brokers(away))}"
             if len(streams) == 1:
                 error.standing = next(iter(standings), None)
                 raise
@@ -160,6 +175,7 @@ def open_for_looking(
     """The configuration's workspace, or one in memory for a group that no stream is about."""
     from backlogctl.config import Config
     from backlogctl.errors import UsageError
+    from backlogctl.kafka.clients import reach_cluster
     from backlogctl.replay.observe.stream import list_group_topics
     from backlogctl.replay.opening import open_workspace
 
@@ -180,7 +196,10 @@ def open_for_looking(
     else:
         assert cluster is not None
         config, name = session.load_config().for_group(cluster, group, ()), cluster
-    found = topics or list_group_topics(config.clusters[name].client_properties(), group)
+    properties = config.clusters[name].client_properties()
+    if not topics:
+        reach_cluster(properties, f"cluster {properties['bootstrap.servers']}")
+    found = topics or list_group_topics(properties, group)
     if not found:
         raise UsageError(
             "the group has committed on no topic",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backlogctl.clock import Deadline
 from backlogctl.config import Config
-from backlogctl.kafka.clients import connect
+from backlogctl.kafka.clients import reach_cluster
 from backlogctl.monitoring.doctor.checks import (
     CheckFinding,
     UnreadablePart,
@@ -14,13 +13,10 @@ from backlogctl.monitoring.doctor.checks import (
     read_part,
     sort_findings,
 )
-from backlogctl.monitoring.doctor.facts import list_brokers
 from backlogctl.replay.doctor.look_back import judge_look_back
 from backlogctl.replay.doctor.outboxes import judge_outbox
 from backlogctl.replay.doctor.stream import Examination
 from backlogctl.replay.engine.kind import Workspace
-
-_SECONDS = 30.0
 
 
 def examine_deliveries(workspace: Workspace) -> Iterator[Examination]:
@@ -48,8 +44,5 @@ def examine_deliveries(workspace: Workspace) -> Iterator[Examination]:
 
 def _ask(config: Config, cluster: str) -> tuple[CheckFinding, ...]:
     subject, properties = f"cluster {cluster}", config.clusters[cluster].client_properties()
-    brokers = read_part(
-        f"the brokers of {subject}",
-        lambda: list_brokers(connect(properties), Deadline(_SECONDS), subject),
-    )
+    brokers = read_part(f"the brokers of {subject}", lambda: reach_cluster(properties, subject))
     return (brokers.to_finding(),) if isinstance(brokers, UnreadablePart) else ()

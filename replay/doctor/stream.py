@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
@@ -14,7 +14,7 @@ import backlogctl.monitoring.doctor.topic  # noqa: F401
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError
-from backlogctl.kafka.clients import Admin, connect
+from backlogctl.kafka.clients import Admin, connect, join_reasons
 from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
 from backlogctl.kafka.groups import describe_group_state
 from backlogctl.monitoring.doctor.checks import (
@@ -36,7 +36,7 @@ from backlogctl.replay.consumers.members import count_rebalancing
 from backlogctl.replay.doctor.tool import judge_host, judge_rights
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.rights import DOCTOR
-from backlogctl.replay.observe.stream import read_history
+from backlogctl.replay.observe.stream import AWAY_SECONDS, read_history
 from backlogctl.values import to_document
 
 
@@ -117,13 +117,47 @@ def describe_examinations(examinations: Sequence[Examination]) -> dict[str, Any]
     }
 
 
-def examine_tool(workspace: Workspace, streams: Sequence[Stream]) -> Examination:
-    """Ledger, clocks, disk, versions, Java and Spark; each once, whatever the streams."""
-    return Examination("tool", "", sort_findings(judge_host(workspace, streams)))
+Clusters = Mapping[str, Mapping[str, str] | BacklogError]
+"""By name which brokers cannot be reached and why, or why none answers: of `reach_clusters`."""
+
+
+def examine_tool(
+    workspace: Workspace, streams: Sequence[Stream], clusters: Clusters | None = None
+) -> Examination:
+    """Ledger, clocks, disk, versions, Java, Spark, and brokers that are away: each once, whatever
+    the streams are."""
+    reached = clusters or {}
+    there = [one for one in streams if not isinstance(reached.get(one.cluster), BacklogError)]
+    found = [*judge_clusters(reached), *judge_host(workspace, streams, there)]
+    return Examination("tool", "", sort_findings(found))
+
+
+@CheckScope.TOOL.check(
+    "reach",
+    "Brokers that cannot be reached",
+    "What a broker leads is not read, and what is away as a whole cannot be judged.",
+    "Every address is tried within ten seconds, and named with what came of it.",
+)
+def judge_clusters(clusters: Clusters) -> Iterator[CheckFinding]:
+    """Of each cluster who is away."""
+    for name, found in clusters.items():
+        if isinstance(found, BacklogError):
+            yield CheckFinding(
+                *("reach", CheckLevel.UNKNOWN, f"cluster {name}", found.message), found.hint or ""
+            )
+        elif found:
+            yield CheckFinding(
+                *("reach", CheckLevel.UNKNOWN, f"cluster {name}"),
+                f"brokers cannot be reached from here: {join_reasons(found)}",
+                "start them, or let this host reach their `advertised.listeners`",
+            )
 
 
 def examine_stream(
-    workspace: Workspace, stream: Stream, adopting: Sequence[str] | None = None
+    workspace: Workspace,
+    stream: Stream,
+    adopting: Sequence[str] | None = None,
+    clusters: Clusters | None = None,
 ) -> Examination:
     """Topic, brokers, group, rights and sources of a stream.
 
@@ -131,8 +165,14 @@ def examine_stream(
 
     Args:
         adopting: what to type instead of our own commands, where they would not know the stream.
+        clusters: those that are away are not asked.
     """
-    judged = _judge_stream(workspace, stream)
+    away = (clusters or {}).get(stream.cluster)
+    judged = (
+        _judge_unreached(workspace, stream)
+        if isinstance(away, BacklogError)
+        else _judge_stream(workspace, stream, AWAY_SECONDS if away else _SECONDS)
+    )
     found = sort_findings(endure(f"stream {stream.name}", "its examination", judged))
     if adopting is not None:
         found = tuple(_replace_ours(one, adopting) for one in found)
@@ -148,13 +188,13 @@ def _replace_ours(finding: CheckFinding, adopting: Sequence[str]) -> CheckFindin
 class _Parts:
     """What was read of a stream by the names of the rules' parameters, and what could not be."""
 
-    def __init__(self, **known: object) -> None:
-        self.known = known
+    def __init__(self, seconds: float, **known: object) -> None:
+        self.known, self._seconds = known, seconds
         self.unread: list[UnreadablePart] = []
 
     def read(self, name: str, part: str, read: Callable[[Deadline], Part]) -> Part | None:
         """Adds a part; None where it could not be read."""
-        result = read_part(part, lambda: read(Deadline(_SECONDS)))
+        result = read_part(part, lambda: read(Deadline(self._seconds)))
         if isinstance(result, UnreadablePart):
             self.unread.append(result)
             return None
@@ -162,8 +202,19 @@ class _Parts:
         return result
 
 
-def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]:
+def _judge_unreached(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]:
+    yield CheckFinding(
+        *("reach", CheckLevel.UNKNOWN, f"stream {stream.name}"),
+        f"nothing of it could be read: cluster {stream.cluster} does not answer",
+        "see above",
+    )
+    subject = f"stream {stream.name}"
+    yield from endure(subject, "looking at its tables", judge_sources(workspace.config, stream))
+
+
+def _judge_stream(workspace: Workspace, stream: Stream, seconds: float) -> Iterator[CheckFinding]:
     parts = _Parts(
+        seconds,
         stream=stream.name,
         group=stream.group,
         horizon=workspace.config.watch.horizon,
@@ -177,9 +228,10 @@ def _judge_stream(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding
     parts.read(
         "status",
         f"lag and commits of group {stream.group}",
-        lambda _: (
+        lambda limit: (
             look_at_stream(
                 *(workspace.ledger, stream, workspace.properties(stream), workspace.config.watch),
+                limit,
                 admin=admin,
             ).status
         ),

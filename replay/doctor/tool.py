@@ -107,9 +107,15 @@ MESSAGE_BYTES = 2_000
 _SECONDS, _CHECK_SECONDS = 15.0, 30.0
 
 
-def judge_host(workspace: Workspace, streams: Sequence[Stream]) -> Iterator[CheckFinding]:
-    """Everything that is the same for all streams; each cluster's clock once."""
-    clusters = {stream.cluster: workspace.properties(stream) for stream in streams}
+def judge_host(
+    workspace: Workspace, streams: Sequence[Stream], there: Sequence[Stream]
+) -> Iterator[CheckFinding]:
+    """Everything that is the same for all streams; each cluster's clock once.
+
+    Args:
+        there: the streams whose clusters answer.
+    """
+    clusters = {stream.cluster: workspace.properties(stream) for stream in there}
     builds = workspace.config.is_meant_for("rebuild")
     rebuilds = [stream for stream in streams if builds and stream.source is not None]
     parts = [

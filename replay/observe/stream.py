@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +14,7 @@ from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError, PlanStale, UsageError
 from backlogctl.formats import format_count
 from backlogctl.kafka.admin import read_topic_id
-from backlogctl.kafka.clients import Admin, ask, connect, wait_for
+from backlogctl.kafka.clients import Admin, ask, connect, reach_cluster, wait_for
 from backlogctl.kafka.errors import GroupMissing, TopicMissing
 from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion
@@ -107,6 +108,8 @@ def _say(name: str, parts: Sequence[SharePartition], lag: int | None) -> str:
 # Looks at streams as they are now, for `status`, `gaps` and `plan`.
 
 LOOK_SECONDS = 30.0
+# Where a broker is known to be away: its partitions will not answer.
+AWAY_SECONDS = 4.0
 _SHOWN_AS_GAPS = (Suspicion.POSSIBLE_EXPIRED, Suspicion.REREAD_EXPIRED)
 
 
@@ -123,6 +126,28 @@ def choose_streams(config: Config, names: Sequence[str]) -> list[Stream]:
             "the configuration has no streams", subject="streams", hint="add one under `streams`"
         )
     return list(config.streams.values())
+
+
+def reach_clusters(
+    config: Config, streams: Iterable[Stream]
+) -> dict[str, dict[str, str] | BacklogError]:
+    """By cluster of the streams, which of its brokers cannot be connected to and why, or why none
+    answers; all clusters at once, for some seconds."""
+    names = list(dict.fromkeys(stream.cluster for stream in streams))
+
+    def reach(name: str) -> dict[str, str] | BacklogError:
+        try:
+            return reach_cluster(config.clusters[name].client_properties(), f"cluster {name}")
+        except BacklogError as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, len(names))) as pool:
+        return dict(zip(names, pool.map(reach, names), strict=True))
+
+
+def warn_of_brokers(away: Mapping[str, str]) -> list[str]:
+    """Brokers that cannot be reached, a sentence each."""
+    return [f"broker {place} cannot be reached: {why}" for place, why in away.items()]
 
 
 def sample_stream(

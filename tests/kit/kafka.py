@@ -267,9 +267,9 @@ def read_all(properties: Mapping[str, str], topic: str, partitions: Iterable[int
 
 
 @contextmanager
-def forward(host: str, target: tuple[str, int]) -> Iterator[str]:
+def forward(host: str, target: tuple[str, int], port: int = 0) -> Iterator[str]:
     """Listens on `host`, passes each connection on; yields `host:port`."""
-    with socket.create_server((host, 0)) as server:
+    with socket.create_server((host, port)) as server:
         threading.Thread(target=_accept, args=(server, target), daemon=True).start()
         yield f"{host}:{server.getsockname()[1]}"
 

@@ -1,0 +1,120 @@
+"""Brokers that are not there are told within ten seconds, each with what was tried."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from backlogctl.kafka.clients import make_admin
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.sandbox.secured import free_port
+from tests.kit.kafka import forward, properties_of, publish, set_offsets_raw
+from tests.kit.shop import call_main
+
+SOON = 10.0
+CONSUMERS = {"launcher": "manual", "replicas": 1}
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Takes connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def write_config(directory: Path, bootstrap: str, **streams: Any) -> None:
+    stream = {"cluster": "main", "topic": "orders", "group": "service", "consumers": CONSUMERS}
+    document = {
+        "ledger": f"sqlite:///{directory}/ledger.db",
+        "clusters": {"main": properties_of(bootstrap)},
+        "streams": {"orders": stream, **streams},
+    }
+    (directory / "backlog.yaml").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("status", "orders"),
+        ("doctor",),
+        ("plan", "expand", "orders"),
+        ("watch", "--rounds", "1"),
+    ],
+    ids=" ".join,
+)
+def test_a_cluster_that_is_away_is_told_soon(
+    silent: str, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    write_config(tmp_path, f"127.0.0.1:1,nowhere.invalid:9092,{silent}")
+    began = time.monotonic()
+    code, out, err = call_main(words, tmp_path, {})
+    took = time.monotonic() - began
+    assert code == (2 if words[0] == "doctor" else 1)
+    said = " ".join((out + err).split())
+    for text in (
+        "127.0.0.1:1 (connection refused)",
+        "nowhere.invalid:9092 (there is no such host)",
+        f"{silent} (takes connections, and does not answer as Kafka does)",
+    ):
+        assert text in said
+    assert took < SOON
+
+
+def test_a_group_of_no_stream_too(tmp_path: Path) -> None:
+    began = time.monotonic()
+    words = ("status", "--bootstrap", "127.0.0.1:1", "--group", "service")
+    code, _, err = call_main(words, tmp_path, {})
+    assert code == 1
+    assert "127.0.0.1:1 (connection refused)" in " ".join(err.split())
+    assert time.monotonic() - began < SOON
+
+
+def test_brokers_that_are_not_where_the_cluster_says(tmp_path: Path) -> None:
+    """The usual trap of containers: the bootstrap answers, and names an address of its own."""
+    port = free_port()
+    own = {"advertised.listeners": f"PLAINTEXT://127.0.0.2:{port}"}
+    with ExitStack() as stack:
+        with forward("127.0.0.2", ("127.0.0.1", port), port):
+            started = EmbeddedKafka.start(tmp_path / "kafka", properties=own, port=port)
+            kafka = stack.enter_context(started)
+        write_config(tmp_path, kafka.bootstrap)
+        began = time.monotonic()
+        code, _, err = call_main(("status", "orders"), tmp_path, {})
+        took = time.monotonic() - began
+    assert code == 1
+    said = " ".join(err.split())
+    assert f"{kafka.bootstrap} answered, and names brokers that cannot be reached" in said
+    assert f"1 at 127.0.0.2:{port} (connection refused)" in said
+    assert "advertised.listeners" in said
+    assert took < SOON
+
+
+def test_one_broker_of_three(tmp_path: Path) -> None:
+    """Who is away is told beside what the others say, though the cluster does not know it yet."""
+    own = {"broker.session.timeout.ms": "120000"}
+    with EmbeddedKafka.start(tmp_path / "kafka", brokers=3, properties=own) as kafka:
+        properties = properties_of(kafka.bootstrap)
+        admin = make_admin(properties)
+        new = NewTopic("orders", 1, replica_assignment=[[3]])
+        admin.create_topics([new])["orders"].result(60)
+        publish(properties, "orders", {0: 9})
+        set_offsets_raw(properties, "service", "orders", {0: 4})
+        write_config(tmp_path, kafka.bootstrap)
+        gone = kafka.bootstrap.split(",")[2]
+        kafka.kill(3)
+        for words in (("status",), ("status", "orders")):
+            began = time.monotonic()
+            code, out, err = call_main(words, tmp_path, {})
+            assert time.monotonic() - began < SOON
+            assert code == 1
+            said = " ".join((out + err).split())
+            assert f"broker 3 at {gone} cannot be reached: connection refused" in said
