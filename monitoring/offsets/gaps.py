@@ -101,12 +101,14 @@ def find_gaps(
     simple = current.group_state == SIMPLE
     outside = past.commits_outside or simple
     partitions, read_to = dict(past.partitions), dict[int, int]()
+    later: dict[int, tuple[SeenCommit, ...]] = {}
     for part in current.partitions:
         old = partitions.get(part.partition)
         if part.committed is None:
             found.extend(_judge_no_commit(past, old, current, part))
             continue
-        steps = _list_steps(past, current, part, (commits or {}).get(part.partition))
+        known = (*past.later.get(part.partition, ()), *(commits or {}).get(part.partition, ()))
+        steps, later[part.partition] = _list_steps(past, old, current, part, known)
         marks, lost, outside = _follow(old, current, part, steps, outside)
         found.extend(lost)
         if part.committed > part.high:
@@ -125,6 +127,7 @@ def find_gaps(
         sampled=tuple(part.partition for part in current.partitions),
         taken_at=current.taken_at,
         empty_tails=past.empty_tails,
+        later=later if commits is not None else {},
     )
     return Judgement(
         gaps=tuple(item for item in found if isinstance(item, Gap)),
@@ -144,17 +147,25 @@ def make_history(samples: Iterable[Sample]) -> StreamHistory:
 
 
 def _list_steps(
-    past: StreamHistory, current: Sample, part: PartitionSample, known: Sequence[SeenCommit] | None
-) -> list[SeenCommit]:
-    """The commits up to the one that the sample saw; it may be ahead of the log, or behind it."""
+    past: StreamHistory,
+    old: PartitionMarks | None,
+    current: Sample,
+    part: PartitionSample,
+    known: Sequence[SeenCommit],
+) -> tuple[list[SeenCommit], tuple[SeenCommit, ...]]:
+    """The commits up to the one that the sample saw, and later ones: the sample's log start was
+    read before these, and says nothing of them."""
+    offsets = [commit.offset for commit in known]
+    if part.committed in offsets:
+        last = len(offsets) - offsets[::-1].index(part.committed)
+        return list(known[:last]), tuple(known[last:])
+    if old is not None and part.committed == old.committed:
+        return [], tuple(known)
     assert part.committed is not None
     # One that came since the group was last seen with members may be theirs.
     members = not (is_memberless(current) and past.memberless)
     seen = SeenCommit(current.taken_at, part.committed, members, part.committed_epoch is not None)
-    steps = list(known or ())
-    while steps and steps[-1].offset != part.committed:
-        steps.pop()
-    return steps or [*(known or ()), seen]
+    return [*known, seen], ()
 
 
 def _follow(

@@ -271,6 +271,7 @@ class StreamHistory:
     Attributes:
         commits_outside: its reader commits without being a member.
         empty_tails: ranges [first, end) that were read and held no data, the last of a partition.
+        later: by partition, commits of the commit log that came after the last sample's.
     """
 
     topic_id: str = ""
@@ -281,6 +282,7 @@ class StreamHistory:
     sampled: tuple[int, ...] = ()
     taken_at: datetime | None = None
     empty_tails: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    later: Mapping[int, tuple[SeenCommit, ...]] = field(default_factory=dict)
 
     def skip_empty(self, partition: int, committed: int) -> int:
         """The committed offset, moved past control records that follow it."""
