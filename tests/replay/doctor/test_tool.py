@@ -30,7 +30,7 @@ from backlogctl.replay.doctor.reference import render_page
 from backlogctl.replay.doctor.stream import examine_stream, examine_tool
 from backlogctl.replay.doctor.tool import list_wanted
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.observe.rights import list_seeing
+from backlogctl.replay.observe.rights import SEE, list_rights
 from backlogctl.replay.web import checkups
 from backlogctl.replay.web.exporter import open_exporter
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -153,7 +153,8 @@ def test_a_login_that_only_watches_is_asked_for_nothing_else(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
     by_name = {"sasl.password": "${env:DOCTOR_PASSWORD}"}
     everyone = make_workspace(tmp_path, {**secured.properties, **by_name})
-    seeing = list_seeing(everyone.config.stream("orders"))
+    stream = everyone.config.stream("orders")
+    seeing = list_rights(everyone.kinds, SEE, everyone.config, stream)
     login = {**secured.add_user("watcher", seeing), **by_name}
     make_workspace(tmp_path, login, source=SOURCE, jobs=["see"])
     found = run_doctor(tmp_path)
