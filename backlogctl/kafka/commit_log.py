@@ -223,7 +223,6 @@ class CommitLog:
             self._missing_to = began
         except AccessDenied as error:
             self._outcome = (LogCondition.DENIED, error)
-            self.close()  # a client that was refused once may not tell it again
         except BacklogError as error:
             self._outcome = (LogCondition.AWAY, error)
         return (*bases, *found)
