@@ -79,8 +79,9 @@ class LogState:
 
     Attributes:
         complete_since: each commit from this time on was still in the log when it was read.
-        complete_to: each commit before this time has been read; None: unknown. By this host's
-            clock where the end of the log was reached, else by the brokers', as commits are.
+        complete_to: each commit that was written before this time has been read; None: unknown.
+            By this host's clock where the end of the log was reached, else by the brokers'. They
+            write a commit some milliseconds after they took it.
         behind: records that are left, of all groups, at most.
         held_since: since when an open transaction was seen to hold the log.
         error: what failed, where it is DENIED or AWAY.
@@ -223,7 +224,6 @@ class CommitLog:
             self._missing_to = began
         except AccessDenied as error:
             self._outcome = (LogCondition.DENIED, error)
-            self.close()  # a client that was refused once may not tell it again
         except BacklogError as error:
             self._outcome = (LogCondition.AWAY, error)
         return (*bases, *found)

@@ -24,6 +24,7 @@ from backlogctl.kafka.rights import Operation, Resource, Right
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.kafka import AccessDenied
 from tests.borrowing import start_kafka
+from tests.kit.java import join_streams_group
 from tests.kit.kafka import (
     delete_group,
     delete_topic,
@@ -283,13 +284,14 @@ def test_a_transaction_that_began_before(properties: dict[str, str], name: str, 
     producer = make_producer(properties, {"transactional.id": group})
     producer.init_transactions(30)
     begin_commit(producer, properties, TopicPartition(name, 0, 3, group))
+    set_offsets_raw(properties, group, name, {0: 9})
     time.sleep(0.01)
     with CommitLog(properties, [group], utc_now()) as log:
         follow = Follower(log)
         follow.read_until(HELD)
         producer.commit_transaction(30)
         follow.read_until()
-        assert follow.commits(group) == [3]
+        assert follow.commits(group) == [3, 9]
 
 
 def test_what_is_deleted_is_told(
@@ -352,10 +354,13 @@ def test_much_is_read_in_pieces(
         assert follow.state.condition is LogCondition.BEHIND
         assert 70 <= follow.state.behind <= 80
         (*_, last) = follow.list_commits(group)
-        assert follow.state.complete_to == last.at
+        assert follow.state.complete_to is not None
+        assert last.at <= follow.state.complete_to <= last.at + timedelta(seconds=5)
+        later = utc_now()
         sizes = [len(follow.read())]
         while follow.state.behind:
             sizes.append(len(follow.read()))
+        assert follow.state.complete_to > later
     assert all(size <= 26 for size in sizes)
     assert [one for one in follow.commits(group) if one] == list(range(1, 101))
 
@@ -371,7 +376,11 @@ def test_no_time_is_no_answer(properties: dict[str, str], group: str) -> None:
 @pytest.fixture(scope="module")
 def cleaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A broker that compacts within a second, and may be stopped."""
-    properties = {"log.cleaner.backoff.ms": "200", "broker.session.timeout.ms": "9000"}
+    properties = {
+        "log.cleaner.backoff.ms": "200",
+        "broker.session.timeout.ms": "9000",
+        "group.coordinator.rebalance.protocols": "classic,consumer,streams",
+    }
     with EmbeddedKafka.start(tmp_path_factory.mktemp("kafka"), properties=properties) as running:
         yield running
 
@@ -392,6 +401,22 @@ def test_before_any_commit_and_after_the_first(cleaning: EmbeddedKafka, group: s
         follow.read_until()
         assert follow.commits(group) == [3]
         assert follow.state.complete_since == since
+
+
+def test_a_streams_group_has_members(cleaning: EmbeddedKafka, group: str, tmp_path: Path) -> None:
+    """KIP-1071; no broker lists it to us, so there may be more of them."""
+    properties, name = properties_of(cleaning.bootstrap), make_topic(cleaning, group)
+    with CommitLog(properties, [group], utc_now()) as log:
+        follow = Follower(log)
+        follow.read_until()
+        join_streams_group(properties, group, name, {0: 3}, tmp_path)
+        follow.read_until()
+        assert (follow.commits(group), follow.members(group)) == ([3], [1])
+        (*_, told) = [r for r in follow.records if isinstance(r, MembersRecord)]
+        assert (told.protocol_type, told.is_exact) == ("streams", False)
+        # Its assignments and its topology.
+        assert follow.log.skipped.keys() <= {"key 20", "key 21", "key 22", "key 23"}
+        assert follow.log.skipped
 
 
 def test_compaction_is_noticed(cleaning: EmbeddedKafka, group: str) -> None:
@@ -488,9 +513,8 @@ def unrepeated(offsets: Sequence[int | None]) -> list[int | None]:
 
 
 def test_a_broker_that_is_away_and_comes_back(cleaning: EmbeddedKafka, group: str) -> None:
-    properties, since = properties_of(cleaning.bootstrap), utc_now()
-    name = make_topic(cleaning, group)
-    with CommitLog(properties, [group], since) as log:
+    properties, name = properties_of(cleaning.bootstrap), make_topic(cleaning, group)
+    with CommitLog(properties, [group], utc_now()) as log:
         follow = Follower(log)
         commit_alone(properties, group, name, 1)
         follow.read_until()
@@ -507,7 +531,7 @@ def test_a_broker_that_is_away_and_comes_back(cleaning: EmbeddedKafka, group: st
         commit_alone(properties, group, name, 3)
         follow.read_until()
         assert unrepeated(follow.commits(group)) == [1, 2, 3]
-        assert follow.state.complete_since == since
+        assert follow.state.complete_since <= follow.list_commits(group)[0].at
 
 
 def test_a_log_that_ends_before_what_was_read(
