@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cluster = {"bootstrap.servers": "127.0.0.1:1"}
     write_config(tmp_path, clusters={"main": cluster}, streams=STREAMS, watch={"interval": "1s"})
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loop, "connect", lambda _: None)
+    monkeypatch.setattr(loop, "connect", lambda _: SimpleNamespace(has_answered=True))
     return tmp_path
 
 
