@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -327,6 +328,7 @@ class ClusterStub:
 class ConfigStub:
     clusters: dict[str, ClusterStub]
     streams: dict[str, StreamStub]
+    watch: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(commit_log=True))
 
 
 @pytest.fixture
