@@ -60,7 +60,7 @@ airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trou
 
 .PHONY: test
 test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium, with real clients
-	@scripts/need.sh postgres mariadb redis prometheus chromium jdk node go
+	@scripts/need.sh postgres mariadb redis kcat prometheus chromium jdk node go
 	@$(PYTHON) -m tests.clients.building
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
@@ -140,7 +140,8 @@ bench-watch: $(SETUP) ## Measure sampling and scraping of many groups
 
 .PHONY: live-loss
 live-loss: $(SETUP) ## Measure what is told of groups that lose all the time, in half an hour
-	@scripts/need.sh jdk maven go node
+	@scripts/need.sh jdk node go
+	@$(PYTHON) -m tests.clients.building
 	$(PYTHON) -m benchmarks.live_loss $(ARGS)
 
 .PHONY: bench-watch-memory

@@ -46,7 +46,7 @@ def measure_figures(groups: int, partitions: int, busy: bool, fill: int) -> Meas
 
 def measure_real(groups: int, partitions: int, fill: int) -> Measured:
     with open_world() as (broker, _):
-        make_groups(broker.bootstrap, groups, partitions, 30)
+        make_groups(broker.bootstrap, "watch", groups, partitions, 30)
         reader, tails = BulkReader(broker.properties), Tails(make_tail_reader(broker.properties))
         return measure_passes(reader, tails, lambda: None, fill)
 

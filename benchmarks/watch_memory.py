@@ -47,7 +47,7 @@ class World:
 
     def __init__(self, properties: dict[str, str]) -> None:
         self.properties = properties
-        make_groups(properties["bootstrap.servers"], GROUPS, PARTITIONS, TOPICS)
+        make_groups(properties["bootstrap.servers"], "memory", GROUPS, PARTITIONS, TOPICS)
         self._producer = make_producer(self.properties)
         self._admin = make_admin(self.properties)
         self._read = 0

@@ -77,15 +77,16 @@ def read_no_tails(places: Sequence[TopicOffset]) -> EmptyReading:
     return EmptyReading({(topic, number): False for topic, number, _ in places})
 
 
-def make_groups(bootstrap: str, groups: int, partitions: int, topics: int) -> None:
-    """Topics with a few messages, and groups that have committed on them; every tenth lags."""
+def make_groups(bootstrap: str, name: str, groups: int, partitions: int, topics: int) -> None:
+    """Topics NAME-0000 and so on with a few messages, and groups of such names that have committed
+    on them; of every tenth partition some messages are unread."""
     from confluent_kafka import KafkaError, KafkaException, Producer
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
     from kafka import KafkaAdminClient, TopicPartition, errors
     from kafka.structs import OffsetAndMetadata
 
-    names = [f"topic-{number:04}" for number in range(topics)]
+    names = [f"{name}-{number:04}" for number in range(topics)]
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
         try:
@@ -95,22 +96,22 @@ def make_groups(bootstrap: str, groups: int, partitions: int, topics: int) -> No
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
     producer = Producer({"bootstrap.servers": bootstrap})
-    for name in names:
+    for topic in names:
         for number in range(partitions):
             for _ in range(10):
-                producer.produce(name, b"value", partition=number)
+                producer.produce(topic, b"value", partition=number)
         producer.flush(60)
     client = KafkaAdminClient(bootstrap_servers=[bootstrap])
     end = time.monotonic() + 300
     number = 0
     while number < groups:
-        name = names[number % topics]
+        topic = names[number % topics]
         offsets = {
-            TopicPartition(name, part): OffsetAndMetadata(5 if part % 10 == 0 else 10, "", None)
+            TopicPartition(topic, part): OffsetAndMetadata(5 if part % 10 == 0 else 10, "", None)
             for part in range(partitions)
         }
         try:
-            answer = client.alter_group_offsets(f"group-{number:04}", offsets)
+            answer = client.alter_group_offsets(f"{name}-{number:04}", offsets)
             if not any(code.errno for code in answer.values()):
                 number += 1
                 continue

@@ -41,8 +41,9 @@ EXACTLY_ONCE = (
     "tests/spark_backfill/injection/",
 )
 
-# Three for each core: most tests wait for others most of the time. More would wait for memory.
-_PROCESSES = min(3 * (os.cpu_count() or 1), 8)
+# Two for each core: with one more, what each has of its own, brokers and imports, costs more than
+# the waiting that it fills (measured).
+_PROCESSES = min(2 * (os.cpu_count() or 1), 8)
 # A cache of its own: failures of an interactive run are not repeated here.
 _CACHE = Path("build/tests")
 _FAILED = 1  # pytest's exit code for "ran whole, some failed"

@@ -131,6 +131,7 @@ def test_the_watch_says_it_once_and_is_degraded(secured: SecuredKafka, ledger: L
         thread.join(60)
     assert sorted(what for what, _ in told) == [
         "bookmarks of stream orders",
+        "commit log of cluster main",
         "retention of stream orders",
     ]
     ready = HealthCheck(board, lambda: True, timedelta(seconds=30), (), ()).check_readiness()
