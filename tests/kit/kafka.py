@@ -205,6 +205,15 @@ def set_offsets_raw(
     wait_until(is_set, what="offsets are set")
 
 
+def leave_at(
+    properties: Mapping[str, str], group: str, topic: str, offsets: Mapping[int, int]
+) -> None:
+    """A member joined and left, and the group stands there. Of a group that nobody ever joined, a
+    reader that assigns its partitions itself may have read anything."""
+    join(properties, group, topic).close()
+    set_offsets_raw(properties, group, topic, offsets)
+
+
 def delete_group(properties: Mapping[str, str], group: str) -> None:
     """Deletes a group without members."""
     admin = make_admin(properties)

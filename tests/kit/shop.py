@@ -35,7 +35,7 @@ from backlogctl.spark_backfill.injection.ledger_topic import CLOSED, read_visibl
 from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, Recovery, RecoveryState
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 from examples.stage import SHORT_LIVED_JVM
-from tests.kit.kafka import commit, join, move_log_start, read_all, set_offsets_raw
+from tests.kit.kafka import commit, leave_at, move_log_start, read_all
 from tests.kit.ledger import create_recovery
 from tests.kit.processes import start_backlogctl
 from tests.spark_backfill.world import (
@@ -284,9 +284,6 @@ def offload(
         lows = list_offsets(admin, shop.topic, numbers, "earliest")
         found = committed_offsets(shop.properties, shop.group, shop.topic, numbers)
         starts = {number: max(lows[number], found.get(number) or 0) for number in numbers}
-        if not any(found.values()):
-            # Of a group that nobody ever joined, a reader that assigns itself may have read it.
-            join(shop.properties, shop.group, shop.topic).close()
     ranges = [OffsetRange(n, starts[n], fence[n]) for n in numbers if starts[n] < fence[n]]
     recovery_id = record_offload(opened, shop)
     job = ArchiveJob(
@@ -307,7 +304,7 @@ def offload(
     )
     manifest = write_archive(spark, job)
     keep(opened, manifest, job.location if store is None else f"{store}/{recovery_id}")
-    set_offsets_raw(shop.properties, shop.group, shop.topic, fence)
+    leave_at(shop.properties, shop.group, shop.topic, fence)
     move_log_start(shop.properties, shop.topic, fence)
     return recovery_id
 

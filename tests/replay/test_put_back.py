@@ -20,7 +20,7 @@ from backlogctl.replay.kinds.rebuild.losses import covers, is_there
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap
 from backlogctl.values import Chunk, ChunkState, PartitionSample
 from backlogctl_delivery.idempotent.sql import Marks
-from tests.kit.kafka import commit, move_log_start, read_all, set_offsets_raw
+from tests.kit.kafka import leave_at, move_log_start, read_all, set_offsets_raw
 from tests.kit.ledger import make_gap
 from tests.kit.recoveries import make_rebuild_plan
 from tests.kit.shop import DONE, LOST, PARTITIONS, Shop, count_by_partition
@@ -47,7 +47,7 @@ def add_stream(shop: Shop, name: str, group: str, *, consumed: bool) -> None:
 def put_back_for_the_first(shop: Shop, *, consumed: bool = False) -> str:
     """Both groups lost the same orders; the first group's are put back."""
     billing = f"billing-{shop.group}"
-    commit(shop.properties, billing, shop.topic, count_by_partition(range(DONE)))
+    leave_at(shop.properties, billing, shop.topic, count_by_partition(range(DONE)))
     shop.write_config(deliver="topic")
     add_stream(shop, "billing", billing, consumed=consumed)
     shop.call("status")

@@ -10,7 +10,7 @@ import pytest
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kit.kafka import join, set_offsets_raw, wait_until
+from tests.kit.kafka import leave_at, wait_until
 from tests.kit.shortened import WORLD, shorten_offload
 from tests.replay.expand.world import PARTITIONS
 from tests.replay.offload.world import SEGMENTS, OffloadWorld
@@ -51,9 +51,7 @@ def make_idle(
         world.publish(backlog)
         if read is not None:
             numbers = range(PARTITIONS)
-            # Of one that nobody ever joined, who reads from outside may have read all.
-            join(world.properties, group, name).close()
-            set_offsets_raw(world.properties, group, name, dict.fromkeys(numbers, read))
+            leave_at(world.properties, group, name, dict.fromkeys(numbers, read))
             world.read_before = tuple(row for row in world.read_topic() if row[1] < read)
         return world
 
