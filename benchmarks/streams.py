@@ -35,7 +35,7 @@ PARTITIONS = 3
 
 def write_config(directory: Path, bootstrap: str, streams: int) -> Path:
     document = {
-        "ledger": {"url": f"sqlite:///{directory}/ledger.db"},
+        "ledger": f"sqlite:///{directory}/ledger.db",
         "staging": {"dir": str(directory / "staging")},
         "clusters": {"main": {"bootstrap.servers": bootstrap}},
         "streams": {
@@ -77,7 +77,7 @@ def measure_passes(config_path: Path, rounds: int) -> Figures:
         on_round=note,
         rounds=rounds + 1,
     )
-    workspace.close()
+    workspace.ledger.close()
     return {
         "first_pass_seconds": round(took[0][0], 2),
         "pass_seconds": round(statistics.median(one for one, _ in took[1:]), 2),
@@ -86,7 +86,7 @@ def measure_passes(config_path: Path, rounds: int) -> Figures:
 
 
 def measure_command(config_path: Path, *words: str) -> Figures:
-    command = [sys.executable, "-m", "backlogctl", "--config", str(config_path), *words]
+    command = [sys.executable, "-m", "backlogctl.replay.cli", *words, "--config", str(config_path)]
     began = time.monotonic()
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     seconds = time.monotonic() - began

@@ -22,9 +22,9 @@ import psutil
 from rich.table import Table
 
 from backlogctl.formats import Say
+from backlogctl.kafka.bulk import BulkReader
 from backlogctl.ledger import open_ledger
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
-from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.metrics.catalogue import Family
 from backlogctl.monitoring.metrics.scrape import Exported, Scrape

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backlogctl.monitoring.groups.layouts import ClusterLayout, ListedGroup, Offsets, TopicLayout
+from backlogctl.kafka.bulk import ClusterLayout, ListedGroup, Offsets, TopicLayout
 from backlogctl.monitoring.offsets.lag import EmptyReading, TopicOffset
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from sqlalchemy.engine import RowMapping
 from backlogctl.errors import InvalidTransition, UsageError
 from backlogctl.ledger.schema import (
     Manager,
+    among,
     gaps,
     make_value,
     read_values,
@@ -437,12 +438,14 @@ class Gaps(Manager):
             return _read_gaps(connection, [gap_id], lock=False)[0]
 
     def list(
-        self, stream: str | None = None, states: Iterable[GapState] | None = None
+        self,
+        stream: str | Collection[str] | None = None,
+        states: Iterable[GapState] | None = None,
     ) -> tuple[Gap, ...]:
-        """Gaps by stream, partition and start."""
+        """Gaps by stream, partition and start; of one stream, of some, or of all."""
         query = select(gaps)
         if stream is not None:
-            query = query.where(gaps.c.stream == stream)
+            query = query.where(among(gaps.c.stream, stream))
         if states is not None:
             query = query.where(gaps.c.state.in_(states))
         query = query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start, gaps.c.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from backlogctl.ledger.schema import (
     LedgerDatabase,
     Manager,
     UniqueConflict,
+    among,
     gaps,
     make_value,
     recoveries,
@@ -133,7 +134,7 @@ class Recoveries(Manager):
 
     def list(
         self,
-        stream: str | None = None,
+        stream: str | Collection[str] | None = None,
         states: Iterable[RecoveryState] | None = None,
         since: datetime | None = None,
         origin: Mapping[str, str] | None = None,
@@ -145,7 +146,7 @@ class Recoveries(Manager):
         """
         query = select(recoveries, runner).order_by(recoveries.c.created_at, recoveries.c.id)
         if stream is not None:
-            query = query.where(recoveries.c.stream == stream)
+            query = query.where(among(recoveries.c.stream, stream))
         if states is not None:
             query = query.where(recoveries.c.state.in_(states))
         if since is not None:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Index, Table, delete, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Index,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from backlogctl.ledger.schema import Manager, read_values, table_of
-from backlogctl.values import Sample
+from backlogctl.values import PartitionSample, Sample
 from backlogctl_delivery.database import UtcTime
 
 # How the past is thinned with age: all of the last hour, then by cells of time.
@@ -81,9 +92,9 @@ class CommitMark:
 samples = table_of(
     "backlog_samples", Sample, Index("backlog_samples_by_time", "stream", "taken_at")
 )
-commit_marks = table_of(
-    "backlog_commit_marks", CommitMark, key=("stream", "group", "topic_id", "partition")
-)
+_MARK_KEY = ("stream", "group", "topic_id", "partition")
+_MarkKey = tuple[str, str, str, int]
+commit_marks = table_of("backlog_commit_marks", CommitMark, key=_MARK_KEY)
 
 
 class Samples(Manager):
@@ -93,11 +104,21 @@ class Samples(Manager):
         Args:
             outside: the group is read from without joining; kept for ever.
         """
-        row = {each.name: getattr(sample, each.name) for each in fields(sample)}
+        self.add_all([(sample, outside)])
+
+    def add_all(self, taken: Sequence[tuple[Sample, bool]]) -> None:
+        """`add` of many samples with their `outside`, all or none."""
+        if not taken:
+            return
+        ordered = sorted(taken, key=lambda one: (one[0].stream, one[0].taken_at))
+        names = dict.fromkeys(sample.stream for sample, _ in ordered)
+        columns = [each.name for each in fields(Sample)]
+        rows = [{name: getattr(sample, name) for name in columns} for sample, _ in ordered]
         with self._database.write() as connection:
-            self._database.lock_name(connection, f"samples:{sample.stream}")
-            connection.execute(insert(samples).values(**row))
-            _move_marks(connection, sample, outside)
+            for name in names:
+                self._database.lock_name(connection, f"samples:{name}")
+            connection.execute(insert(samples), rows)
+            _move_marks(connection, ordered, tuple(names))
 
     def latest(self, stream: str) -> Sample | None:
         query = (
@@ -143,34 +164,52 @@ class Samples(Manager):
         return len(thinned)
 
 
-def _move_marks(connection: Connection, sample: Sample, outside: bool) -> None:
-    where = (
-        (commit_marks.c.stream == sample.stream)
-        & (commit_marks.c.group == sample.group)
-        & (commit_marks.c.topic_id == sample.topic_id)
+def _move_marks(
+    connection: Connection, taken: Sequence[tuple[Sample, bool]], streams: Sequence[str]
+) -> None:
+    known: dict[_MarkKey, CommitMark] = {}
+    for begin in range(0, len(streams), _BATCH):
+        query = select(commit_marks).where(commit_marks.c.stream.in_(streams[begin:][:_BATCH]))
+        known |= {_key_of(mark): mark for mark in read_values(connection, query, CommitMark)}
+    moved: dict[_MarkKey, CommitMark] = {}
+    for sample, outside in taken:
+        for part in sample.partitions:
+            if part.committed is None:
+                continue
+            key = (sample.stream, sample.group, sample.topic_id, part.partition)
+            mark = moved.get(key) or known.get(key)
+            moved[key] = _move_mark(mark, key, sample, part, part.committed, outside)
+    new = [asdict(mark) for key, mark in moved.items() if key not in known]
+    if new:
+        connection.execute(insert(commit_marks), new)
+    changed = [asdict(mark) for key, mark in moved.items() if key in known]
+    if changed:
+        keys = {name: f"key_{name}" for name in _MARK_KEY}
+        where = and_(*(commit_marks.c[name] == bindparam(key) for name, key in keys.items()))
+        rows = [{keys.get(name, name): value for name, value in row.items()} for row in changed]
+        connection.execute(update(commit_marks).where(where), rows)
+
+
+def _key_of(mark: CommitMark) -> _MarkKey:
+    return mark.stream, mark.group, mark.topic_id, mark.partition
+
+
+def _move_mark(
+    mark: CommitMark | None,
+    key: _MarkKey,
+    sample: Sample,
+    part: PartitionSample,
+    committed: int,
+    outside: bool,
+) -> CommitMark:
+    # One beyond the end was never read up to, and would hide later losses.
+    if mark is None:
+        return CommitMark(*key, min(committed, part.high), committed, sample.taken_at, outside)
+    reached = committed if committed <= part.high else mark.max_committed
+    return replace(
+        mark,
+        max_committed=max(mark.max_committed, reached),
+        last_committed=committed if sample.taken_at >= mark.seen_at else mark.last_committed,
+        seen_at=max(mark.seen_at, sample.taken_at),
+        outside=mark.outside or outside,
     )
-    query = select(commit_marks).where(where)
-    known = {mark.partition: mark for mark in read_values(connection, query, CommitMark)}
-    for each in sample.partitions:
-        if each.committed is None:
-            continue
-        mark = known.get(each.partition)
-        # One beyond the end was never read up to, and would hide later losses.
-        if mark is None:
-            reached = min(each.committed, each.high)
-            place = (sample.stream, sample.group, sample.topic_id, each.partition)
-            mark = CommitMark(*place, reached, each.committed, sample.taken_at, outside)
-            connection.execute(insert(commit_marks).values(**asdict(mark)))
-            continue
-        newer = sample.taken_at >= mark.seen_at
-        reached = each.committed if each.committed <= each.high else mark.max_committed
-        connection.execute(
-            update(commit_marks)
-            .where(where & (commit_marks.c.partition == each.partition))
-            .values(
-                max_committed=max(mark.max_committed, reached),
-                last_committed=each.committed if newer else mark.last_committed,
-                seen_at=max(mark.seen_at, sample.taken_at),
-                outside=mark.outside or outside,
-            )
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,6 +17,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     Connection,
     Dialect,
     Enum,
@@ -94,6 +95,11 @@ class Tuples(JsonText):
             for number in times:
                 row[number] = row[number] and read_time(row[number])
         return tuple(self.item(*row) for row in rows)
+
+
+def among(column: Column[str], names: str | Collection[str]) -> ColumnElement[bool]:
+    """Whether it is the name, or one of them."""
+    return column == names if isinstance(names, str) else column.in_(names)
 
 
 def table_of(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, Index, delete, insert, select, update
 
 from backlogctl.errors import UsageError
-from backlogctl.ledger.schema import Manager, read_value, table_of, take_id
+from backlogctl.ledger.schema import Manager, among, read_value, table_of, take_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,15 @@ class Empties(Manager):
             connection.execute(delete(empties).where(*where))
             connection.execute(insert(empties), [asdict(row) for row in rows])
 
-    def list(self, stream: str, topic_id: str) -> dict[int, tuple[int, int]]:
-        """By partition the last range of it."""
-        found = self._list(select(empties).where(_belongs(stream, topic_id)), EmptyRange)
-        return {one.partition: (one.start, one.end) for one in found}
+    def list(
+        self, stream: str | Collection[str]
+    ) -> dict[tuple[str, str], dict[int, tuple[int, int]]]:
+        """By stream and topic id, and by partition, the last range; of one stream or of some."""
+        query = select(empties).where(among(empties.c.stream, stream))
+        found: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
+        for one in self._list(query, EmptyRange):
+            found.setdefault((one.stream, one.topic_id), {})[one.partition] = one.start, one.end
+        return found
 
 
 def _belongs(stream: str, topic_id: str) -> ColumnElement[bool]:

@@ -17,7 +17,7 @@ from backlogctl.config.root import DEFAULT_FILE
 from backlogctl.dags.links import find_question
 from backlogctl.dags.policies import ASKING, RECOVER, name_question
 from backlogctl.errors import BacklogError
-from backlogctl.monitoring.offsets.observation import measure_clock_skew
+from backlogctl.monitoring.offsets.bulk_look import measure_clock_skew
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_origin
 from backlogctl.replay.opening import open_workspace

@@ -18,15 +18,17 @@ from dataclasses import dataclass, field
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError
+from backlogctl.kafka.bulk import NONE, ClusterLayout
 from backlogctl.kafka.clients import Properties
-from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout
-from backlogctl.monitoring.groups.reader import TailReader
 from backlogctl.monitoring.offsets.lag import TAIL_AT_MOST, EmptyReading, TopicOffset, read_empty
 
 # Lags of one or two offsets that hold no data: control records, or what was aborted.
 #
 # A reader that commits after each message of a transactional producer stays that far behind for
 # ever. Reading a few offsets shows it, for as long as nothing is written or committed.
+
+# Finds out from which offsets on partitions hold no committed data.
+TailReader = Callable[[Sequence[TopicOffset]], EmptyReading]
 
 CANDIDATES_A_PASS = 256
 _SECONDS = 5.0

@@ -14,8 +14,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from backlogctl.kafka.bulk import NONE, ListedGroup, Offsets
 from backlogctl.monitoring.groups.dating import OffsetDates, Tail, Tails, UndatedOffset
-from backlogctl.monitoring.groups.layouts import NONE, ListedGroup, Offsets
 from backlogctl.monitoring.groups.windows import (
     UNREAD,
     JudgingTerms,

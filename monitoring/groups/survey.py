@@ -11,14 +11,21 @@ from fnmatch import fnmatchcase
 
 from backlogctl.clock import utc_now
 from backlogctl.errors import BacklogError, KafkaFailure
-from backlogctl.formats import format_plural
+from backlogctl.formats import format_duration, format_plural
+from backlogctl.kafka.bulk import NONE, BulkReader, ClusterLayout, ListedGroup, Offsets
 from backlogctl.monitoring.groups.dating import OffsetDates, Tails
 from backlogctl.monitoring.groups.judge import GroupHistory, GroupJudge, SampleRows
-from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout, ListedGroup, Offsets
-from backlogctl.monitoring.groups.reader import BulkReader, UnreadableGroups
 from backlogctl.monitoring.groups.windows import SampleTimes, TopicHistory, fit
 from backlogctl.monitoring.offsets.lag import read_retention, read_size_limit
-from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Retention, Unseen
+from backlogctl.monitoring.verdict.status import (
+    UNLIMITED,
+    GroupStatus,
+    PartitionStatus,
+    Retention,
+    Unseen,
+    Verdict,
+)
+from backlogctl.monitoring.verdict.summary import summarize_group
 from backlogctl.monitoring.watch.board import ClusterPass, TopicPartitionState
 from backlogctl_delivery.kafka import AccessDenied
 
@@ -83,6 +90,70 @@ def _list_unseen(
         yield Unseen("retention", error)
     if error_of_tail := tails.get((status.group, status.topic)):
         yield Unseen("tails", error_of_tail)
+
+
+# Groups that exist, but could not be read in a pass: their last status is kept.
+#
+# For a window it stands as it was, with the time it was taken; after that nothing is known. An
+# alert about such a group must not end because a coordinator moved.
+
+Key = tuple[str, str]  # group, topic
+
+
+@dataclass
+class UnreadableGroups:
+    """Remembers the last status of each group on each topic. `window` is in seconds."""
+
+    window: float
+    _last: dict[Key, tuple[float, GroupStatus]] = field(default_factory=dict)
+
+    def add(
+        self, judged: Iterable[GroupStatus], expected: Iterable[Key], now: float
+    ) -> list[GroupStatus]:
+        """Those that were judged, and the last of those that are expected and were not, in order.
+
+        The others are forgotten.
+        """
+        found = {(status.group, status.topic): (now, status) for status in judged}
+        for key in expected:
+            if key not in found and key in self._last:
+                found[key] = self._last[key]
+        self._last = {key: found[key] for key in sorted(found)}
+        return [
+            status if now - at <= self.window else _make_unknown(status, now - at)
+            for at, status in self._last.values()
+        ]
+
+
+def _make_unknown(last: GroupStatus, seconds: float) -> GroupStatus:
+    parts = [
+        PartitionStatus(
+            partition=part.partition,
+            log_start=part.log_start,
+            committed=part.committed,
+            end=part.end,
+            lag=None,
+            lag_seconds=None,
+            lost=None,
+            verdict=Verdict.UNKNOWN,
+            course=Verdict.UNKNOWN,
+        )
+        for part in last.partitions
+    ]
+    status = summarize_group(
+        parts,
+        stream="",
+        cluster=last.cluster,
+        topic=last.topic,
+        group=last.group,
+        group_state=last.group_state,
+        taken_at=last.taken_at,
+        written=[True] * len(parts),
+        retention=last.retention,
+    )
+    return replace(
+        status, sentence=f"{last.topic}: could not be read for {format_duration(seconds)}"
+    )
 
 
 # Rows of a window, beside the one before it and the newest; ends kept up to the horizon.

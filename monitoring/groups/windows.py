@@ -13,7 +13,7 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from backlogctl.monitoring.groups.layouts import NONE, Offsets
+from backlogctl.kafka.bulk import NONE, Offsets
 from backlogctl.monitoring.offsets.lag import TAIL_AT_MOST
 from backlogctl.monitoring.verdict.judge import COVERED, TREND_POINTS
 from backlogctl.monitoring.verdict.status import KEEPS_UP_SECONDS, PartitionStatus, Verdict

@@ -47,8 +47,8 @@ class Suspicion(StrEnum):
 class OffsetFinding:
     """Something to report that is not a gap.
 
-    `alarm`: needs a person now. `undecided`: another sample, a few seconds later, decides. `count`:
-    how many offsets may be lost at most, where the range does not say it.
+    `alarm`: needs a person now. `count`: how many offsets may be lost at most, where the range does
+    not say it.
     """
 
     kind: Suspicion
@@ -57,7 +57,6 @@ class OffsetFinding:
     end: int | None
     message: str
     alarm: bool = False
-    undecided: bool = False
     count: int = 0
 
 
@@ -77,11 +76,6 @@ class Judgement:
     history: StreamHistory
     read_to: Mapping[int, int] = field(default_factory=dict)
     reads_outside: bool = False
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether another sample soon would decide more."""
-        return any(finding.undecided for finding in self.findings)
 
 
 def find_gaps(

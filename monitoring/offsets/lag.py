@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
@@ -96,6 +97,39 @@ def count_lag(part: PartitionSample, isolation: str) -> int | None:
     return max(0, find_partition_end(part, isolation) - max(part.committed, part.low))
 
 
+class UnreadPlace(NamedTuple):
+    """Where a partition's unread part begins: at `first`, and by what was read before there is no
+    data up to `start`. Committed data ends at `stable`, the group's reading at `end`."""
+
+    partition: int
+    first: int
+    start: int
+    stable: int
+    end: int
+
+
+def list_unread(
+    sample: Sample, isolation: str, known: Mapping[int, tuple[int, int]] | None = None
+) -> list[UnreadPlace]:
+    """The partitions that are behind.
+
+    Args:
+        known: by partition a range [first, end) that was read before and held none.
+    """
+    found = []
+    for part in sample.partitions:
+        if part.committed is None or not count_lag(part, isolation):
+            continue
+        first = start = max(part.committed, part.low)
+        before, until = (known or {}).get(part.partition, (0, 0))
+        if before <= first < until:
+            start = until
+        stable = part.high if isolation == "read_uncommitted" else part.lso
+        end = find_partition_end(part, isolation)
+        found.append(UnreadPlace(part.partition, first, start, stable, end))
+    return found
+
+
 def read_tails(
     properties: Properties,
     sample: Sample,
@@ -115,42 +149,38 @@ def read_tails(
     Raises:
         ClusterUnreachable, KafkaFailure.
     """
-    begun: dict[int, tuple[int, int]] = {}  # where it is unread, and where reading goes on
-    for part in sample.partitions:
-        if part.committed is not None and count_lag(part, isolation):
-            first = start = max(part.committed, part.low)
-            before, until = (known or {}).get(part.partition, (0, 0))
-            if before <= first < until:
-                first, start = before, until
-            begun[part.partition] = first, start
-    is_committed = isolation != "read_uncommitted"
-    parts = {part.partition: part for part in sample.partitions if part.partition in begun}
-    ends = {number: part.lso if is_committed else part.high for number, part in parts.items()}
-    places = [
-        (sample.topic, number, start)
-        for number, (_, start) in begun.items()
-        if start < ends[number]
-    ]
+    unread = list_unread(sample, isolation, known)
+    places = [(sample.topic, one.partition, one.start) for one in unread if one.start < one.stable]
     limit, subject = deadline or Deadline(10.0), f"topic {sample.topic}"
     reading = read_firsts(properties, places, limit, subject, isolation)
+    firsts = {place: reading.found[place[:2]] for place in places if place[:2] in reading.found}
+    return judge_tails(sample.topic, unread, firsts, reading.denied.get(sample.topic))
+
+
+def judge_tails(
+    topic: str,
+    unread: Iterable[UnreadPlace],
+    firsts: Mapping[TopicOffset, FirstMessage | None],
+    denied: BacklogError | None = None,
+) -> TailReading:
+    """What the first messages of places show."""
     empty: dict[int, tuple[int, int]] = {}
     oldest: dict[int, datetime] = {}
     tails: set[int] = set()
-    for number, (first, start) in begun.items():
-        is_read = (sample.topic, number) in reading.found
-        message = reading.found.get((sample.topic, number))
-        reached = start
+    for one in unread:
+        place = (topic, one.partition, one.start)
+        message, reached = firsts.get(place), one.start
         if message is not None:
             reached = message.offset
             if message.at is not None:
-                oldest[number] = message.at
-        elif is_read or start >= ends[number]:
-            reached = max(start, ends[number])
-            if reached >= find_partition_end(parts[number], isolation):
-                tails.add(number)
-        if first < reached:
-            empty[number] = first, reached
-    return TailReading(frozenset(tails), empty, oldest, reading.denied.get(sample.topic))
+                oldest[one.partition] = message.at
+        elif place in firsts or one.start >= one.stable:
+            reached = max(one.start, one.stable)
+            if reached >= one.end:
+                tails.add(one.partition)
+        if one.first < reached:
+            empty[one.partition] = one.first, reached
+    return TailReading(frozenset(tails), empty, oldest, denied)
 
 
 def read_empty(

@@ -7,42 +7,58 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from itertools import count
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import BacklogError
-from backlogctl.kafka.clients import Connection, connect
+from backlogctl.kafka.clients import Admin, Connection, connect
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.bulk_look import BulkLook, LedgerFacts, read_facts
 from backlogctl.monitoring.offsets.certainty import find_doubts, limit_certainty
 from backlogctl.monitoring.offsets.commits import CommitFeed
-from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps, make_history
+from backlogctl.monitoring.offsets.gaps import (
+    Judgement,
+    OffsetFinding,
+    Suspicion,
+    find_gaps,
+    make_history,
+)
 from backlogctl.monitoring.offsets.history import StreamHistory, raise_marks
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
 from backlogctl.monitoring.offsets.timeline import Timeline
-from backlogctl.values import Cause, DatePiece, Gap, PartitionSample, Sample
+from backlogctl.values import Cause, DatePiece, Gap, GapState, PartitionSample, Sample
 
 # What decides on the next sample lies within these: the settling times, and the group's pace.
 RECENT = timedelta(hours=6)
 PAUSE = 0.5
 LOOKS_AT_MOVING_LOW = 3
 OBSERVE_SECONDS = 30.0
-CLOCK_NOISE = timedelta(seconds=1)
 READ_OUTSIDE = "the group is read from without joining, as its further commits show"
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at a stream: the newest sample, the gaps it showed as the ledger has them, and
-    the rest. `history` is the past for the next look; `unmarked` why bookmarks could not be noted.
-    `by_log`: each commit since the last look is known, else only where the samples saw it.
+    """One look at a stream.
+
+    Attributes:
+        sample: the newest.
+        gaps: those that it showed, as the ledger has them.
+        history: the past for the next look.
+        facts: what the ledger knows, with these gaps.
+        unmarked: why bookmarks could not be noted.
+        by_log: each commit since the last look is known, else only where the samples saw it.
+        unstored: samples that are to be stored yet, with whether the group is read from outside.
     """
 
     sample: Sample
     gaps: tuple[Gap, ...]
     findings: tuple[OffsetFinding, ...]
     history: StreamHistory
+    facts: LedgerFacts
     unmarked: BacklogError | None = None
     by_log: bool = False
+    unstored: tuple[tuple[Sample, bool], ...] = ()
 
     @property
     def undecided(self) -> dict[int, int]:
@@ -79,73 +95,97 @@ def observe_stream(
     settle: bool = True,
     bookmarker: Bookmarker | None = None,
     feed: CommitFeed | None = None,
+    bulk: BulkLook | None = None,
 ) -> Observation:
     """Samples a stream, records the gaps seen, stores the sample and bookmarks its commits.
 
-    A suspicion that a few seconds can decide is looked at again within the deadline; so is an
-    expired range whose log start may be moving, so that both bounds are reported.
+    An expired range whose log start may be moving is looked at again within the deadline, so that
+    both bounds are reported.
 
     Args:
         history: the past, as the last observation returned it; None reads the ledger.
         settle: False takes one sample only.
         bookmarker, feed: kept from the last look by those who look often.
+        bulk: read for many streams at once: of one that it has, this is the only sample. The
+            caller stores the samples of all.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
     """
     admin, limit = connect(connection), deadline or Deadline(OBSERVE_SECONDS)
+    facts = read_facts(ledger, [stream.name]) if bulk is None else bulk.facts
     past = load_history(ledger, stream) if history is None else history
+    past = replace(past, empty_tails=facts.list_empty(stream.name, past.topic_id))
+    given = None if bulk is None else bulk.samples.get(stream.name)
+    taken: list[Sample] = []
     recorded: dict[str, Gap] = {}
-    first: Sample | None = None
-    looks = 0
-    skew = measure_clock_skew(ledger)
-    past = replace(past, empty_tails=ledger.empties.list(stream.name, past.topic_id))
-    while True:
-        sample = take_sample(stream, admin, limit, skew)
-        first = first or sample
-        # After the sample: its commits are in the log by now.
-        commits = None if feed is None else feed.take(stream, limit)
+    unstored: list[tuple[Sample, bool]] = []
+    changed = False
+    for looks in count(1):
+        sample = given or take_sample(stream, admin, limit, facts.skew)
+        if given is None and feed is not None:
+            feed.read(limit)
+        taken.append(sample)
+        # Read after the sample: its commits are in the log by then.
+        commits = None if feed is None else feed.take(stream)
         judgement = find_gaps(past, sample, commits)
         past = judgement.history
-        if judgement.read_to:
-            ledger.gaps.trim_read(sample, judgement.read_to)
         # Gaps before the sample: a crash in between finds them again, not the other way round.
-        known = ledger.gaps.list(stream.name) if judgement.gaps else ()
-        dated = list(_date_gaps(ledger, stream, sample, judgement.gaps, known))
-        doubts = find_doubts(admin, stream.topic, [gap for gap, _ in dated], known, limit)
-        for gap, date in dated:
-            kept = ledger.gaps.record(limit_certainty(gap, doubts.get(gap.partition, "")), date)
-            recorded[kept.id] = kept
-        ledger.gaps.close_answered(sample)
-        if judgement.reads_outside:
-            ledger.gaps.close_possible(sample, READ_OUTSIDE)
-        ledger.samples.add(sample, outside=past.commits_outside)
-        looks += 1
+        found = _record(ledger, stream, admin, sample, judgement, limit)
+        recorded |= {gap.id: gap for gap in found}
+        changed = _close(ledger, sample, judgement, facts) or changed or bool(found)
+        unstored.append((sample, past.commits_outside))
+        if bulk is None:
+            ledger.samples.add_all(unstored)
+            unstored.clear()
         expired = any(gap.cause is Cause.EXPIRED for gap in judgement.gaps)
         moving = expired and looks < LOOKS_AT_MOVING_LOW
-        if not settle or not (judgement.is_undecided or moving) or limit.remaining() < 2 * PAUSE:
+        if given or not settle or not moving or limit.remaining() < 2 * PAUSE:
             break
         time.sleep(PAUSE)
-    findings = (*judgement.findings, *_compare_lows(first, sample, recorded.values()))
+    findings = (*judgement.findings, *_compare_lows(taken[0], sample, recorded.values()))
     # After the sample: nothing may come between its reads.
     unmarked = (bookmarker or Bookmarker(ledger)).note(stream, sample, admin, limit)
-    by_log = commits is not None
-    return Observation(sample, tuple(recorded.values()), findings, past, unmarked, by_log)
+    if changed:
+        gaps = {**facts.gaps, stream.name: ledger.gaps.list(stream.name)}
+        facts = replace(facts, gaps=gaps)
+    return Observation(
+        *(sample, tuple(recorded.values()), findings, past, facts, unmarked),
+        by_log=commits is not None,
+        unstored=tuple(unstored),
+    )
 
 
-def measure_clock_skew(ledger: Ledger) -> timedelta:
-    """How far the ledger's clock is ahead of this host's.
+def _record(
+    ledger: Ledger,
+    stream: StreamLike,
+    admin: Admin,
+    sample: Sample,
+    judgement: Judgement,
+    limit: Deadline,
+) -> list[Gap]:
+    if judgement.read_to:
+        ledger.gaps.trim_read(sample, judgement.read_to)
+    if not judgement.gaps:
+        return []
+    known = ledger.gaps.list(stream.name)
+    dated = list(_date_gaps(ledger, stream, sample, judgement.gaps, known))
+    doubts = find_doubts(admin, stream.topic, [gap for gap, _ in dated], known, limit)
+    return [
+        ledger.gaps.record(limit_certainty(gap, doubts.get(gap.partition, "")), date)
+        for gap, date in dated
+    ]
 
-    Hosts whose clocks differ write samples of one stream: in the ledger's time they stay in order,
-    and a commit does not seem to go back. A difference within the noise or the
-    time of the call counts as none: a late answer is not a clock that is ahead.
-    """
-    before = utc_now()
-    there = ledger.now()
-    after = utc_now()
-    if before - CLOCK_NOISE <= there <= after + CLOCK_NOISE:
-        return timedelta(0)
-    return there - (before + (after - before) / 2)
+
+def _close(ledger: Ledger, sample: Sample, judgement: Judgement, facts: LedgerFacts) -> bool:
+    """Closes gaps that turned out to be none; whether there may be any."""
+    known = [one for one in facts.gaps.get(sample.stream, ()) if one.state is GapState.OPEN]
+    unbounded = any(one.end is None for one in known)
+    if unbounded:
+        ledger.gaps.close_answered(sample)
+    if judgement.reads_outside:
+        ledger.gaps.close_possible(sample, READ_OUTSIDE)
+    return unbounded or judgement.reads_outside or bool(judgement.read_to)
 
 
 def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:

@@ -113,14 +113,18 @@ def _read_state(admin: Admin, group: str, limit: Deadline) -> str:
     """The group's state; `simple` of one that nobody ever joined, `share` of a share group, of
     which no commit must be awaited."""
     known = read_group_state(admin, group, limit)
-    state = known.state
-    if state != "dead":
-        return SIMPLE if known.is_simple and state == "empty" else state
+    if known.state != "dead":
+        return name_state(known.state, is_simple=known.is_simple)
     # confluent-kafka lists neither share nor streams groups: one that works is not there for it.
     found = read_group_listing(admin.properties, group, limit)
     if found is None or found == GroupListing():
-        return state
+        return known.state
     return SHARE if found.type == SHARE else found.state
+
+
+def name_state(state: str, *, is_simple: bool) -> str:
+    """Of a listed group; `simple` where nobody ever joined it."""
+    return SIMPLE if is_simple and state == "empty" else state
 
 
 def _sample_partition(

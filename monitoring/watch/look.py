@@ -1,4 +1,4 @@
-"""Whether a topic's holds are in force: what the broker says, not what was asked of it."""
+"""Looks at a stream: its status from samples, and from what only the brokers know."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any, Protocol
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
-from backlogctl.formats import format_moment, format_plural
 from backlogctl.kafka.admin import describe_topic
 from backlogctl.kafka.clients import Admin, Properties, connect
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.kafka.peek import peek_at
-from backlogctl.ledger import Ledger
+from backlogctl.ledger import Hold, Ledger
 from backlogctl.ledger.holds import OPERATOR, keeps_longer
-from backlogctl.ledger.steps import has_stopped_consumers
-from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY
+from backlogctl.monitoring.offsets.bulk_look import BulkLook
 from backlogctl.monitoring.offsets.history import StreamHistory, is_memberless
 from backlogctl.monitoring.offsets.lag import (
     TAIL_AT_MOST,
@@ -26,14 +24,15 @@ from backlogctl.monitoring.offsets.lag import (
     count_lag,
     count_lost,
     find_partition_end,
+    judge_tails,
+    list_unread,
     read_retention,
     read_size_limit,
     read_tails,
 )
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import StreamLike
-from backlogctl.monitoring.offsets.standstills import find_standstills
-from backlogctl.monitoring.verdict.commands import redrive_stream, show_recovery
+from backlogctl.monitoring.offsets.standstills import LEARN_FROM, find_standstills
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
 from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
@@ -41,21 +40,27 @@ from backlogctl.monitoring.verdict.status import (
     HeldBack,
     Retention,
     Unseen,
-    Verdict,
-    find_worst,
     make_unseen,
 )
 from backlogctl.monitoring.verdict.summary import summarize_group
+from backlogctl.monitoring.watch.notes import (
+    with_archived_note,
+    with_doubt_note,
+    with_stopped_warning,
+)
 from backlogctl.monitoring.watch.open_transactions import find_blocked, make_held, with_way_to_ask
-from backlogctl.values import Cause, Gap, GapState, PartitionSample, Recovery, RecoveryState, Sample
+from backlogctl.values import Gap, PartitionSample, Sample
 
 _UNLIMITED = "-1"
 
 
-def record_hold_state(ledger: Ledger, sample: Sample, config: Mapping[str, str]) -> float:
-    """Puts on record which of the topic's holds are in force.
+def record_hold_state(
+    ledger: Ledger, holds: Iterable[Hold], sample: Sample, config: Mapping[str, str]
+) -> float:
+    """Puts on record which of a topic's holds are in force, by what the broker says.
 
     Args:
+        holds: the topic's open ones.
         config: the topic's settings, as they are in force.
 
     Returns:
@@ -65,7 +70,7 @@ def record_hold_state(ledger: Ledger, sample: Sample, config: Mapping[str, str])
         LedgerError.
     """
     held = 0.0
-    for hold in ledger.holds.list_of_topic(sample.cluster, sample.topic, sample.topic_id):
+    for hold in holds:
         if hold.until is not None and hold.holder == OPERATOR:
             held = max(held, (hold.until - sample.taken_at).total_seconds())
         undone = any(
@@ -74,116 +79,6 @@ def record_hold_state(ledger: Ledger, sample: Sample, config: Mapping[str, str])
         if hold.in_force is not (not undone):
             ledger.holds.note_in_force(hold.id, not undone)
     return held
-
-
-# A stream of which messages wait in an archive, or were committed and never handled: what of it
-# is there still, and what puts it back.
-
-_SETTLED = (GapState.VERIFIED, GapState.WAIVED)
-
-
-def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
-    """The status, with how many messages an offload put aside, or were never handled, and what puts
-    them back."""
-    place = (status.topic, status.group)
-    known = [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]
-    waiting = [gap for gap in known if gap.archive is not None]
-    if waiting:
-        status = _add(
-            status,
-            f"at most {_count(waiting)} of it in an archive, not put back yet",
-            *(
-                redrive_stream(status.stream, f"archive:{archive}")
-                for archive in dict.fromkeys(gap.archive for gap in waiting)
-            ),
-        )
-    lows = {part.partition: part.log_start for part in status.partitions}
-    unhandled = [
-        gap
-        for gap in known
-        if gap.cause is Cause.UNPROCESSED and (gap.end or 0) > lows.get(gap.partition, 0)
-    ]
-    if unhandled:
-        status = _add(
-            status,
-            f"at most {_count(unhandled)} were committed and never handled, and are in the log",
-            redrive_stream(status.stream, "unprocessed"),
-        )
-    return status
-
-
-def with_doubt_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
-    """The status, with how much of what is lost may be no messages at all."""
-    place = (status.topic, status.group)
-    unsure = [
-        gap
-        for gap in gaps
-        if gap.maybe_empty and gap.state not in _SETTLED and (gap.topic, gap.group) == place
-    ]
-    if not unsure:
-        return status
-    many = format_plural(sum(gap.count or 0 for gap in unsure), "offset")
-    return _add(status, f"{many} of it {MAYBE_EMPTY}")
-
-
-def _count(gaps: Iterable[Gap]) -> str:
-    return format_plural(sum(gap.count or 0 for gap in gaps), "message")
-
-
-def _add(status: GroupStatus, told: str, *commands: str) -> GroupStatus:
-    return replace(
-        status,
-        sentence=f"{status.sentence}; {told}",
-        next_commands=tuple(dict.fromkeys((*status.next_commands, *commands))),
-    )
-
-
-# A stream whose own consumers a recovery has stopped: its lag alone would say that all is well.
-
-_BEGUN = (RecoveryState.RUNNING, RecoveryState.PAUSED, RecoveryState.FAILED)
-
-
-def with_stopped_warning(ledger: Ledger, status: GroupStatus) -> GroupStatus:
-    """The status, never `ok` while a recovery keeps the stream's consumers stopped.
-
-    What was relayed and not handled is read from the source, and so in no lag: `warn` where a
-    runner works on it, `stop` where nobody does.
-
-    Raises:
-        LedgerError.
-    """
-    for recovery in ledger.recoveries.list(status.stream, _BEGUN):
-        same = (recovery.topic, recovery.group) == (status.topic, status.group)
-        if same and recovery.stops_consumers and _is_stopped(ledger, recovery):
-            runner = ledger.leases.find_runner(recovery.id)
-            least = Verdict.STOP if runner is None else Verdict.WARN
-            told = _describe(ledger, recovery, is_at_work=runner is not None)
-            show = show_recovery(recovery.id)
-            return replace(
-                status,
-                verdict=find_worst((status.verdict, least)),
-                sentence=f"{status.sentence}; {told}",
-                next_commands=tuple(dict.fromkeys((show, *status.next_commands))),
-            )
-    return status
-
-
-def _is_stopped(ledger: Ledger, recovery: Recovery) -> bool:
-    return has_stopped_consumers(ledger.steps.list(recovery.id))
-
-
-def _describe(ledger: Ledger, recovery: Recovery, *, is_at_work: bool) -> str:
-    told = f"its consumers are stopped by {recovery.kind} {recovery.id}"
-    if not is_at_work:
-        told += f", which is {recovery.state}, and on which nobody works"
-    temporary = ledger.temporary_topics.get(recovery.id)
-    if temporary is None or temporary.deleted_at is not None:
-        return told
-    last = ledger.burndown.latest(recovery.id)
-    if last is None:
-        return f"{told}; how many messages are only in {temporary.name} is not known"
-    many = format_plural(last.temporary_lag, "message")
-    return f"{told}; {many} only in {temporary.name} at {format_moment(last.at)}"
 
 
 # A stream's status from its samples: pure calculation, nothing here asks Kafka or the ledger.
@@ -367,21 +262,23 @@ def look_at_stream(
     *,
     admin: Admin | None = None,
     history: StreamHistory | None = None,
+    bulk: BulkLook | None = None,
 ) -> StreamLook:
     """Samples a stream, records its gaps, and judges it.
 
     Args:
         admin, history: kept from the last look by those who look often.
+        bulk: read for many streams at once; the caller stores the samples of all.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
     """
     limit = deadline or Deadline(OBSERVE_SECONDS)
     connection = admin or connect(properties)
-    seen = observe_stream(ledger, stream, connection, limit, history=history)
+    seen = observe_stream(ledger, stream, connection, limit, history=history, bulk=bulk)
+    timeline = read_timeline(ledger, stream, seen.sample, watch.window)
     status = assess_now(
-        *(ledger, stream, properties, watch, seen.sample, limit, connection),
-        seen=seen,
+        *(ledger, stream, properties, watch, seen, timeline, limit, connection), bulk=bulk
     )
     return StreamLook(seen, status)
 
@@ -391,36 +288,40 @@ def assess_now(
     stream: StreamLike,
     properties: Properties,
     watch: WatchLike,
-    sample: Sample,
+    seen: Observation,
+    history: Sequence[Sample],
     limit: Deadline,
     admin: Admin,
-    history: Sequence[Sample] | None = None,
     *,
-    seen: Observation | None = None,
     settle: bool = True,
+    bulk: BulkLook | None = None,
 ) -> GroupStatus:
     """The status at a sample that was just taken, with what only the brokers know.
 
     Args:
-        history: the stream's samples; None reads the ledger.
+        history: the stream's samples, of `read_timeline`.
         settle: False leaves it to the next look whether a transaction is open for too long; else
             one that is young is waited for, some seconds.
-        seen: what else was seen with the sample.
 
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
     """
-    if history is None:
-        history = read_timeline(ledger, stream)
-    gaps = ledger.gaps.list(stream=stream.name)
+    sample, facts = seen.sample, seen.facts
+    gaps = facts.gaps.get(stream.name, ())
     unseen: list[Unseen] = []
-    if seen is not None and seen.unmarked is not None:
+    if seen.unmarked is not None:
         unseen.append(Unseen("bookmarks", seen.unmarked))
-    config = _read_settings(admin, stream.topic, limit, unseen)
-    holds = 0.0 if config is None else record_hold_state(ledger, sample, config)
+    config = None if bulk is None else bulk.settings.get(stream.topic)
+    if config is None:
+        config = _read_settings(admin, stream.topic, limit, unseen)
+    holds = 0.0
+    if config is not None:
+        holds = record_hold_state(ledger, facts.list_holds(sample), sample, config)
     around = replace(_describe_stream(stream, _find_retention(config)), seconds_held=holds)
-    known = ledger.empties.list(stream.name, sample.topic_id)
-    unread = _read_unread(properties, stream, sample, known, around.retention, limit, unseen)
+    known = facts.list_empty(stream.name, sample.topic_id)
+    unread = _read_unread(
+        *(properties, stream, sample, known, around.retention, limit, unseen), bulk=bulk
+    )
     new = {number: one for number, one in unread.empty.items() if known.get(number) != one}
     ledger.empties.note(stream.name, sample.topic_id, new, sample.taken_at)
     standing = find_standstills(history, sample, stream.isolation)
@@ -447,35 +348,16 @@ def assess_now(
                 *(properties, stream.topic, behind | held.keys(), around.retention, limit, unseen)
             ),
         ),
-        undecided=None if seen is None else seen.undecided,
+        undecided=seen.undecided,
         window=watch.window,
         horizon=watch.horizon,
     )
     status = with_way_to_ask(replace(status, unseen=tuple(unseen)), properties)
-    by_log = seen is not None and seen.by_log
-    status = replace(status, known_by="the commit log" if by_log else "samples")
+    status = replace(status, known_by="the commit log" if seen.by_log else "samples")
     if status.lost or status.undecided or status.possible:
         status = replace(status, sentence=f"{status.sentence} (known by {status.known_by})")
     status = with_doubt_note(with_archived_note(status, gaps), gaps)
-    return with_stopped_warning(ledger, status)
-
-
-def without_ledger(status: GroupStatus, error: BacklogError) -> GroupStatus:
-    """A status of what the brokers say now alone: never `ok`, since nobody knows what was lost; and
-    without commands, which all need the ledger."""
-    parts = tuple(
-        replace(part, lost=None, verdict=find_worst((part.course, Verdict.UNKNOWN)))
-        for part in status.partitions
-    )
-    return replace(
-        status,
-        verdict=find_worst((status.course, Verdict.UNKNOWN)),
-        lost=None,
-        partitions=parts,
-        next_commands=(),
-        sentence=f"{status.sentence}; what was lost is unknown: the ledger does not answer",
-        unseen=(*status.unseen, Unseen("ledger", error)),
-    )
+    return with_stopped_warning(ledger, status, facts.recoveries.get(stream.name, ()))
 
 
 def judge_stored(
@@ -512,14 +394,44 @@ def judge_stored(
     )
 
 
-def read_timeline(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
-    """The samples of the stream's present topic and group, oldest first."""
-    return tuple(
-        sample
-        for sample in ledger.samples.history(stream.name)
-        if (sample.cluster, sample.topic, sample.group)
-        == (stream.cluster, stream.topic, stream.group)
+def read_timeline(
+    ledger: Ledger, stream: StreamLike, sample: Sample | None = None, window: timedelta = WINDOW
+) -> tuple[Sample, ...]:
+    """The samples of the stream's present topic and group, oldest first.
+
+    Args:
+        sample: the present one; old ones that say nothing of it are left out. None: all.
+    """
+    if sample is not None:
+        since = sample.taken_at - reach_of(window)
+        recent = _list_own(ledger.samples.history(stream.name, since), stream)
+        if reaches_back([*recent, sample], sample):
+            return recent
+    return _list_own(ledger.samples.history(stream.name), stream)
+
+
+def reach_of(window: timedelta) -> timedelta:
+    """How far back samples are needed for more than to date what is unread."""
+    return max(2 * window, LEARN_FROM)
+
+
+def reaches_back(history: Sequence[Sample], sample: Sample) -> bool:
+    """Whether the oldest of these was taken before anything that is unread was written: so no
+    older one dates it better."""
+    oldest = history[0]
+    if oldest.topic_id != sample.topic_id:
+        return True
+    ends = {part.partition: part.high for part in oldest.partitions}
+    return all(
+        part.committed >= min(part.high, ends.get(part.partition, 0))
+        for part in sample.partitions
+        if part.committed is not None
     )
+
+
+def _list_own(found: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
+    place = (stream.cluster, stream.topic, stream.group)
+    return tuple(one for one in found if (one.cluster, one.topic, one.group) == place)
 
 
 def _read_settings(
@@ -543,9 +455,19 @@ def _read_unread(
     retention: Retention,
     limit: Deadline,
     unseen: list[Unseen],
+    *,
+    bulk: BulkLook | None = None,
 ) -> TailReading:
     """Without it a reader one control record behind shows as lag, and nobody knows how old the
     oldest unread message is, which retention goes by; where it cannot be read, that is said."""
+    if bulk is not None and bulk.samples.get(stream.name) is sample:
+        unread = list_unread(sample, stream.isolation, known)
+        firsts = bulk.firsts.get(stream.isolation != "read_uncommitted", {})
+        places = [
+            (sample.topic, one.partition, one.start) for one in unread if one.start < one.stable
+        ]
+        if all(place in firsts for place in places):
+            return judge_tails(sample.topic, unread, firsts)
     within = Deadline(limit.remaining(PEEK_SECONDS))
     try:
         reading = read_tails(properties, sample, stream.isolation, within, known)

@@ -1,10 +1,11 @@
-"""What cannot be read now: said when it begins, and when it ends, and not between."""
+"""Looks at all streams on an interval; what cannot be read is said when it begins and ends."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,15 +15,22 @@ from typing import Self
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config
 from backlogctl.errors import BacklogError, ClusterUnreachable
-from backlogctl.kafka.clients import Admin, connect, reach_cluster
+from backlogctl.kafka.clients import connect, reach_cluster
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
+from backlogctl.monitoring.offsets.bulk_look import BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.commits import CommitFeed
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import STREAM_WHATS, GroupStatus, PartitionStatus
-from backlogctl.monitoring.watch.look import WINDOW, assess_now, read_timeline
+from backlogctl.monitoring.watch.look import (
+    WINDOW,
+    assess_now,
+    reach_of,
+    reaches_back,
+    read_timeline,
+)
 from backlogctl.values import Sample
 
 # Called with what cannot be read and why when an outage begins, and with None when it ends.
@@ -173,21 +181,21 @@ def watch_streams(
         while not stop_event.is_set():
             round_end = time.monotonic() + seconds
             away: dict[str, BacklogError] = {}
-            for name, stream in config.streams.items():
+            for stream in watch.go_through(config.streams.values(), away):
                 if stop_event.is_set():
                     return WatchResult(done, looks, failure)
                 # One time-out a round is enough for a cluster.
                 error = away.get(stream.cluster) or watch.look(stream)
                 if error is None:
                     looks += 1
-                    outages.end(f"cluster {stream.cluster}", f"stream {name}")
+                    outages.end(f"cluster {stream.cluster}", f"stream {stream.name}")
                     continue
                 failure = error
                 if isinstance(error, ClusterUnreachable):
                     away[stream.cluster] = error
                     outages.begin(f"cluster {stream.cluster}", error)
                 else:
-                    outages.begin(f"stream {name}", error)
+                    outages.begin(f"stream {stream.name}", error)
                 if on_error is not None:
                     on_error(stream, error)
             if utc_now() >= thin_at:
@@ -234,7 +242,7 @@ class _StreamWatcher:
         on_observation: Callable[[Observation], None] | None,
         on_status: Callable[[GroupStatus], None] | None,
     ) -> None:
-        self.timelines = _Timelines(ledger)
+        self.timelines = _Timelines(ledger, judging.window)
         self._config = config
         self._ledger = ledger
         self.near: dict[str, StreamLike] = {}
@@ -245,9 +253,45 @@ class _StreamWatcher:
         self._bookmarker = Bookmarker(ledger)
         self._on_observation = on_observation
         self._on_status = on_status
-        self._admins: dict[str, Admin] = {}
-        self._feeds: dict[str, CommitFeed] = {}
+        self._clusters: dict[str, _ClusterWatcher] = {}
         self._pasts: dict[str, StreamHistory] = {}
+        self._unstored: list[tuple[Sample, bool]] = []
+
+    def go_through(
+        self, streams: Iterable[StreamLike], away: dict[str, BacklogError], *, in_full: bool = True
+    ) -> Iterator[StreamLike]:
+        """The streams, cluster by cluster: before its first one a cluster is read, for all of them
+        at once, and behind the last one their samples are stored.
+
+        Args:
+            away: gets the clusters that do not answer.
+            in_full: with what only a status needs.
+        """
+        ours: defaultdict[str, list[StreamLike]] = defaultdict(list)
+        for stream in streams:
+            ours[stream.cluster].append(stream)
+        for cluster, some in ours.items():
+            try:
+                self._reach(cluster).look(some, Deadline(self._seconds), in_full=in_full)
+            except ClusterUnreachable as error:
+                away[cluster] = error
+            except BacklogError:
+                pass  # each stream is asked alone, and tells what fails
+            except Exception:
+                LOG.exception("cluster %s: each stream is asked alone", cluster)
+            try:
+                yield from some
+            finally:
+                self._store()
+
+    def _store(self) -> None:
+        try:
+            self._ledger.samples.add_all(self._unstored)
+        except BacklogError as error:
+            self._outages.begin("storing samples", error)  # with the next ones
+        else:
+            self._unstored.clear()
+            self._outages.end("storing samples")
 
     def look(self, stream: StreamLike) -> BacklogError | None:
         """One look; what failed is returned, so that the others go on."""
@@ -267,61 +311,51 @@ class _StreamWatcher:
     def look_closer(self, stop_event: Event, until: float) -> None:
         """Samples the streams whose retention is near, until that monotonic time; the next round
         tells what fails."""
-        for name, stream in tuple(self.near.items()):
+        away: dict[str, BacklogError] = {}
+        for stream in self.go_through(tuple(self.near.values()), away, in_full=False):
             if stop_event.is_set() or time.monotonic() >= until:
                 return
-            if name not in self.near:
+            if stream.cluster in away:
+                self.near.pop(stream.name)
                 continue
             try:
                 seen = self._observe(stream, Deadline(self._seconds), settle=False)
-            except ClusterUnreachable:
-                # One time-out is enough for a cluster.
-                for other, its in tuple(self.near.items()):
-                    if its.cluster == stream.cluster:
-                        self.near.pop(other)
-                continue
-            except BacklogError:
-                self.near.pop(name)
+            except BacklogError as error:
+                self.near.pop(stream.name)
+                if isinstance(error, ClusterUnreachable):
+                    away[stream.cluster] = error
                 continue
             except Exception:
-                LOG.exception("stream %s", name)
-                self.near.pop(name)
+                LOG.exception("stream %s", stream.name)
+                self.near.pop(stream.name)
                 continue
             if self._on_observation is not None:
                 self._on_observation(seen)
 
     def _observe(self, stream: StreamLike, limit: Deadline, *, settle: bool = True) -> Observation:
-        feed = self._follow(stream.cluster)
+        cluster = self._reach(stream.cluster)
         seen = observe_stream(
-            *(self._ledger, stream, self._connect(stream), limit),
+            *(self._ledger, stream, cluster.admin, limit),
             history=self._pasts.get(stream.name),
             settle=settle,
             bookmarker=self._bookmarker,
-            feed=feed,
+            feed=cluster.feed,
+            bulk=cluster.seen,
         )
-        if feed is not None:
-            self._outages.note(f"commit log of cluster {stream.cluster}", feed.problem)
         self._pasts[stream.name] = seen.history
+        self._unstored.extend(seen.unstored)
+        if cluster.feed is not None:
+            self._outages.note(f"commit log of cluster {stream.cluster}", cluster.feed.problem)
         return seen
 
-    def _connect(self, stream: StreamLike) -> Admin:
-        if stream.cluster not in self._admins:
-            properties = self._config.clusters[stream.cluster].client_properties()
-            self._admins[stream.cluster] = connect(properties)
-        return self._admins[stream.cluster]
-
-    def _follow(self, cluster: str) -> CommitFeed | None:
-        if not self._config.watch.commit_log:
-            return None
-        if cluster not in self._feeds:
-            streams = [one for one in self._config.streams.values() if one.cluster == cluster]
-            properties = self._config.clusters[cluster].client_properties()
-            self._feeds[cluster] = CommitFeed(properties, streams)
-        return self._feeds[cluster]
+    def _reach(self, name: str) -> _ClusterWatcher:
+        if name not in self._clusters:
+            self._clusters[name] = _ClusterWatcher(self._config, self._ledger, name)
+        return self._clusters[name]
 
     def close(self) -> None:
-        for feed in self._feeds.values():
-            feed.close()
+        for cluster in self._clusters.values():
+            cluster.close()
 
     def _note_retention(self, stream: StreamLike, status: GroupStatus) -> None:
         left = [
@@ -337,24 +371,19 @@ class _StreamWatcher:
             self.near.pop(stream.name, None)
 
     def _look(self, stream: StreamLike) -> None:
-        admin = self._connect(stream)
-        if not admin.has_answered:
-            reach_cluster(admin, f"cluster {stream.cluster}")
         name, limit = stream.name, Deadline(self._seconds)
-        properties = self._config.clusters[stream.cluster].client_properties()
         seen = self._observe(stream, limit)
         if self._on_observation is not None:
             self._on_observation(seen)
         if self._on_status is None:
             self._outages.note(f"bookmarks of stream {name}", seen.unmarked)
             return
-        history = self.timelines.extend(stream, seen.sample)
-        judging, sample = self._judging, seen.sample
+        cluster = self._reach(stream.cluster)
         status = assess_now(
-            *(self._ledger, stream, properties, judging, sample, limit, self._connect(stream)),
-            history,
-            seen=seen,
+            *(self._ledger, stream, cluster.properties, self._judging, seen),
+            *(self.timelines.extend(stream, seen.sample), limit, cluster.admin),
             settle=False,
+            bulk=cluster.seen,
         )
         blind = {one.what: one.error for one in status.unseen}
         for what in STREAM_WHATS:
@@ -365,18 +394,57 @@ class _StreamWatcher:
         self._on_status(status)
 
 
-class _Timelines:
-    """Samples of the streams, read once and extended: a ledger holds weeks of them."""
+class _ClusterWatcher:
+    """What is kept of a cluster from look to look. `seen`: what was read of it at once, last."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, config: Config, ledger: Ledger, name: str) -> None:
+        self._name = name
+        self.properties = config.clusters[name].client_properties()
+        self.admin = connect(self.properties)
+        self.feed: CommitFeed | None = None
+        if config.watch.commit_log:
+            streams = [one for one in config.streams.values() if one.cluster == name]
+            self.feed = CommitFeed(self.properties, streams)
+        self._looker = BulkLooker(ledger, self.properties)
+        self.seen: BulkLook | None = None
+
+    def look(self, streams: Sequence[StreamLike], limit: Deadline, *, in_full: bool) -> None:
+        """Reads what can be read for all of them at once; without that each is asked alone.
+
+        Raises:
+            ClusterUnreachable, KafkaFailure, LedgerError.
+        """
+        self.seen = None
+        if not self.admin.has_answered:
+            reach_cluster(self.admin, f"cluster {self._name}")
+        self.seen = self._looker.look(streams, limit, in_full=in_full)
+        if self.feed is not None:
+            self.feed.read(limit)
+
+    def close(self) -> None:
+        self._looker.close()
+        if self.feed is not None:
+            self.feed.close()
+
+
+class _Timelines:
+    """Samples of the streams, read once and extended, as far back as they say anything."""
+
+    def __init__(self, ledger: Ledger, window: timedelta) -> None:
         self._ledger = ledger
+        self._window = window
         self._known: dict[str, list[Sample]] = {}
 
     def extend(self, stream: StreamLike, sample: Sample) -> list[Sample]:
         """The stream's samples, the new one is the last."""
-        known = self._known.setdefault(stream.name, [])
-        if not known:
-            known.extend(read_timeline(self._ledger, stream))
+        known = self._known.get(stream.name)
+        if known is None or not reaches_back([*known[:1], sample], sample):
+            known = list(read_timeline(self._ledger, stream, sample, self._window))
+            self._known[stream.name] = known
+        since = sample.taken_at - reach_of(self._window)
+        recent = next((n for n, one in enumerate(known) if one.taken_at >= since), len(known))
+        if recent and reaches_back([*known[recent:], sample], sample):
+            del known[:recent]
         if not known or known[-1].taken_at < sample.taken_at:
             known.append(sample)
         return known

@@ -10,7 +10,8 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Stream
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets
-from backlogctl.monitoring.offsets.observation import measure_clock_skew, observe_stream
+from backlogctl.monitoring.offsets.bulk_look import measure_clock_skew
+from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.replay.audits.audit import AuditOptions
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.values import OffsetRange, Sample

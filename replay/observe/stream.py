@@ -20,6 +20,7 @@ from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type,
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.watch import look as looking
+from backlogctl.monitoring.watch.notes import without_ledger
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import Plan
 from backlogctl.values import Gap, Sample
@@ -172,7 +173,7 @@ def sample_stream(
     )
     status = look.status
     if ledger_error is not None:
-        status = looking.without_ledger(status, ledger_error)
+        status = without_ledger(status, ledger_error)
     entry = status.to_json()
     if page := find_page(workspace.config, stream.name):
         entry["page"] = page

@@ -14,15 +14,15 @@ from starlette.types import ASGIApp
 from backlogctl.clock import utc_now
 from backlogctl.config import Config, mask_secrets
 from backlogctl.errors import BacklogError
+from backlogctl.kafka.bulk import BulkReader
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
-from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.monitoring.groups.sampler import GroupSampler
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.metrics.scrape import Exported, Scrape
 from backlogctl.monitoring.notifications.changes import StreamObservation
 from backlogctl.monitoring.notifications.messages import MessageContext
 from backlogctl.monitoring.notifications.notifier import Notifier
-from backlogctl.monitoring.offsets.observation import measure_clock_skew
+from backlogctl.monitoring.offsets.bulk_look import measure_clock_skew
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.board import Board

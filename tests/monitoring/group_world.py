@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from backlogctl.errors import KafkaFailure
-from backlogctl.monitoring.groups.dating import Tails
-from backlogctl.monitoring.groups.layouts import (
+from backlogctl.kafka.bulk import (
     NONE,
     ClusterLayout,
     ListedGroup,
     Offsets,
     TopicLayout,
 )
+from backlogctl.monitoring.groups.dating import Tails
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.offsets.lag import EmptyReading, TopicOffset
 from backlogctl.monitoring.verdict.status import GroupStatus

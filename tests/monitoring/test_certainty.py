@@ -20,7 +20,7 @@ from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.values import Cause, Certainty, Gap, GapState
 from tests.conftest import MakeTopic
-from tests.kit.kafka import StreamStub, move_log_start, publish, set_offsets_raw
+from tests.kit.kafka import StreamStub, leave_at, move_log_start, publish
 from tests.kit.ledger import NOON, make_gap
 from tests.kit.secured import start_secured
 from tests.kit.transactions import run_transactions
@@ -49,7 +49,7 @@ def test_fault_91_the_last_marker_of_an_emptied_log_is_no_loss(
 ) -> None:
     """Its reader commits after each message, so it stands before the last marker."""
     end = run_transactions(properties, stream.topic, f"tx-{unique}", *[(1, True)] * 20)
-    set_offsets_raw(properties, stream.group, stream.topic, {0: end - 1})
+    leave_at(properties, stream.group, stream.topic, {0: end - 1})
     place = f"sqlite:///{tmp_path}/ledger.db"
     with open_ledger(place) as ledger:
         assert look(ledger, properties, stream).lag == 0
@@ -70,13 +70,13 @@ def test_fault_91_aborted_messages_are_no_loss_however_many(
     end = run_transactions(
         *(properties, stream.topic, f"tx-{unique}"), (2, True), (306, False), (200, False)
     )
-    set_offsets_raw(properties, stream.group, stream.topic, {0: 3})
+    leave_at(properties, stream.group, stream.topic, {0: 3})
     place = f"sqlite:///{tmp_path}/ledger.db"
     with open_ledger(place) as ledger:
         status = look(ledger, properties, stream)
         assert (status.lag, status.verdict) == (0, Verdict.OK)
         topic_id = ledger.samples.history("orders")[-1].topic_id
-        assert ledger.empties.list("orders", topic_id) == {0: (3, end)}
+        assert ledger.empties.list("orders") == {("orders", topic_id): {0: (3, end)}}
     move_log_start(properties, stream.topic, {0: end})
     with open_ledger(place) as ledger:
         assert look(ledger, properties, stream).lost == 0
@@ -92,7 +92,7 @@ def test_fault_91_what_lies_behind_an_empty_range_is_lost_all_the_same(
     properties: dict[str, str], stream: StreamStub, unique: str, ledger: Ledger
 ) -> None:
     end = run_transactions(properties, stream.topic, f"tx-{unique}", (50, False), (10, True))
-    set_offsets_raw(properties, stream.group, stream.topic, {0: 0})
+    leave_at(properties, stream.group, stream.topic, {0: 0})
     status = look(ledger, properties, stream)
     assert status.lag == end - 51, "what was aborted is none"
     assert status.partitions[0].committed == 0
@@ -106,7 +106,7 @@ def test_fault_91_messages_are_lost_exactly_where_nothing_else_can_be(
 ) -> None:
     observe_stream(ledger, stream, properties)
     publish(properties, stream.topic, {0: 30})
-    set_offsets_raw(properties, stream.group, stream.topic, {0: 10})
+    leave_at(properties, stream.group, stream.topic, {0: 10})
     move_log_start(properties, stream.topic, {0: 20})
     with open_ledger(f"sqlite:///{tmp_path}/late.db") as late:
         (gap,) = observe_stream(late, stream, properties).gaps
@@ -127,7 +127,7 @@ def test_fault_91_a_transaction_among_plain_messages_is_remembered(
     publish(properties, stream.topic, {0: 5})
     end = run_transactions(properties, stream.topic, f"tx-{unique}", (7, False))
     publish(properties, stream.topic, {0: 400})
-    set_offsets_raw(properties, stream.group, stream.topic, {0: 2})
+    leave_at(properties, stream.group, stream.topic, {0: 2})
     move_log_start(properties, stream.topic, {0: end})
     observe_stream(ledger, stream, properties)
     assert list_gaps(ledger) == [(2, end)]
@@ -142,7 +142,7 @@ def test_fault_91_who_may_not_ask_claims_nothing_exact(tmp_path: Path) -> None:
     with start_secured(tmp_path) as secured, open_ledger(f"sqlite:///{tmp_path}/l.db") as ledger:
         create_topic(secured.properties, "orders", partitions=1)
         publish(secured.properties, "orders", {0: 9})
-        set_offsets_raw(secured.properties, "service", "orders", {0: 2})
+        leave_at(secured.properties, "service", "orders", {0: 2})
         move_log_start(secured.properties, "orders", {0: 5})
         observe_stream(ledger, stream, secured.add_user("little", rights))
         assert list_gaps(ledger) == [(2, 5)]
@@ -215,5 +215,6 @@ def test_the_last_empty_range_of_a_partition_is_kept(ledger: Ledger) -> None:
     ledger.empties.note("orders", "id-1", {0: (39, 346)}, utc_now())
     ledger.empties.note("bills", "id-1", {0: (1, 2)}, NOON)
     ledger.empties.note("orders", "id-2", {}, NOON)
-    assert ledger.empties.list("orders", "id-1") == {0: (39, 346), 3: (7, 900)}
-    assert ledger.empties.list("orders", "id-2") == {}
+    known = {("orders", "id-1"): {0: (39, 346), 3: (7, 900)}}
+    assert ledger.empties.list("orders") == known
+    assert ledger.empties.list(["orders", "bills"]) == {**known, ("bills", "id-1"): {0: (1, 2)}}

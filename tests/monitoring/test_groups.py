@@ -14,6 +14,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from backlogctl.errors import ClusterUnreachable
+from backlogctl.kafka.bulk import NONE, ClusterLayout, Offsets, TopicLayout
 from backlogctl.monitoring.groups import dating
 from backlogctl.monitoring.groups.dating import (
     LONGEST,
@@ -22,7 +23,6 @@ from backlogctl.monitoring.groups.dating import (
     OffsetDates,
     UndatedOffset,
 )
-from backlogctl.monitoring.groups.layouts import NONE, ClusterLayout, Offsets, TopicLayout
 from backlogctl.monitoring.groups.windows import (
     JudgingTerms,
     PartitionSeries,

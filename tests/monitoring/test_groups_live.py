@@ -23,12 +23,11 @@ from backlogctl.clock import utc_now
 from backlogctl.config import root
 from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.bulk import BulkReader, Offsets, _take_commits
 from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.raw_client import Coordinators, RawClient
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
-from backlogctl.monitoring.groups.layouts import Offsets
-from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.monitoring.groups.sampler import GroupSampler
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.metrics.catalogue import Family
@@ -179,7 +178,7 @@ class Reading:
         self.reader._coordinators = Coordinators(raw)
 
     def read(self, *groups: str) -> dict[str, dict[str, Offsets]]:
-        return asyncio.run(self.reader._read_commits(groups))
+        return asyncio.run(self.reader._read_commits(groups, _take_commits))
 
 
 @pytest.mark.parametrize("version", [8, 3])

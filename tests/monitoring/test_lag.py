@@ -17,13 +17,10 @@ from hypothesis import strategies as st
 from backlogctl.clock import utc_now
 from backlogctl.ledger import open_ledger
 from backlogctl.monitoring.offsets import observation, sampler
+from backlogctl.monitoring.offsets.bulk_look import CLOCK_NOISE, measure_clock_skew
 from backlogctl.monitoring.offsets.gaps import find_gaps
 from backlogctl.monitoring.offsets.lag import count_lag, read_retention, read_size_limit
-from backlogctl.monitoring.offsets.observation import (
-    CLOCK_NOISE,
-    measure_clock_skew,
-    observe_stream,
-)
+from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.monitoring.offsets.timeline import READ_SLACK, bound_times, date_loss, estimate_time
 from backlogctl.monitoring.verdict.forecasts import date_by_size, date_by_time, forecast_loss
 from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Retention, Verdict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -214,7 +214,7 @@ def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
 
         moved = False
 
-        def list(self, stream: str) -> tuple[Gap, ...]:
+        def list(self, stream: str | Collection[str]) -> tuple[Gap, ...]:
             return ledger.gaps.list(stream)
 
         def record(self, gap: Gap, date: DatePiece | None = None) -> Gap:
@@ -231,6 +231,8 @@ def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
         samples: object = field(default_factory=lambda: ledger.samples)
         gaps: MovingGaps = field(default_factory=MovingGaps)
         empties: object = field(default_factory=lambda: ledger.empties)
+        holds: object = field(default_factory=lambda: ledger.holds)
+        recoveries: object = field(default_factory=lambda: ledger.recoveries)
 
         def now(self) -> datetime:
             return ledger.now()

@@ -25,8 +25,9 @@ from backlogctl.monitoring.offsets.observation import Observation, observe_strea
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
 from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen, Verdict
 from backlogctl.monitoring.watch import look, loop
-from backlogctl.monitoring.watch.look import WINDOW, look_at_stream, with_stopped_warning
+from backlogctl.monitoring.watch.look import WINDOW, look_at_stream
 from backlogctl.monitoring.watch.loop import Outages, watch_streams
+from backlogctl.monitoring.watch.notes import with_stopped_warning
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Certainty, Gap, Recovery, RecoveryState
 from tests.conftest import MakeTopic

@@ -17,11 +17,11 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import create_topic, describe_group_state
+from backlogctl.kafka.bulk import BulkReader
 from backlogctl.kafka.clients import make_admin, make_consumer
 from backlogctl.kafka.rights import Operation, Resource, Right, make_bindings
 from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
-from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.monitoring.groups.sampler import GroupSampler
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.metrics.groups import write_groups

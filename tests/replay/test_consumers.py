@@ -17,6 +17,7 @@ from backlogctl.config import Config, load_config
 from backlogctl.errors import Refused, UsageError
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.bulk import BulkReader
 from backlogctl.kafka.group_types import (
     explain_unsupported_group,
     read_group_type,
@@ -24,7 +25,6 @@ from backlogctl.kafka.group_types import (
 )
 from backlogctl.kafka.readers import TopicReaders, list_topic_readers
 from backlogctl.kafka.topics import list_offsets
-from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.monitoring.offsets.sampler import take_sample
 from backlogctl.replay.cli import main
 from backlogctl.replay.consumers.fleet import fleet_of, launcher_of

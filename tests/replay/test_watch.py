@@ -6,6 +6,7 @@ import html
 import json
 import socket
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 from backlogctl.clock import utc_now
 from backlogctl.errors import ClusterUnreachable, LedgerError
 from backlogctl.ledger.gaps import Gaps
+from backlogctl.monitoring.offsets import bulk_look
+from backlogctl.monitoring.offsets.bulk_look import LedgerFacts
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import Observation
 from backlogctl.monitoring.watch import loop
@@ -41,15 +44,18 @@ STREAMS = {
 
 def make_observation(stream: str) -> Observation:
     sample = Sample(stream, "main", stream, "service", "topic-id", utc_now(), ())
-    return Observation(sample, (), (), StreamHistory())
+    facts = LedgerFacts(timedelta(0), {}, {}, (), {})
+    return Observation(sample, (), (), StreamHistory(), facts)
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cluster = {"bootstrap.servers": "127.0.0.1:1"}
-    write_config(tmp_path, clusters={"main": cluster}, streams=STREAMS, watch={"interval": "1s"})
+    watch = {"interval": "1s", "commit_log": False}
+    write_config(tmp_path, clusters={"main": cluster}, streams=STREAMS, watch=watch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loop, "connect", lambda _: SimpleNamespace(has_answered=True))
+    monkeypatch.setattr(bulk_look, "LEAST_STREAMS", 100)
     return tmp_path
 
 

@@ -15,7 +15,8 @@ from backlogctl.ledger import Ledger
 from backlogctl.monitoring.doctor.checks import CheckFinding
 from backlogctl.monitoring.verdict.status import GroupStatus, Urgency, Verdict
 from backlogctl.monitoring.watch.board import Board, BoardState, Checkup, MemberLook, SequenceLook
-from backlogctl.monitoring.watch.look import judge_stored, with_stopped_warning
+from backlogctl.monitoring.watch.look import judge_stored
+from backlogctl.monitoring.watch.notes import with_stopped_warning
 from backlogctl.replay.engine.plan import ACTIVE
 from backlogctl.replay.web.deliveries import DeliveryLook, LookBackStatus
 from backlogctl.replay.web.page.words import is_stale

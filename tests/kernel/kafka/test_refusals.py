@@ -15,11 +15,11 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 from backlogctl.clock import Deadline
 from backlogctl.errors import ClusterUnreachable
 from backlogctl.kafka.admin import committed_offsets, list_offsets, read_group_state, read_metadata
+from backlogctl.kafka.bulk import BulkReader
 from backlogctl.kafka.clients import Properties, make_admin
 from backlogctl.kafka.errors import explain_encryption
 from backlogctl.kafka.group_types import read_group_type
 from backlogctl.kafka.rights import Operation, Resource, Right, read_rights
-from backlogctl.monitoring.groups.reader import BulkReader
 from backlogctl.sandbox.secured import Security
 from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
 from tests.kit.kafka import forward, wait_until

@@ -1,20 +1,28 @@
-"""What a pass over all groups asks of a cluster; the benchmark answers it without one."""
+"""Reads of many groups and topics of a cluster at once, for who looks at all of them.
+
+Through kafka-python: librdkafka 2.16 aborts the process when a broker goes away under an admin
+request to a group's coordinator (its issue 4605), and asks for one group at a time. Answers go
+into arrays: of a large cluster they hold hundreds of thousands of offsets.
+"""
 
 from __future__ import annotations
 
 import threading
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
+from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import ConfigurationError
-from backlogctl.formats import format_duration
 from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.group_types import list_groups, name_state, name_type
+from backlogctl.kafka.groups import Commit
 from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
@@ -22,92 +30,43 @@ from backlogctl.kafka.raw_client import (
     translate_properties,
 )
 from backlogctl.kafka.rights import Operation, ask_cluster
-from backlogctl.monitoring.groups.layouts import (
-    NONE,
-    ClusterLayout,
-    ListedGroup,
-    Offsets,
-    TopicLayout,
-)
-from backlogctl.monitoring.offsets.lag import EmptyReading, TopicOffset
-from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
-from backlogctl.monitoring.verdict.summary import summarize_group
 
-# Finds out from which offsets on partitions hold no committed data.
-TailReader = Callable[[Sequence[TopicOffset]], EmptyReading]
+Offsets = NDArray[np.int64]
+Numbers = NDArray[np.int32]
+NONE = -1  # no offset: not committed, or not known
 
 
-# Groups that exist, but could not be read in a pass: their last status is kept.
-#
-# For a window it stands as it was, with the time it was taken; after that nothing is known. An
-# alert about such a group must not end because a coordinator moved.
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group as its coordinator lists it; `state` is in lower case, "" where unknown; `is_simple`:
+    nobody ever joined it."""
 
-Key = tuple[str, str]  # group, topic
-
-
-@dataclass
-class UnreadableGroups:
-    """Remembers the last status of each group on each topic. `window` is in seconds."""
-
-    window: float
-    _last: dict[Key, tuple[float, GroupStatus]] = field(default_factory=dict)
-
-    def add(
-        self, judged: Iterable[GroupStatus], expected: Iterable[Key], now: float
-    ) -> list[GroupStatus]:
-        """Those that were judged, and the last of those that are expected and were not, in order.
-
-        The others are forgotten.
-        """
-        found = {(status.group, status.topic): (now, status) for status in judged}
-        for key in expected:
-            if key not in found and key in self._last:
-                found[key] = self._last[key]
-        self._last = {key: found[key] for key in sorted(found)}
-        return [
-            status if now - at <= self.window else _make_unknown(status, now - at)
-            for at, status in self._last.values()
-        ]
+    name: str
+    state: str
+    is_simple: bool = False
 
 
-def _make_unknown(last: GroupStatus, seconds: float) -> GroupStatus:
-    parts = [
-        PartitionStatus(
-            partition=part.partition,
-            log_start=part.log_start,
-            committed=part.committed,
-            end=part.end,
-            lag=None,
-            lag_seconds=None,
-            lost=None,
-            verdict=Verdict.UNKNOWN,
-            course=Verdict.UNKNOWN,
-        )
-        for part in last.partitions
-    ]
-    status = summarize_group(
-        parts,
-        stream="",
-        cluster=last.cluster,
-        topic=last.topic,
-        group=last.group,
-        group_state=last.group_state,
-        taken_at=last.taken_at,
-        written=[True] * len(parts),
-        retention=last.retention,
-    )
-    return replace(
-        status, sentence=f"{last.topic}: could not be read for {format_duration(seconds)}"
-    )
+@dataclass(frozen=True, slots=True)
+class TopicLayout:
+    """A topic's partitions: the place in each array is the partition; -1 where it has no leader.
+    `topic_id` is as librdkafka writes it; "" where the brokers have none."""
+
+    topic_id: str
+    leaders: Numbers
+    replicas: Numbers
+    in_sync: Numbers
 
 
-# Reads of many groups and topics at once, for a process that looks again and again.
-#
-# Through kafka-python: librdkafka 2.16 aborts the process when a broker goes away under an admin
-# request to a group's coordinator (its issue 4605), and asks for one group at a time. Answers go
-# into arrays: of a large cluster they hold hundreds of thousands of offsets.
+@dataclass(frozen=True, slots=True)
+class ClusterLayout:
+    """Brokers, and the topics that were asked for and are there."""
+
+    brokers: int
+    topics: Mapping[str, TopicLayout]
+
 
 Result = TypeVar("Result")
+Taken = TypeVar("Taken")
 
 # One request must not hold a coordinator or a leader for long.
 GROUPS_AT_ONCE = 64
@@ -166,7 +125,20 @@ class BulkReader:
         A group that cannot be read now is left out; one without commits has no topics.
         """
         return self._call(
-            "read the offsets that all groups committed", lambda: self._read_commits(groups)
+            "read the offsets that all groups committed",
+            lambda: self._read_commits(groups, _take_commits),
+        )
+
+    def read_whole_commits(
+        self, groups: Sequence[str]
+    ) -> dict[str, Mapping[tuple[str, int], Commit]]:
+        """By group, and by topic and partition, its commits; an offset of -2 stands for the log
+        start, as KafkaJS commits it.
+
+        A group that cannot be read whole is left out.
+        """
+        return self._call(
+            "read what the groups committed", lambda: self._read_commits(groups, _take_whole)
         )
 
     def read_layout(self, topics: Iterable[str]) -> ClusterLayout:
@@ -245,11 +217,15 @@ class BulkReader:
         found: dict[str, ListedGroup] = {}
         for group in await list_groups(self._raw):
             if name_type(group) in _TYPES and group.protocol_type in _PROTOCOLS:
-                found[group.group_id] = ListedGroup(group.group_id, name_state(group))
+                found[group.group_id] = ListedGroup(
+                    group.group_id, name_state(group), not group.protocol_type
+                )
         return [found[name] for name in sorted(found)]
 
-    async def _read_commits(self, groups: Sequence[str]) -> dict[str, dict[str, Offsets]]:
-        found: dict[str, dict[str, Offsets]] = {}
+    async def _read_commits(
+        self, groups: Sequence[str], take: Callable[[Iterable[Any]], Taken | None]
+    ) -> dict[str, Taken]:
+        found: dict[str, Taken] = {}
         left: Sequence[str] = groups
         failure: Exception | None = None
         for _ in range(_COORDINATOR_TRIES):
@@ -257,7 +233,7 @@ class BulkReader:
                 nodes, code = await self._coordinators.find(some)
                 failure = _make_error(code) or failure
                 for node, names in nodes.items():
-                    failure = await self._fetch_commits(node, names, found) or failure
+                    failure = await self._fetch_commits(node, names, take, found) or failure
             left = [name for name in left if name not in found]
             if not left:
                 break
@@ -268,7 +244,11 @@ class BulkReader:
         return found
 
     async def _fetch_commits(
-        self, node: int, names: Sequence[str], found: dict[str, dict[str, Offsets]]
+        self,
+        node: int,
+        names: Sequence[str],
+        take: Callable[[Iterable[Any]], Taken | None],
+        found: dict[str, Taken],
     ) -> Exception | None:
         """Adds what a coordinator answers for its groups; the last thing that it refused."""
         failure: Exception | None = None
@@ -279,8 +259,8 @@ class BulkReader:
                 failure = error
                 continue
             for group in [answer] if name else answer.groups:
-                if group.error_code == 0:
-                    found[name or group.group_id] = _take_commits(group.topics)
+                if group.error_code == 0 and (taken := take(group.topics)) is not None:
+                    found[name or group.group_id] = taken
                 failure = _make_error(group.error_code) or failure
         return failure
 
@@ -404,6 +384,26 @@ def _take_commits(topics: Iterable[Any]) -> dict[str, Offsets]:
     return found
 
 
+def _take_whole(topics: Iterable[Any]) -> Mapping[tuple[str, int], Commit] | None:
+    found: dict[tuple[str, int], Commit] = {}
+    for topic in topics:
+        for part in topic.partitions:
+            if part.error_code:
+                return None
+            if part.committed_offset >= 0 or part.committed_offset == _EARLIEST:
+                epoch = getattr(part, "committed_leader_epoch", -1)
+                commit = Commit(part.committed_offset, epoch if epoch >= 0 else None)
+                found[topic.name, part.partition_index] = commit
+    return found
+
+
+def _write_id(topic_id: Any) -> str:
+    """As librdkafka does: Base64 without padding."""
+    if not topic_id:
+        return ""
+    return b64encode(UUID(str(topic_id)).bytes).decode().rstrip("=")
+
+
 def _take_layout(topic: Any) -> TopicLayout:
     count = max((part.partition_index for part in topic.partitions), default=-1) + 1
     leaders, replicas, in_sync = (np.full(count, value, np.int32) for value in (-1, 0, 0))
@@ -412,7 +412,7 @@ def _take_layout(topic: Any) -> TopicLayout:
         leaders[number] = part.leader_id
         replicas[number] = len(part.replica_nodes)
         in_sync[number] = len(part.isr_nodes)
-    return TopicLayout(str(getattr(topic, "topic_id", "") or ""), leaders, replicas, in_sync)
+    return TopicLayout(_write_id(getattr(topic, "topic_id", "")), leaders, replicas, in_sync)
 
 
 def _list_by_leader(layout: ClusterLayout) -> Iterator[tuple[int, list[tuple[str, int]]]]:

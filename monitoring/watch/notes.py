@@ -1,0 +1,148 @@
+"""What a status says beside its lag: what waits, what is doubtful, who stopped its consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from backlogctl.errors import BacklogError
+from backlogctl.formats import format_moment, format_plural
+from backlogctl.ledger import Ledger
+from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.monitoring.offsets.bulk_look import AT_WORK
+from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY
+from backlogctl.monitoring.verdict.commands import redrive_stream, show_recovery
+from backlogctl.monitoring.verdict.status import GroupStatus, Unseen, Verdict, find_worst
+from backlogctl.values import Cause, Gap, GapState, Recovery
+
+# A stream of which messages wait in an archive, or were committed and never handled: what of it
+# is there still, and what puts it back.
+
+_SETTLED = (GapState.VERIFIED, GapState.WAIVED)
+
+
+def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
+    """The status, with how many messages an offload put aside, or were never handled, and what puts
+    them back."""
+    place = (status.topic, status.group)
+    known = [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]
+    waiting = [gap for gap in known if gap.archive is not None]
+    if waiting:
+        status = _add(
+            status,
+            f"at most {_count(waiting)} of it in an archive, not put back yet",
+            *(
+                redrive_stream(status.stream, f"archive:{archive}")
+                for archive in dict.fromkeys(gap.archive for gap in waiting)
+            ),
+        )
+    lows = {part.partition: part.log_start for part in status.partitions}
+    unhandled = [
+        gap
+        for gap in known
+        if gap.cause is Cause.UNPROCESSED and (gap.end or 0) > lows.get(gap.partition, 0)
+    ]
+    if unhandled:
+        status = _add(
+            status,
+            f"at most {_count(unhandled)} were committed and never handled, and are in the log",
+            redrive_stream(status.stream, "unprocessed"),
+        )
+    return status
+
+
+def with_doubt_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
+    """The status, with how much of what is lost may be no messages at all."""
+    place = (status.topic, status.group)
+    unsure = [
+        gap
+        for gap in gaps
+        if gap.maybe_empty and gap.state not in _SETTLED and (gap.topic, gap.group) == place
+    ]
+    if not unsure:
+        return status
+    many = format_plural(sum(gap.count or 0 for gap in unsure), "offset")
+    return _add(status, f"{many} of it {MAYBE_EMPTY}")
+
+
+def _count(gaps: Iterable[Gap]) -> str:
+    return format_plural(sum(gap.count or 0 for gap in gaps), "message")
+
+
+def _add(status: GroupStatus, told: str, *commands: str) -> GroupStatus:
+    return replace(
+        status,
+        sentence=f"{status.sentence}; {told}",
+        next_commands=tuple(dict.fromkeys((*status.next_commands, *commands))),
+    )
+
+
+# A stream whose own consumers a recovery has stopped: its lag alone would say that all is well.
+
+
+def with_stopped_warning(
+    ledger: Ledger, status: GroupStatus, begun: Sequence[Recovery] | None = None
+) -> GroupStatus:
+    """The status, never `ok` while a recovery keeps the stream's consumers stopped.
+
+    What was relayed and not handled is read from the source, and so in no lag: `warn` where a
+    runner works on it, `stop` where nobody does.
+
+    Args:
+        begun: the stream's recoveries that are not over; None asks the ledger.
+
+    Raises:
+        LedgerError.
+    """
+    if begun is None:
+        begun = ledger.recoveries.list(status.stream, AT_WORK)
+    for recovery in begun:
+        same = (recovery.topic, recovery.group) == (status.topic, status.group)
+        if same and recovery.stops_consumers and _is_stopped(ledger, recovery):
+            runner = ledger.leases.find_runner(recovery.id)
+            least = Verdict.STOP if runner is None else Verdict.WARN
+            told = _describe(ledger, recovery, is_at_work=runner is not None)
+            show = show_recovery(recovery.id)
+            return replace(
+                status,
+                verdict=find_worst((status.verdict, least)),
+                sentence=f"{status.sentence}; {told}",
+                next_commands=tuple(dict.fromkeys((show, *status.next_commands))),
+            )
+    return status
+
+
+def _is_stopped(ledger: Ledger, recovery: Recovery) -> bool:
+    return has_stopped_consumers(ledger.steps.list(recovery.id))
+
+
+def _describe(ledger: Ledger, recovery: Recovery, *, is_at_work: bool) -> str:
+    told = f"its consumers are stopped by {recovery.kind} {recovery.id}"
+    if not is_at_work:
+        told += f", which is {recovery.state}, and on which nobody works"
+    temporary = ledger.temporary_topics.get(recovery.id)
+    if temporary is None or temporary.deleted_at is not None:
+        return told
+    last = ledger.burndown.latest(recovery.id)
+    if last is None:
+        return f"{told}; how many messages are only in {temporary.name} is not known"
+    many = format_plural(last.temporary_lag, "message")
+    return f"{told}; {many} only in {temporary.name} at {format_moment(last.at)}"
+
+
+def without_ledger(status: GroupStatus, error: BacklogError) -> GroupStatus:
+    """A status of what the brokers say now alone: never `ok`, since nobody knows what was lost; and
+    without commands, which all need the ledger."""
+    parts = tuple(
+        replace(part, lost=None, verdict=find_worst((part.course, Verdict.UNKNOWN)))
+        for part in status.partitions
+    )
+    return replace(
+        status,
+        verdict=find_worst((status.course, Verdict.UNKNOWN)),
+        lost=None,
+        partitions=parts,
+        next_commands=(),
+        sentence=f"{status.sentence}; what was lost is unknown: the ledger does not answer",
+        unseen=(*status.unseen, Unseen("ledger", error)),
+    )
