@@ -27,7 +27,7 @@ from backlogctl.monitoring.offsets.gaps import (
 from backlogctl.monitoring.offsets.history import StreamHistory, raise_marks
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
 from backlogctl.monitoring.offsets.timeline import Timeline
-from backlogctl.values import Cause, DatePiece, Gap, GapState, PartitionSample, Sample
+from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState, PartitionSample, Sample
 
 # What decides on the next sample lies within these: the settling times, and the group's pace.
 RECENT = timedelta(hours=6)
@@ -183,9 +183,10 @@ def _close(ledger: Ledger, sample: Sample, judgement: Judgement, facts: LedgerFa
     unbounded = any(one.end is None for one in known)
     if unbounded:
         ledger.gaps.close_answered(sample)
-    if judgement.reads_outside:
+    possible = any(one.certainty is Certainty.POSSIBLE for one in known)
+    if possible and judgement.reads_outside:
         ledger.gaps.close_possible(sample, READ_OUTSIDE)
-    return unbounded or judgement.reads_outside or bool(judgement.read_to)
+    return unbounded or possible or bool(judgement.read_to)
 
 
 def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:

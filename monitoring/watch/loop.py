@@ -434,17 +434,21 @@ class _Timelines:
         self._ledger = ledger
         self._window = window
         self._known: dict[str, list[Sample]] = {}
+        self._cut: set[str] = set()  # of these, older ones may be in the ledger
 
     def extend(self, stream: StreamLike, sample: Sample) -> list[Sample]:
         """The stream's samples, the new one is the last."""
-        known = self._known.get(stream.name)
-        if known is None or not reaches_back([*known[:1], sample], sample):
+        name, since = stream.name, sample.taken_at - reach_of(self._window)
+        known = self._known.get(name)
+        if known is None or (name in self._cut and not reaches_back([*known[:1], sample], sample)):
             known = list(read_timeline(self._ledger, stream, sample, self._window))
-            self._known[stream.name] = known
-        since = sample.taken_at - reach_of(self._window)
+            self._known[name] = known
         recent = next((n for n, one in enumerate(known) if one.taken_at >= since), len(known))
-        if recent and reaches_back([*known[recent:], sample], sample):
+        if reaches_back([*known[recent:], sample], sample):
             del known[:recent]
+            self._cut.add(name)
+        else:
+            self._cut.discard(name)
         if not known or known[-1].taken_at < sample.taken_at:
             known.append(sample)
         return known

@@ -36,9 +36,10 @@ def list_gaps(
     topic: Topic = None,
 ) -> None:
     """List the ranges that a group will never read, and why."""
+    from backlogctl.errors import BacklogError
     from backlogctl.replay.injection.archived import suggest_plan, suggest_redrive
     from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable
-    from backlogctl.replay.observe.stream import choose_streams, sample_stream
+    from backlogctl.replay.observe.stream import choose_streams, sample_streams
     from backlogctl.replay.present.status import describe_gap
     from backlogctl.replay.present.terminal import render_gaps, render_next, render_warnings
     from backlogctl.values import GapState
@@ -48,8 +49,10 @@ def list_gaps(
     chosen = choose_streams(workspace.config, streams or [])
     warnings: dict[str, None] = {}
     if look:
-        for stream in chosen:
-            warnings.update(dict.fromkeys(sample_stream(workspace, stream)[1]["warnings"]))
+        for _, seen in sample_streams(workspace, chosen):
+            if isinstance(seen, BacklogError):
+                raise seen
+            warnings.update(dict.fromkeys(seen[1]["warnings"]))
     found = [
         gap
         for stream in chosen

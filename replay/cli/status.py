@@ -120,49 +120,37 @@ def collect_status(
     Raises:
         LedgerError: the ledger failed meanwhile.
     """
-    from backlogctl.clock import Deadline
-    from backlogctl.errors import BacklogError, LedgerError
+    from backlogctl.errors import BacklogError
+    from backlogctl.monitoring.offsets.bulk_look import AT_WORK
     from backlogctl.replay.consumers.members import describe_trouble
-    from backlogctl.replay.observe.stream import (
-        AWAY_SECONDS,
-        LOOK_SECONDS,
-        reach_clusters,
-        sample_stream,
-        warn_of_brokers,
-    )
+    from backlogctl.replay.observe.stream import sample_streams
     from backlogctl.replay.present.status import list_open_standings
 
     entries: list[dict[str, Any]] = []
-    clusters = reach_clusters(workspace.config, streams)
-    for stream in streams:
-        away = clusters[stream.cluster]
-        standings = [mask_document(one) for one in list_open_standings(workspace, stream.name)]
-        try:
-            if isinstance(away, BacklogError):
-                raise away
-            limit = Deadline(AWAY_SECONDS if away else LOOK_SECONDS)
-            entry = sample_stream(workspace, stream, limit, ledger_error=ledger_error)[1]
-            entry["warnings"] += warn_of_brokers(away)
+    recoveries = workspace.ledger.recoveries.list([one.name for one in streams], AT_WORK)
+    at_work = {recovery.stream for recovery in recoveries}
+    for stream, found in sample_streams(workspace, streams, ledger_error=ledger_error):
+        standings = []
+        if stream.name in at_work:
+            standings = [mask_document(one) for one in list_open_standings(workspace, stream.name)]
+        if isinstance(found, BacklogError):
+            if len(streams) == 1:
+                found.standing = next(iter(standings), None)
+                raise found
+            entry = _describe_unseen(stream, found)
+        else:
+            entry = found[1]
             if len(streams) == 1:
                 entry |= describe_trouble(workspace, stream, entry)
-        except LedgerError:
-            raise
-        except BacklogError as error:
-            if away and not isinstance(away, BacklogError):
-                error.message += f"; {'; '.join(warn_of_brokers(away))}"
-            if len(streams) == 1:
-                error.standing = next(iter(standings), None)
-                raise
-            entry = _describe_unseen(stream, error)
         if adopting is not None and (commands := entry.get("next_commands")):
             theirs = [one for one in commands if not one.startswith("backlogctl ")]
             ours = [looking, *adopting] if entry.get("held") else adopting
             entry["next_commands"] = [*theirs, *ours]
         entries.append({**entry, "standings": standings})
-    found: dict[str, Any] = {"streams": entries}
+    document: dict[str, Any] = {"streams": entries}
     if ledger_error is not None:
-        found["ledger_error"] = mask_document(ledger_error.to_json())
-    return found
+        document["ledger_error"] = mask_document(ledger_error.to_json())
+    return document
 
 
 def open_for_looking(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
@@ -11,12 +12,13 @@ from confluent_kafka import ConsumerGroupTopicPartitions
 
 from backlogctl.clock import Deadline
 from backlogctl.config import Config, Stream
-from backlogctl.errors import BacklogError, PlanStale, UsageError
+from backlogctl.errors import BacklogError, LedgerError, PlanStale, UsageError
 from backlogctl.formats import format_count
 from backlogctl.kafka.admin import read_topic_id
 from backlogctl.kafka.clients import Admin, ask, connect, reach_cluster, wait_for
 from backlogctl.kafka.errors import GroupMissing, TopicMissing
 from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
+from backlogctl.monitoring.offsets.bulk_look import LEAST_STREAMS, BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.watch import look as looking
@@ -151,17 +153,78 @@ def warn_of_brokers(away: Mapping[str, str]) -> list[str]:
     return [f"broker {place} cannot be reached: {why}" for place, why in away.items()]
 
 
+def sample_streams(
+    workspace: Workspace, streams: Sequence[Stream], *, ledger_error: BacklogError | None = None
+) -> Iterator[tuple[Stream, tuple[Observation, dict[str, Any]] | BacklogError]]:
+    """`sample_stream` of each, or what failed: what can be is read for all of a cluster at once.
+
+    Raises:
+        LedgerError.
+    """
+    clusters = reach_clusters(workspace.config, streams)
+    at_once = {
+        name: _read_at_once(workspace, name, [one for one in streams if one.cluster == name])
+        for name, away in clusters.items()
+        if not isinstance(away, BacklogError)
+    }
+    unstored: list[tuple[Sample, bool]] = []
+    for stream in streams:
+        away = clusters[stream.cluster]
+        if isinstance(away, BacklogError):
+            yield stream, away
+            continue
+        admin, bulk = at_once[stream.cluster]
+        limit = Deadline(AWAY_SECONDS if away else LOOK_SECONDS)
+        try:
+            seen, entry = sample_stream(
+                *(workspace, stream, limit),
+                ledger_error=ledger_error,
+                admin=admin,
+                bulk=bulk,
+            )
+        except LedgerError:
+            raise
+        except BacklogError as error:
+            if away:
+                error.message += f"; {'; '.join(warn_of_brokers(away))}"
+            yield stream, error
+            continue
+        unstored.extend(seen.unstored)
+        entry["warnings"] += warn_of_brokers(away)
+        yield stream, (seen, entry)
+    workspace.ledger.samples.add_all(unstored)
+
+
+def _read_at_once(
+    workspace: Workspace, cluster: str, streams: Sequence[Stream]
+) -> tuple[Admin | None, BulkLook | None]:
+    properties = workspace.config.clusters[cluster].client_properties()
+    if len(streams) < LEAST_STREAMS:
+        return None, None
+    with closing(BulkLooker(workspace.ledger, properties)) as looker:
+        try:
+            return connect(properties), looker.look(streams, Deadline(LOOK_SECONDS))
+        except LedgerError:
+            raise
+        except BacklogError:
+            return connect(properties), None  # each is asked alone, and tells what fails
+
+
 def sample_stream(
     workspace: Workspace,
     stream: Stream,
     deadline: Deadline | None = None,
     *,
     ledger_error: BacklogError | None = None,
+    admin: Admin | None = None,
+    bulk: BulkLook | None = None,
 ) -> tuple[Observation, dict[str, Any]]:
     """Samples a stream, records its gaps, and gives its entry of `status`.
 
     Args:
         ledger_error: why the workspace has a passing ledger in place of its own.
+        admin: of its cluster.
+        bulk: read for many streams at once; the caller stores the samples of all.
     """
     ledger = workspace.ledger
     look = looking.look_at_stream(
@@ -170,6 +233,8 @@ def sample_stream(
         workspace.properties(stream),
         workspace.config.watch,
         deadline or Deadline(LOOK_SECONDS),
+        admin=admin,
+        bulk=bulk,
     )
     status = look.status
     if ledger_error is not None:
@@ -177,7 +242,7 @@ def sample_stream(
     entry = status.to_json()
     if page := find_page(workspace.config, stream.name):
         entry["page"] = page
-    gaps = ledger.gaps.list(stream=stream.name)
+    facts = look.observation.facts
     entry["warnings"] = [
         *map(str, status.unseen),
         *(
@@ -185,7 +250,7 @@ def sample_stream(
             for hold in ledger.holds.list(stream=stream.name)
             if hold.in_force is False
         ),
-        *describe_findings(look.observation, gaps),
+        *describe_findings(look.observation, facts.gaps.get(stream.name, ())),
     ]
     if status.group_state == SHARE:
         told = describe_share_group(

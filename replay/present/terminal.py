@@ -6,6 +6,7 @@ Names, reasons and errors come from elsewhere: they are put into `Text`, never i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -17,7 +18,8 @@ from backlogctl.formats import (
     format_plural,
     format_rate,
 )
-from backlogctl.monitoring.verdict.status import find_urgency
+from backlogctl.monitoring.verdict.commands import look_at_stream
+from backlogctl.monitoring.verdict.status import Verdict, find_urgency
 from backlogctl.replay.engine.values import PlanFigure, Telling
 from backlogctl.replay.engine.values import Table as PlanTable
 from backlogctl.replay.present.document import PlanView, list_event_lines
@@ -34,6 +36,9 @@ from backlogctl.replay.present.tones import STYLES, find_tone
 from backlogctl.values import LedgerEvent, Recovery, RecoveryState
 
 Document = Mapping[str, Any]
+# More streams are shown the worst first, with these many names of those that are well.
+_SHOWN_WHOLE = 10
+_NAMED = 5
 
 
 def style_word(word: str, urgency: object = None) -> Text:
@@ -42,15 +47,42 @@ def style_word(word: str, urgency: object = None) -> Text:
 
 
 def render_status(document: Document) -> RenderableType:
-    """`status`: one block a stream."""
+    """`status`: one block a stream; of many, the worst first, and the well ones in a line."""
     blocks: list[RenderableType] = []
     if error := document.get("ledger_error"):
         told = f"{error['subject']}: {error['message']}: history, gaps, holds and recoveries are "
         blocks += render_warnings([f"{told}unknown; this is what the brokers say now"])
         blocks += [Text(f"hint: {error['hint']}", "cyan"), Text()] if error["hint"] else [Text()]
-    for stream in document["streams"]:
+    streams: Sequence[Document] = document["streams"]
+    well: list[str] = []
+    if len(streams) > _SHOWN_WHOLE:
+        well = [str(one["stream"]) for one in streams if _is_well(one)]
+        streams = sorted((one for one in streams if not _is_well(one)), key=_rank)
+    for stream in streams:
         blocks.extend(_draw_stream(stream))
+    if well:
+        names = ", ".join(well[:_NAMED]) + (", ..." if len(well) > _NAMED else "")
+        told = f"{format_plural(len(well), 'stream')}: {names}"
+        blocks.append(Text.assemble(style_word("ok"), f"  {told}", hang=2))
+        blocks += render_next(look_at_stream("STREAM"))
     return Group(*blocks) if blocks else Text("no streams in the configuration", "yellow")
+
+
+def _is_well(stream: Document) -> bool:
+    """Whether there is nothing to say of it."""
+    told = (stream.get(name) for name in ("error", "warnings", "standings"))
+    return stream["verdict"] == Verdict.OK and not any(told)
+
+
+def _rank(stream: Document) -> tuple[float, ...]:
+    """The worst first: by verdict, then the nearest loss, then what is lost, then the lag."""
+    loss = stream.get("seconds_to_loss")
+    return (
+        -Verdict(stream["verdict"]).severity,
+        inf if loss is None else loss,
+        -(stream.get("lost") or 0),
+        -(stream.get("lag") or 0),
+    )
 
 
 def _draw_stream(stream: Document) -> list[RenderableType]:
