@@ -41,8 +41,8 @@ EXACTLY_ONCE = (
     "tests/spark_backfill/injection/",
 )
 
-# Two for each core: with one more, what each has of its own, brokers and imports, costs more than
-# the waiting that it fills (measured).
+# Two for each core: they keep it busy, and each has brokers, imports and a Spark of its own, which
+# more of them would only pay for.
 _PROCESSES = min(2 * (os.cpu_count() or 1), 8)
 # A cache of its own: failures of an interactive run are not repeated here.
 _CACHE = Path("build/tests")
