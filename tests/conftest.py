@@ -49,7 +49,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if _JUDGES else 
 
 
 # Each Spark of a test lives for seconds: without the optimizing compiler it takes half the CPU.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN")
+os.environ.setdefault(
+    "SPARK_SUBMIT_OPTS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN",
+)
 
 _LENDER = pytest.StashKey[Lender]()
 

@@ -15,6 +15,7 @@ from typing import Self
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config
 from backlogctl.errors import BacklogError, ClusterUnreachable
+from backlogctl.formats import format_duration, format_plural
 from backlogctl.kafka.clients import connect, reach_cluster
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
@@ -123,6 +124,8 @@ THIN_EVERY = timedelta(minutes=10)
 # A stream whose oldest unread message may be deleted within so many intervals is sampled so often.
 NEAR_INTERVALS = 4
 NEAR_SECONDS = 1.0
+# Of shorter intervals nobody expects that they are kept.
+SLOW_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,8 @@ def watch_streams(
         thin_at = utc_now()
         seconds = interval.total_seconds()
         while not stop_event.is_set():
-            round_end = time.monotonic() + seconds
+            began = time.monotonic()
+            round_end = began + seconds
             away: dict[str, BacklogError] = {}
             for stream in watch.go_through(config.streams.values(), away):
                 if stop_event.is_set():
@@ -198,6 +202,7 @@ def watch_streams(
                     outages.begin(f"stream {stream.name}", error)
                 if on_error is not None:
                     on_error(stream, error)
+            watch.note_pass(time.monotonic() - began, seconds)
             if utc_now() >= thin_at:
                 # What is remembered between two of these is short beside the horizon.
                 thin_at = utc_now() + min(THIN_EVERY, horizon)
@@ -256,6 +261,7 @@ class _StreamWatcher:
         self._clusters: dict[str, _ClusterWatcher] = {}
         self._pasts: dict[str, StreamHistory] = {}
         self._unstored: list[tuple[Sample, bool]] = []
+        self._was_slow = False
 
     def go_through(
         self, streams: Iterable[StreamLike], away: dict[str, BacklogError], *, in_full: bool = True
@@ -283,6 +289,21 @@ class _StreamWatcher:
                 yield from some
             finally:
                 self._store()
+
+    def note_pass(self, took: float, seconds: float) -> None:
+        """Tells of passes that take longer than their interval, from the second in a row on."""
+        slow = took > max(seconds, SLOW_SECONDS)
+        error = None
+        if slow and self._was_slow:
+            many = format_plural(len(self._config.streams), "stream")
+            error = BacklogError(
+                f"a pass over {many} took {format_duration(took)}, longer than the interval of "
+                f"{format_duration(seconds)}: what is told is that old",
+                subject="watch",
+                hint="raise `watch.interval`, or give some of the streams to a second watcher",
+            )
+        self._was_slow = slow
+        self._outages.note("passes within the interval", error)
 
     def _store(self) -> None:
         try:

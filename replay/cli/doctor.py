@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from backlogctl.replay.doctor.stream import Examination
     from backlogctl.replay.engine.kind import Workspace
 
+# Streams that are named when their examination begins; of more, how many are done.
+_NAMED, _TOLD_EVERY = 10, 50
+
 
 @verb
 def examine(
@@ -81,7 +84,7 @@ def _examine_streams(
 ) -> list[Examination]:
     from backlogctl.monitoring.doctor.checks import sort_findings
     from backlogctl.replay.doctor.deliveries import examine_deliveries
-    from backlogctl.replay.doctor.stream import examine_stream, examine_tool, judge_clusters
+    from backlogctl.replay.doctor.stream import examine_streams, examine_tool, judge_clusters
     from backlogctl.replay.observe.stream import choose_streams, reach_clusters
 
     config = workspace.config
@@ -96,9 +99,12 @@ def _examine_streams(
     else:
         about = sort_findings([*unopened.findings, *judge_clusters(clusters)])
         found = [replace(unopened, findings=about)]
-    for stream in chosen:
+    for stream in chosen[:_NAMED]:
         session.say(f"examining {stream.name}")
-        found.append(examine_stream(workspace, stream, adopting, clusters))
+    for done, one in enumerate(examine_streams(workspace, chosen, adopting, clusters), 1):
+        if done % _TOLD_EVERY == 0:
+            session.say(f"examined {done} of {len(chosen)} streams")
+        found.append(one)
     if not names:
         found += examine_deliveries(workspace)
     return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
@@ -93,6 +95,7 @@ def judge_sources(config: Config, stream: Stream) -> Iterator[CheckFinding]:
 
 Part = TypeVar("Part")
 _SECONDS = 30.0
+_AT_A_TIME = 4
 _STREAM_ROOMS = (CheckScope.TOPIC, CheckScope.RETENTION, CheckScope.GROUP, CheckScope.LOG)
 
 
@@ -153,11 +156,50 @@ def judge_clusters(clusters: Clusters) -> Iterator[CheckFinding]:
             )
 
 
+def examine_streams(
+    workspace: Workspace,
+    streams: Sequence[Stream],
+    adopting: Sequence[str] | None = None,
+    clusters: Clusters | None = None,
+) -> Iterator[Examination]:
+    """`examine_stream` of each, several at a time; what is the cluster's is read once."""
+    shared = _Shared(workspace)
+
+    def examine(stream: Stream) -> Examination:
+        return examine_stream(workspace, stream, adopting, clusters, shared)
+
+    with ThreadPoolExecutor(min(_AT_A_TIME, len(streams)) or 1) as pool:
+        yield from pool.map(examine, streams)
+
+
+class _Shared:
+    """What many examinations share: the settings of a cluster's brokers, and a client a thread."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._local = threading.local()
+        self._brokers: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def connect(self, stream: Stream) -> Admin:
+        admins: dict[str, Admin] = self._local.__dict__.setdefault("admins", {})
+        if stream.cluster not in admins:
+            admins[stream.cluster] = connect(self._workspace.properties(stream))
+        return admins[stream.cluster]
+
+    def read_brokers(self, admin: Admin, cluster: str, limit: Deadline) -> Any:
+        with self._lock:
+            if cluster not in self._brokers:
+                self._brokers[cluster] = read_brokers(admin, limit)
+            return self._brokers[cluster]
+
+
 def examine_stream(
     workspace: Workspace,
     stream: Stream,
     adopting: Sequence[str] | None = None,
     clusters: Clusters | None = None,
+    shared: _Shared | None = None,
 ) -> Examination:
     """Topic, brokers, group, rights and sources of a stream.
 
@@ -166,12 +208,14 @@ def examine_stream(
     Args:
         adopting: what to type instead of our own commands, where they would not know the stream.
         clusters: those that are away are not asked.
+        shared: with other examinations.
     """
+    shared = shared or _Shared(workspace)
     away = (clusters or {}).get(stream.cluster)
     judged = (
         _judge_unreached(workspace, stream)
         if isinstance(away, BacklogError)
-        else _judge_stream(workspace, stream, AWAY_SECONDS if away else _SECONDS)
+        else _judge_stream(workspace, stream, shared, AWAY_SECONDS if away else _SECONDS)
     )
     found = sort_findings(endure(f"stream {stream.name}", "its examination", judged))
     if adopting is not None:
@@ -212,7 +256,9 @@ def _judge_unreached(workspace: Workspace, stream: Stream) -> Iterator[CheckFind
     yield from endure(subject, "looking at its tables", judge_sources(workspace.config, stream))
 
 
-def _judge_stream(workspace: Workspace, stream: Stream, seconds: float) -> Iterator[CheckFinding]:
+def _judge_stream(
+    workspace: Workspace, stream: Stream, shared: _Shared, seconds: float
+) -> Iterator[CheckFinding]:
     parts = _Parts(
         seconds,
         stream=stream.name,
@@ -220,8 +266,8 @@ def _judge_stream(workspace: Workspace, stream: Stream, seconds: float) -> Itera
         horizon=workspace.config.watch.horizon,
         now=utc_now(),
     )
-    admin = connect(workspace.properties(stream))
-    _read_topic(parts, workspace, stream, admin)
+    admin = shared.connect(stream)
+    _read_topic(parts, workspace, stream, admin, shared)
     if any(one.error.retryable for one in parts.unread):
         yield parts.unread[0].to_finding()  # nobody answers: nothing else would be read either
         return
@@ -245,7 +291,9 @@ def _judge_stream(workspace: Workspace, stream: Stream, seconds: float) -> Itera
     yield from endure(subject, "looking at its tables", judge_sources(workspace.config, stream))
 
 
-def _read_topic(parts: _Parts, workspace: Workspace, stream: Stream, admin: Admin) -> None:
+def _read_topic(
+    parts: _Parts, workspace: Workspace, stream: Stream, admin: Admin, shared: _Shared
+) -> None:
     name, properties = stream.topic, workspace.properties(stream)
     topic = parts.read(
         "topic",
@@ -255,7 +303,11 @@ def _read_topic(parts: _Parts, workspace: Workspace, stream: Stream, admin: Admi
     if any(one.error.retryable for one in parts.unread):
         return
     if workspace.config.is_meant_for(DOCTOR):
-        parts.read("brokers", "the brokers' settings", lambda limit: read_brokers(admin, limit))
+        parts.read(
+            "brokers",
+            "the brokers' settings",
+            lambda limit: shared.read_brokers(admin, stream.cluster, limit),
+        )
     if topic is None:
         return
     newest = parts.read(

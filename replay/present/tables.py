@@ -16,8 +16,14 @@ from backlogctl.formats import (
     format_moment,
     format_plural,
 )
+from backlogctl.monitoring.doctor.checks import CheckLevel
 from backlogctl.replay.present.layout import Facts, Table, Text, make_line
-from backlogctl.replay.present.terminal import render_warnings
+from backlogctl.replay.present.terminal import (
+    SHOWN_WHOLE,
+    name_some,
+    render_next,
+    render_warnings,
+)
 from backlogctl.replay.present.tones import STYLES, find_tone
 from backlogctl_delivery.visible import escape_name
 
@@ -223,7 +229,12 @@ _DOCTOR_ENDS = {
 def render_examinations(document: Document) -> RenderableType:
     """Of the document of `doctor`."""
     parts: list[RenderableType] = []
-    for one in document["examinations"]:
+    examinations: Sequence[Document] = document["examinations"]
+    streams = [one for one in examinations if one["about"] == "stream"]
+    if len(streams) > SHOWN_WHOLE:
+        examinations = [one for one in examinations if one["about"] != "stream"]
+        parts += _doctor_fold(streams)
+    for one in examinations:
         findings = one["findings"]
         count = format_plural(len(findings), "finding") if findings else "nothing found"
         name = f"outbox {one['name']}" if one["about"] == "outbox" else one["name"]
@@ -231,6 +242,28 @@ def render_examinations(document: Document) -> RenderableType:
         parts += [part for finding in findings for part in _doctor_draw_finding(finding)]
         parts.append(Text())
     return Group(*parts, Text(*_DOCTOR_ENDS[document["result"]]))
+
+
+def _doctor_fold(streams: Sequence[Document]) -> Iterator[RenderableType]:
+    """Findings of many streams by check, worst first: of each check one, and whose else it is."""
+    found: dict[tuple[str, str], list[tuple[str, Document]]] = {}
+    for one in streams:
+        for finding in one["findings"]:
+            key = (finding["level"], finding["check"])
+            found.setdefault(key, []).append((one["name"], finding))
+    well = sum(not one["findings"] for one in streams)
+    told = f"{format_plural(len(streams), 'stream')}, of {well:,} of them nothing was found"
+    yield Text(f"{told}; by check, with one finding of each:", "bold")
+    order = [str(level) for level in CheckLevel]
+    for _, rows in sorted(found.items(), key=lambda item: order.index(item[0][0])):
+        names = list(dict.fromkeys(name for name, _ in rows))
+        yield from _doctor_draw_finding(rows[0][1])
+        if len(names) > 1:
+            told = f"{format_plural(len(names), 'stream')}: {name_some(names)}"
+            yield _indent(told, "bold")
+    yield Text()
+    yield from render_next(f"backlogctl doctor {streams[0]['name']}")
+    yield Text()
 
 
 def _doctor_draw_finding(finding: Document) -> Iterator[RenderableType]:

@@ -37,8 +37,8 @@ from backlogctl.values import LedgerEvent, Recovery, RecoveryState
 
 Document = Mapping[str, Any]
 # More streams are shown the worst first, with these many names of those that are well.
-_SHOWN_WHOLE = 10
-_NAMED = 5
+SHOWN_WHOLE = 10
+NAMED = 5
 
 
 def style_word(word: str, urgency: object = None) -> Text:
@@ -55,17 +55,21 @@ def render_status(document: Document) -> RenderableType:
         blocks += [Text(f"hint: {error['hint']}", "cyan"), Text()] if error["hint"] else [Text()]
     streams: Sequence[Document] = document["streams"]
     well: list[str] = []
-    if len(streams) > _SHOWN_WHOLE:
+    if len(streams) > SHOWN_WHOLE:
         well = [str(one["stream"]) for one in streams if _is_well(one)]
         streams = sorted((one for one in streams if not _is_well(one)), key=_rank)
     for stream in streams:
         blocks.extend(_draw_stream(stream))
     if well:
-        names = ", ".join(well[:_NAMED]) + (", ..." if len(well) > _NAMED else "")
-        told = f"{format_plural(len(well), 'stream')}: {names}"
+        told = f"{format_plural(len(well), 'stream')}: {name_some(well)}"
         blocks.append(Text.assemble(style_word("ok"), f"  {told}", hang=2))
-        blocks += render_next(look_at_stream("STREAM"))
+        blocks += render_next(look_at_stream(well[0]))
     return Group(*blocks) if blocks else Text("no streams in the configuration", "yellow")
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first of them."""
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 def _is_well(stream: Document) -> bool:
