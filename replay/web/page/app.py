@@ -19,6 +19,7 @@ from backlogctl.replay.web.deliveries import DeliveryLook
 from backlogctl.replay.web.page.overview import (
     Statuses,
     StoredStatuses,
+    StreamChoice,
     read_overview,
     shorten_commands,
 )
@@ -56,7 +57,7 @@ def make_headers(frame_ancestors: Sequence[str] = OWN_SITE) -> Mapping[str, str]
         # The inline styles are the widths of bars and the drawings; there are no inline scripts.
         "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline'; "
         "script-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
-        f"form-action 'none'; frame-ancestors {framers}",
+        f"form-action 'self'; frame-ancestors {framers}",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
@@ -163,8 +164,9 @@ def make_page(
         return Statuses(stored, config, board, clock())
 
     @show("/")
-    def show_overview() -> Response:
-        found = read_overview(ledger, config, look(), next_command, clock(), deliveries())
+    def show_overview(q: str = "", verdict: str = "", sort: str = "") -> Response:
+        choice = StreamChoice(q, verdict, sort)
+        found = read_overview(ledger, config, look(), next_command, clock(), deliveries(), choice)
         return answer("overview.html", "", 503 if found.ledger_error else 200, view=found)
 
     @show("/streams/{name}")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Any
 
 from backlogctl.config import Config, Stream
 from backlogctl.errors import LedgerError
-from backlogctl.formats import format_count, format_duration, format_plural
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.doctor.checks import CheckFinding
 from backlogctl.monitoring.verdict.status import GroupStatus, Urgency, Verdict
@@ -18,210 +16,10 @@ from backlogctl.monitoring.watch.board import Board, BoardState, Checkup, Member
 from backlogctl.monitoring.watch.look import judge_stored
 from backlogctl.monitoring.watch.notes import with_stopped_warning
 from backlogctl.replay.engine.plan import ACTIVE
-from backlogctl.replay.web.deliveries import DeliveryLook, LookBackStatus
+from backlogctl.replay.web.deliveries import DeliveryLook
+from backlogctl.replay.web.page.delivery_rows import DeliveryRow, list_rows
 from backlogctl.replay.web.page.words import is_stale
 from backlogctl.values import Recovery, RecoveryState
-
-if TYPE_CHECKING:
-    from backlogctl_delivery.lookback.admin import Count
-    from backlogctl_delivery.outbox.admin import OutboxStatus
-
-
-# Outboxes and look-back on the overview: a word, a sentence and the next command for each.
-
-
-class DeliveryHealth(StrEnum):
-    """How an outbox or look-back stands, worst first."""
-
-    PARKED = "parked"
-    LATE = "late"
-    UNKNOWN = "unknown"
-    OK = "ok"
-
-
-_ORDER = {standing: number for number, standing in enumerate(DeliveryHealth)}
-STANDINGS: Mapping[DeliveryHealth, str] = {
-    DeliveryHealth.PARKED: "a message was given up, and waits for somebody",
-    DeliveryHealth.LATE: "a message waits for longer than is configured as late",
-    DeliveryHealth.UNKNOWN: "its database does not answer, or was not asked yet",
-    DeliveryHealth.OK: "nothing waits, or not for long",
-}
-_LOOK_BACK_WORDS: Mapping[str, str] = {
-    "prepared": "undecided",
-    "committed": "without a prepared message",
-    "forwarding": "to be sent",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryRow:
-    """One outbox, or look-back.
-
-    Attributes:
-        waits: how many wait, by state; states that none is in are left out.
-        oldest: seconds since the oldest that waits was added; None where none waits.
-        parked: None where it is unknown.
-        incidents: records of look-back that did not fit.
-        taken_at: when it was looked at last; None before that.
-    """
-
-    name: str
-    about: str
-    standing: DeliveryHealth
-    sentence: str = ""
-    commands: tuple[str, ...] = ()
-    waits: tuple[tuple[str, int], ...] = ()
-    oldest: float | None = None
-    parked: int | None = None
-    incidents: int = 0
-    taken_at: datetime | None = None
-
-
-def list_rows(config: Config, looks: Sequence[DeliveryLook]) -> tuple[DeliveryRow, ...]:
-    """Worst first."""
-    rows = [_make_row(config, look) for look in looks]
-    return tuple(sorted(rows, key=lambda row: _ORDER[row.standing]))
-
-
-def _make_row(config: Config, look: DeliveryLook) -> DeliveryRow:
-    if look.outbox:
-        name, about = look.outbox, f"outbox, sent to cluster {config.outboxes[look.outbox].cluster}"
-    else:
-        assert config.look_back is not None
-        name, topic = "look-back", config.look_back.topic
-        about = f"topic {topic} of cluster {config.look_back.cluster}"
-    row = DeliveryRow(name, about, DeliveryHealth.UNKNOWN, taken_at=look.taken_at)
-    if look.status is None:
-        status = f"outbox status --outbox {name}" if look.outbox else "lookback status"
-        commands = (f"backlogctl {status}",) if look.problem else ()
-        return replace(row, sentence=look.problem or "not looked at yet", commands=commands)
-    if isinstance(look.status, LookBackStatus):
-        assert config.look_back is not None
-        return _tell_look_back(row, look.status, config.look_back.late)
-    return _tell_outbox(row, look.status, config.outboxes[name].late)
-
-
-def _tell_outbox(row: DeliveryRow, status: OutboxStatus, late: timedelta) -> DeliveryRow:
-    oldest, waiting = status.oldest_waiting_seconds, status.waiting
-    listing = f"backlogctl outbox list --outbox {row.name}"
-    commands: tuple[str, ...] = ()
-    if status.parked:
-        standing, commands = DeliveryHealth.PARKED, (f"{listing} --state parked",)
-        holds = "It holds" if status.parked == 1 else "They hold"
-        sentence = f"{_count_parked(status.parked)} {holds} up later ones of the same key."
-        if waiting:
-            sentence += f" {format_plural(waiting, 'other')} {_wait(waiting)}{_since(oldest)}."
-    elif oldest is not None and oldest > late.total_seconds():
-        standing, commands = DeliveryHealth.LATE, (listing,)
-        sentence = (
-            f"{format_plural(waiting, 'message')} {_wait(waiting)} to be sent{_since(oldest)}: "
-            "does `backlogctl outbox run` run, and does Kafka answer?"
-        )
-    elif waiting:
-        standing = DeliveryHealth.OK
-        is_ = "is" if waiting == 1 else "are"
-        sentence = f"{format_plural(waiting, 'message')} {is_} about to be sent."
-    else:
-        standing, sentence = DeliveryHealth.OK, "All that was committed is sent."
-    waits = (("pending", status.pending), ("in progress", status.in_progress))
-    return replace(
-        row,
-        standing=standing,
-        sentence=sentence,
-        commands=commands,
-        waits=tuple(one for one in waits if one[1]),
-        oldest=oldest,
-        parked=status.parked,
-    )
-
-
-def _tell_look_back(row: DeliveryRow, status: LookBackStatus, late: timedelta) -> DeliveryRow:
-    counts = {str(one.state): one for one in status.counts}
-    waiting = [counts[state] for state in _LOOK_BACK_WORDS if counts[state].messages]
-    parked = counts["parked"].messages
-    overdue = [one for one in waiting if (one.oldest_seconds or 0) > late.total_seconds()]
-    total = sum(one.messages for one in waiting)
-    commands: tuple[str, ...] = ()
-    if parked:
-        standing, commands = DeliveryHealth.PARKED, ("backlogctl lookback list --state parked",)
-        sentence = (
-            f"{_count_parked(parked)} Nobody asks about {'it' if parked == 1 else 'them'}, and "
-            "nothing is sent, until somebody resumes."
-        )
-        if total:
-            sentence += f" {format_plural(total, 'other')} {_wait(total)}."
-    elif overdue:
-        standing = DeliveryHealth.LATE
-        worst = max(overdue, key=lambda one: one.oldest_seconds or 0)
-        sentence = _tell_overdue(worst)
-        commands = (f"backlogctl lookback list --state {worst.state}",)
-    elif total:
-        standing = DeliveryHealth.OK
-        sentence = _tell_waiting(counts)
-    else:
-        standing, sentence = (
-            DeliveryHealth.OK,
-            "No transaction is open; what was committed is sent.",
-        )
-    return replace(
-        row,
-        standing=standing,
-        sentence=sentence,
-        commands=commands,
-        waits=tuple((_LOOK_BACK_WORDS[str(one.state)], one.messages) for one in waiting),
-        oldest=max((one.oldest_seconds or 0.0 for one in waiting), default=None),
-        parked=parked,
-        incidents=status.incidents,
-    )
-
-
-def _tell_waiting(counts: Mapping[str, Count]) -> str:
-    """What is under way, and not late."""
-    open_ = counts["prepared"].messages + counts["committed"].messages
-    sent = counts["forwarding"].messages
-    parts = [
-        f"{format_plural(open_, 'message')} {_wait(open_)} for a transaction to end."
-        if open_
-        else "",
-        f"{format_plural(sent, 'message')} {'is' if sent == 1 else 'are'} about to be sent."
-        if sent
-        else "",
-    ]
-    return " ".join(part for part in parts if part)
-
-
-def _tell_overdue(count: Count) -> str:
-    messages, since = format_plural(count.messages, "message"), _since(count.oldest_seconds)
-    wait = _wait(count.messages)
-    match str(count.state):
-        case "prepared":
-            return (
-                f"{messages} {wait} for a decision{since}: does `backlogctl lookback run` run, and "
-                "do the services answer?"
-            )
-        case "forwarding":
-            committed = "was committed" if count.messages == 1 else "were committed"
-            return (
-                f"{messages} that {committed} {wait} to be sent{since}: "
-                "does `backlogctl lookback run` run, and does Kafka answer?"
-            )
-    return (
-        f"{messages} {wait} for the prepared message{since}: its decision has come, and it has not."
-    )
-
-
-def _count_parked(parked: int) -> str:
-    """A sentence of its own."""
-    return f"{format_count(parked)} {'message is' if parked == 1 else 'messages are'} parked."
-
-
-def _wait(count: int) -> str:
-    return "waits" if count == 1 else "wait"
-
-
-def _since(seconds: float | None) -> str:
-    return "" if seconds is None else f", the oldest for {format_duration(seconds)}"
-
 
 # The status of each stream: from the board where there is one, else from the ledger's samples.
 
@@ -268,6 +66,13 @@ class StreamView:
     def nearness(self) -> Urgency | None:
         """How near its next loss is."""
         return None if self.status is None else self.status.urgency
+
+    @property
+    def is_well(self) -> bool:
+        """Whether there is nothing to say of it."""
+        told = (self.failing, self.stale, self.commands, self.recoveries, self.pressing)
+        status = self.status
+        return status is not None and status.verdict is Verdict.OK and not any(told)
 
     @property
     def urgency(self) -> tuple[int, float, int]:
@@ -414,6 +219,8 @@ def _is_draining(recovery: Recovery, now: datetime) -> bool:
     )
 
 
+# Of more streams those that are well are folded, and there is a search.
+SHOWN_WHOLE = 10
 MOST_GROUPS = 20
 MOST_RECOVERIES = 20
 FINISHED_SINCE = timedelta(hours=24)
@@ -427,11 +234,73 @@ class RecoveryRow:
     command: str
 
 
+def _order_by(value: Callable[[GroupStatus], float | None]) -> Callable[[StreamView], float]:
+    """The greatest first; what is not known last."""
+
+    def find(view: StreamView) -> float:
+        found = None if view.status is None else value(view.status)
+        return float("inf") if found is None else -found
+
+    return find
+
+
+_SORTS: Mapping[str, Callable[[StreamView], Any]] = {
+    "urgency": lambda view: tuple(-number for number in view.urgency),
+    "name": lambda view: view.stream.name,
+    "lag": _order_by(lambda status: status.lag),
+    "lost": _order_by(lambda status: status.lost),
+    "age": _order_by(lambda status: status.lag_seconds),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChoice:
+    """Which streams are shown, and in which order.
+
+    Attributes:
+        text: a part of the name of the stream, its group or its topic, in any case.
+        verdict: "" for all.
+        sort: a name of `sorts`; the most urgent first where it is none.
+    """
+
+    text: str = ""
+    verdict: str = ""
+    sort: str = ""
+
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        return tuple(_SORTS)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every stream is shown."""
+        return not self.text.strip() and self.verdict not in list(Verdict)
+
+    def choose(self, views: Sequence[StreamView]) -> tuple[StreamView, ...]:
+        """Those that are shown, in order."""
+        text = self.text.strip().casefold()
+        found = [
+            view
+            for view in views
+            if any(text in name.casefold() for name in _list_names(view.stream))
+            and (self.verdict not in list(Verdict) or view.verdict == self.verdict)
+        ]
+        sort = _SORTS.get(self.sort, _SORTS["urgency"])
+        return tuple(sorted(found, key=lambda view: (sort(view), view.stream.name)))
+
+
+def _list_names(stream: Stream) -> tuple[str, str, str]:
+    return stream.name, stream.group, stream.topic
+
+
 @dataclass(frozen=True, slots=True)
 class Overview:
     """All that the first page shows.
 
     Attributes:
+        choice: which of the streams are shown.
+        well: of many, those of which there is nothing to say: folded.
+        total: of how many streams.
         counts: how many streams have each verdict, worst first.
         groups: of groups that are no stream's and not ok, worst first; `more_groups` are left out.
         blind: clusters whose groups cannot be listed, and why.
@@ -441,7 +310,10 @@ class Overview:
         ledger_error: why the ledger does not answer; None where it does.
     """
 
+    choice: StreamChoice
     streams: tuple[StreamView, ...]
+    well: tuple[StreamView, ...]
+    total: int
     counts: tuple[tuple[Verdict, int], ...]
     groups: tuple[GroupStatus, ...]
     more_groups: int
@@ -463,6 +335,7 @@ def read_overview(
     next_command: NextCommand,
     now: datetime,
     deliveries: Sequence[DeliveryLook] = (),
+    choice: StreamChoice | None = None,
 ) -> Overview:
     """Reads it; a ledger that does not answer leaves what the board knows."""
     recoveries: tuple[Recovery, ...] = ()
@@ -475,12 +348,18 @@ def read_overview(
         views = tuple(
             statuses.view(stream, ledger_answers=False) for stream in config.streams.values()
         )
-    views = tuple(sorted(views, key=lambda view: (*(-n for n in view.urgency), view.stream.name)))
+    choice = choice or StreamChoice()
+    chosen = choice.choose(views)
+    well = chosen if len(chosen) > SHOWN_WHOLE else ()
+    well = tuple(view for view in well if view.is_well)
     groups = find_troubled(statuses.seen)
     passes = statuses.seen.clusters.values()
     newest = sorted(recoveries, key=lambda one: (one.state in ACTIVE, one.created_at), reverse=True)
     return Overview(
-        streams=views,
+        choice=choice,
+        streams=tuple(view for view in chosen if not (well and view.is_well)),
+        well=well,
+        total=len(views),
         counts=count_verdicts(views),
         groups=groups[:MOST_GROUPS],
         more_groups=max(0, len(groups) - MOST_GROUPS),

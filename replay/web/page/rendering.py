@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from backlogctl.replay.present.figures import load_templates
-from backlogctl.replay.web.page.overview import STANDINGS
+from backlogctl.replay.web.page.delivery_rows import STANDINGS
 from backlogctl.replay.web.page.streams import LEGEND
 from backlogctl.replay.web.page.words import MEANINGS, list_filters, say_ago
 from backlogctl.values import Recovery

@@ -35,6 +35,8 @@
 
   async function refresh() {
     if (document.hidden || !getSelection().isCollapsed) return;
+    // Somebody is choosing.
+    if (document.activeElement.closest("form")) return;
     try {
       const answer = await fetch(location.href, { cache: "no-store" });
       // The links of a page are relative to its own address.

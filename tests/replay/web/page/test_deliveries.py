@@ -14,7 +14,7 @@ import pytest
 from backlogctl.monitoring.metrics.ledger import LedgerReader
 from backlogctl.replay.cli import main
 from backlogctl.replay.web.deliveries import DeliveryLook
-from backlogctl.replay.web.page.overview import DeliveryRow, list_rows
+from backlogctl.replay.web.page.delivery_rows import DeliveryRow, list_rows
 from backlogctl.values import RecoveryState
 from tests.kit.recoveries import make_expand_plan, make_rebuild_plan
 from tests.replay.conftest import Verb

@@ -15,12 +15,20 @@ from starlette.testclient import TestClient
 
 from backlogctl.kafka.transactions import OpenTransaction, TransactionFate
 from backlogctl.monitoring.groups.survey import describe_cluster
-from backlogctl.monitoring.verdict.status import HeldBack
+from backlogctl.monitoring.verdict.status import HeldBack, Verdict
 from backlogctl.monitoring.watch.board import Board, ClusterPass, TopicPartitionState
 from backlogctl.replay.web.page.app import HEADERS, make_page
 from backlogctl.values import Cause, Certainty, RecoveryState
 from tests.kit.recoveries import make_expand_plan, make_rebuild_plan
-from tests.replay.web.page.night import DAY, NOW, SECRET, STREAMS, Night, make_group
+from tests.replay.web.page.night import (
+    DAY,
+    NOW,
+    SECRET,
+    STREAMS,
+    Night,
+    make_group,
+    make_stream,
+)
 from tests.replay.web.page.story import tell_night
 from tests.replay.web.page.visits import read, serve, strip
 
@@ -251,6 +259,48 @@ def test_what_lies_behind_an_open_transaction_is_shown_with_who_left_it(quiet: N
     assert "1 at 10 9 min ago transactional.id" in words
     assert "producer 7, epoch 3 ≤ 490 never by itself" in words
     assert "behind an open transaction" in words
+
+
+def tell_many(directory: Path) -> Night:
+    """500 streams: all are well but five that lost, and one that nobody looked at."""
+    names = [f"stream-{number:03}" for number in range(500)]
+    night = Night.begin(directory, streams={name: make_stream(name) for name in (*names, "new")})
+    night.sample("stream-000", lambda at, _: (0, 50, 50), 2, times=[NOW])
+    well = replace(night.look("stream-000"), taken_at=NOW)
+    for number, name in enumerate(names):
+        lost = number if number % 100 == 3 else 0
+        place: dict[str, Any] = {"stream": name, "topic": name, "group": f"{name}-service"}
+        verdict = Verdict.LOST if lost else Verdict.OK
+        night.board.put_stream(replace(well, **place, verdict=verdict, lost=lost))
+    night.at()
+    return night
+
+
+def list_shown(page: str) -> list[str]:
+    return re.findall(r'<a href="\./streams/([\w-]+)">', page)
+
+
+def test_of_many_streams_the_well_are_folded_and_the_others_found(tmp_path: Path) -> None:
+    night = tell_many(tmp_path)
+    page = read(night, "/")
+    troubled, well = page.split('<details id="well"')
+    assert list_shown(troubled) == [
+        *("stream-003", "stream-103", "stream-203", "stream-303", "stream-403"),
+        "new",
+    ]
+    assert len(list_shown(well)) == 495
+    assert "495 streams with nothing to be done" in strip(well)
+    assert list_shown(read(night, "/?sort=lost"))[:2] == ["stream-403", "stream-303"]
+    assert list_shown(read(night, "/?q=REAM-10")) == [
+        "stream-103",
+        *(f"stream-{number}" for number in (100, 101, 102, 104, 105, 106, 107, 108, 109)),
+    ], "ten fit whole"
+    assert len(list_shown(read(night, "/?verdict=lost"))) == 5
+    assert "495 of 501 streams" in strip(read(night, "/?verdict=ok"))
+    nothing = read(night, "/?q=%3Cscript%3E&verdict=nonsense&sort=nonsense")
+    assert "no such stream" in nothing
+    assert "<script>" not in nothing
+    night.ledger.close()
 
 
 def test_other_groups_are_bounded_and_counted(quiet: Night) -> None:
