@@ -138,6 +138,10 @@ bench-delivery: $(SETUP) ## Measure outbox, look-back and idempotent consumer
 bench-watch: $(SETUP) ## Measure sampling and scraping of many groups
 	$(PYTHON) -m benchmarks.watch $(ARGS)
 
+.PHONY: bench-streams
+bench-streams: $(SETUP) ## Measure 500 streams of one cluster: a pass, status, doctor
+	$(PYTHON) -m benchmarks.streams $(ARGS)
+
 .PHONY: live-loss
 live-loss: $(SETUP) ## Measure what is told of groups that lose all the time, in half an hour
 	@scripts/need.sh jdk node go

@@ -20,6 +20,7 @@ PLAIN = (
     "live_loss",
     "relay",
     "sequenced",
+    "streams",
     "watch",
     "watch_memory",
 )

@@ -18,9 +18,11 @@ from backlogctl.dags.task_context import RunbookError, translated_errors
 from backlogctl.errors import BacklogError, KafkaFailure, Paused
 from backlogctl.formats import format_plural
 from backlogctl.ledger import BurndownSample
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.monitoring.verdict.status import PartitionStatus
 from backlogctl.monitoring.verdict.summary import summarize_group
 from backlogctl.replay.cli.shared import show
+from backlogctl.replay.doctor.stream import Examination, describe_examinations
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.cancelling import telling_standing
 from backlogctl.replay.engine.kind import Workspace
@@ -36,6 +38,7 @@ from backlogctl.replay.present.status import (
     find_status,
     list_lines,
 )
+from backlogctl.replay.present.tables import render_examinations
 from backlogctl.replay.present.terminal import (
     render_done,
     render_events,
@@ -97,6 +100,54 @@ def make_gap(number: int = 1) -> Gap:
         None,
         NOON,
     )
+
+
+def make_entry(name: str, verdict: str, **more: Any) -> dict[str, Any]:
+    return {"stream": name, "group": "g", "verdict": verdict, "partitions": [], **more}
+
+
+def test_of_many_streams_the_worst_comes_first_and_the_well_are_a_line() -> None:
+    well = [make_entry(f"well-{number}", "ok") for number in range(9)]
+    others = [
+        make_entry("late", "losing", seconds_to_loss=9000.0),
+        make_entry("warned", "ok", warnings=["a hold is not in force"]),
+        make_entry("soon", "losing", seconds_to_loss=60.0),
+        make_entry("gone", "lost", lost=7),
+        make_entry("unseen", "unknown", error={"message": "no topic"}),
+    ]
+    text = draw(render_status({"streams": [*well, *others]}))
+    places = [
+        text.index(name) for name in ("gone", "soon", "late", "unseen", "warned", "9 streams")
+    ]
+    assert places == sorted(places)
+    assert "9 streams: well-0, well-1, well-2, well-3, well-4, ..." in text
+    assert "next: backlogctl status well-0" in text
+    assert "well-8" in draw(render_status({"streams": [*well, others[0]]})), "ten are shown whole"
+
+
+def test_findings_of_many_streams_are_told_once() -> None:
+    def examine(number: int) -> Examination:
+        replicas = CheckFinding(
+            *(
+                "replication-factor",
+                CheckLevel.LOSES,
+                f"topic t-{number}",
+                "it has 1 replica",
+                "raise it",
+            )
+        )
+        brokers = CheckFinding("examination", CheckLevel.WARNS, "the brokers", "one is slow", "")
+        lone = CheckFinding("unread", CheckLevel.UNKNOWN, "topic t-3", "denied", "grant it")
+        found = (replicas, brokers) if number != 3 else (replicas, brokers, lone)
+        return Examination("stream", f"s-{number:02}", found if number < 12 else ())
+
+    document = describe_examinations([examine(number) for number in range(20)])
+    text = draw(render_examinations(document))
+    assert "20 streams, of 8 of them nothing was found" in text
+    assert text.count("it has 1 replica") == 1
+    assert text.count("12 streams: s-00, s-01, s-02, s-03, s-04, ...") == 2
+    assert text.index("replica") < text.index("denied") < text.index("slow"), "worst first"
+    assert "next: backlogctl doctor s-00" in text
 
 
 def test_foreign_text_is_not_markup(desk: Workspace) -> None:
