@@ -190,6 +190,14 @@ def name_type(listed: Any) -> str:
     return (getattr(listed, "group_type", "") or "").lower()
 
 
+# Of the classic protocol; as confluent-kafka names them.
+_STATES = {
+    "preparingrebalance": "preparing_rebalancing",
+    "completingrebalance": "completing_rebalancing",
+}
+
+
 def name_state(listed: Any) -> str:
     """The state of a listed group, in lower case; "" where the broker does not say."""
-    return (getattr(listed, "group_state", "") or "").lower()
+    state = (getattr(listed, "group_state", "") or "").lower()
+    return _STATES.get(state, state)

@@ -110,6 +110,9 @@ class BulkLook:
     firsts: Mapping[bool, Mapping[TopicOffset, FirstMessage | None]] = field(default_factory=dict)
 
 
+_Place = tuple[bool, str, TopicOffset]  # committed data only, the topic's id, where it begins
+
+
 class BulkLooker:
     """Looks at streams of one cluster again and again. Not thread-safe."""
 
@@ -121,7 +124,7 @@ class BulkLooker:
         with suppress(ConfigurationError):
             self._reader = BulkReader(properties)
         # The first message from an offset on stays the first, until it expires.
-        self._known: dict[tuple[bool, TopicOffset], FirstMessage] = {}
+        self._known: dict[_Place, FirstMessage] = {}
 
     def look(
         self, streams: Sequence[StreamLike], limit: Deadline, *, in_full: bool = True
@@ -156,6 +159,7 @@ class BulkLooker:
         limit: Deadline,
     ) -> dict[bool, dict[TopicOffset, FirstMessage | None]]:
         wanted: dict[bool, dict[tuple[str, int], int]] = {True: {}, False: {}}
+        ids = {one.topic: one.topic_id for one in samples.values()}
         for stream in streams:
             if (sample := samples.get(stream.name)) is None:
                 continue
@@ -168,13 +172,13 @@ class BulkLooker:
                     place = (sample.topic, one.partition)
                     wanted[is_committed].setdefault(place, one.start)
         found: dict[bool, dict[TopicOffset, FirstMessage | None]] = {}
-        kept: dict[tuple[bool, TopicOffset], FirstMessage] = {}
+        kept: dict[_Place, FirstMessage] = {}
         for is_committed, starts in wanted.items():
             places = [(*place, at) for place, at in starts.items()]
             have = {
                 place: first
                 for place in places
-                if (first := self._known.get((is_committed, place))) is not None
+                if (first := self._known.get((is_committed, ids[place[0]], place))) is not None
             }
             left = [place for place in places if place not in have]
             isolation = "read_committed" if is_committed else "read_uncommitted"
@@ -183,7 +187,7 @@ class BulkLooker:
             read = {place: reading.found[place[:2]] for place in left if place[:2] in reading.found}
             found[is_committed] = {**have, **read}
             kept |= {
-                (is_committed, place): first
+                (is_committed, ids[place[0]], place): first
                 for place, first in found[is_committed].items()
                 if first is not None
             }
@@ -216,8 +220,10 @@ def take_samples(
     for stream in streams:
         topic, state = layout.topics.get(stream.topic), states.get(stream.group)
         known = commits.get(stream.group)
-        if topic is None or state is None or known is None or not topic.topic_id:
+        if topic is None or state is None or known is None:
             continue
+        if not (topic.topic_id and state.state):
+            continue  # brokers that are too old to tell it
         if not _is_same(layout, again, stream.topic):
             continue
         parts = _make_partitions(stream.topic, known, lows, stable, highs)

@@ -401,7 +401,7 @@ def test_300_groups_are_as_far_behind_as_kafkas_own_tool_says(
         again = list_all_rows(look_at_all(properties))
     ours = list_all_rows(seen)
     assert ours == again, "nothing moves"
-    assert {status.group_state for status in seen} >= {"empty", "stable", "preparingrebalance"}
+    assert {status.group_state for status in seen} >= {"empty", "stable", "preparing_rebalancing"}
     committed = {place: row for place, row in ours.items() if row.committed is not None}
     assert len({group for group, _, _ in committed}) >= 300 - 1  # without the one that is deleted
     assert committed == {p: row for p, row in theirs.items() if row.committed is not None}
