@@ -443,9 +443,7 @@ class Gaps(Manager):
         states: Iterable[GapState] | None = None,
     ) -> tuple[Gap, ...]:
         """Gaps by stream, partition and start; of one stream, of some, or of all."""
-        query = select(gaps)
-        if stream is not None:
-            query = query.where(among(gaps.c.stream, stream))
+        query = among(select(gaps), gaps.c.stream, stream)
         if states is not None:
             query = query.where(gaps.c.state.in_(states))
         query = query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start, gaps.c.id)

@@ -145,8 +145,7 @@ class Recoveries(Manager):
             origin: fields that the plan's `origin` must have.
         """
         query = select(recoveries, runner).order_by(recoveries.c.created_at, recoveries.c.id)
-        if stream is not None:
-            query = query.where(among(recoveries.c.stream, stream))
+        query = among(query, recoveries.c.stream, stream)
         if states is not None:
             query = query.where(recoveries.c.state.in_(states))
         if since is not None:

@@ -17,7 +17,6 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
-    ColumnElement,
     Connection,
     Dialect,
     Enum,
@@ -97,9 +96,13 @@ class Tuples(JsonText):
         return tuple(self.item(*row) for row in rows)
 
 
-def among(column: Column[str], names: str | Collection[str]) -> ColumnElement[bool]:
-    """Whether it is the name, or one of them."""
-    return column == names if isinstance(names, str) else column.in_(names)
+def among(
+    query: Select[Any], column: Column[str], names: str | Collection[str] | None
+) -> Select[Any]:
+    """The rows of one name, of some, or of all."""
+    if names is None:
+        return query
+    return query.where(column == names if isinstance(names, str) else column.in_(names))
 
 
 def table_of(

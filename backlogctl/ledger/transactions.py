@@ -47,7 +47,7 @@ class Empties(Manager):
         self, stream: str | Collection[str]
     ) -> dict[tuple[str, str], dict[int, tuple[int, int]]]:
         """By stream and topic id, and by partition, the last range; of one stream or of some."""
-        query = select(empties).where(among(empties.c.stream, stream))
+        query = among(select(empties), empties.c.stream, stream)
         found: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
         for one in self._list(query, EmptyRange):
             found.setdefault((one.stream, one.topic_id), {})[one.partition] = one.start, one.end

@@ -19,7 +19,7 @@ from backlogctl.kafka.clients import Properties
 from backlogctl.kafka.groups import Commit
 from backlogctl.ledger import Hold, Ledger
 from backlogctl.monitoring.offsets.lag import FirstMessage, TopicOffset, list_unread, read_firsts
-from backlogctl.monitoring.offsets.sampler import StreamLike, name_state
+from backlogctl.monitoring.offsets.sampler import StreamLike, find_state
 from backlogctl.values import Gap, PartitionSample, Recovery, RecoveryState, Sample
 
 CLOCK_NOISE = timedelta(seconds=1)
@@ -244,7 +244,7 @@ def take_samples(
 
 
 def _name_listed(group: ListedGroup) -> str:
-    return name_state(group.state, is_simple=group.is_simple)
+    return find_state(group.state, is_simple=group.is_simple)
 
 
 def _is_same(before: ClusterLayout, after: ClusterLayout, topic: str) -> bool:

@@ -114,7 +114,7 @@ def _read_state(admin: Admin, group: str, limit: Deadline) -> str:
     which no commit must be awaited."""
     known = read_group_state(admin, group, limit)
     if known.state != "dead":
-        return name_state(known.state, is_simple=known.is_simple)
+        return find_state(known.state, is_simple=known.is_simple)
     # confluent-kafka lists neither share nor streams groups: one that works is not there for it.
     found = read_group_listing(admin.properties, group, limit)
     if found is None or found == GroupListing():
@@ -122,7 +122,7 @@ def _read_state(admin: Admin, group: str, limit: Deadline) -> str:
     return SHARE if found.type == SHARE else found.state
 
 
-def name_state(state: str, *, is_simple: bool) -> str:
+def find_state(state: str, *, is_simple: bool) -> str:
     """Of a listed group; `simple` where nobody ever joined it."""
     return SIMPLE if is_simple and state == "empty" else state
 
