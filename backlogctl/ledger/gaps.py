@@ -421,11 +421,8 @@ class Gaps(Manager):
 
     def list_waiting(self, stream: str | None = None) -> tuple[Gap, ...]:
         """Gaps whose messages lie in an archive, and that no recovery is about to put back."""
-        query = select(gaps).where(
-            gaps.c.state == GapState.STAGED, gaps.c.recovery_id == gaps.c.archive
-        )
-        if stream is not None:
-            query = query.where(gaps.c.stream == stream)
+        waiting = (gaps.c.state == GapState.STAGED, gaps.c.recovery_id == gaps.c.archive)
+        query = among(select(gaps).where(*waiting), gaps.c.stream, stream)
         return self._list(query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start), to_gap)
 
     def get(self, gap_id: str) -> Gap:
@@ -446,8 +443,8 @@ class Gaps(Manager):
         query = among(select(gaps), gaps.c.stream, stream)
         if states is not None:
             query = query.where(gaps.c.state.in_(states))
-        query = query.order_by(gaps.c.stream, gaps.c.partition, gaps.c.start, gaps.c.id)
-        return self._list(query, to_gap)
+        order = (gaps.c.stream, gaps.c.partition, gaps.c.start, gaps.c.id)
+        return self._list(query.order_by(*order), to_gap)
 
     def list_lost(self, stream: str) -> tuple[Gap, ...]:
         """All gaps of a stream but those that turned out to be none: the group read them."""
