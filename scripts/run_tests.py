@@ -41,9 +41,8 @@ EXACTLY_ONCE = (
     "tests/spark_backfill/injection/",
 )
 
-# Two for each core: they keep it busy, and each has brokers, imports and a Spark of its own, which
-# more of them would only pay for.
-_PROCESSES = min(2 * (os.cpu_count() or 1), 8)
+# Three for each core: most tests wait for others most of the time. More would wait for memory.
+_PROCESSES = min(3 * (os.cpu_count() or 1), 8)
 # A cache of its own: failures of an interactive run are not repeated here.
 _CACHE = Path("build/tests")
 _FAILED = 1  # pytest's exit code for "ran whole, some failed"
