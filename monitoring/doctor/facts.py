@@ -18,6 +18,7 @@ from backlogctl.kafka.clients import Admin, Properties, ask, find_addresses, wai
 from backlogctl.kafka.peek import peek_at
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlogctl.kafka.topics import describe_topic, list_offsets, read_metadata
+from backlogctl.monitoring.verdict.commands import name_access
 
 # Newest messages of each partition that are looked at.
 NEWEST = 200
@@ -52,11 +53,11 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic; `settings` are those in force, the brokers' defaults too, `own` those it sets
-    itself."""
+    """A topic; `access` is how Kafka's tools reach it, `settings` are those in force, the brokers'
+    defaults too, `own` names those it sets itself."""
 
     name: str
-    addresses: str
+    access: str
     partitions: Mapping[int, Replicas]
     settings: Mapping[str, str]
     own: frozenset[str] = frozenset()
@@ -170,7 +171,7 @@ def read_topic(admin: Admin, properties: Properties, name: str, limit: Deadline)
         number: Replicas(one.leader, tuple(one.replicas), tuple(one.isrs))
         for number, one in sorted(found.items())
     }
-    return Topic(name, find_addresses(properties), partitions, info.config, info.own)
+    return Topic(name, name_access(properties), partitions, info.config, info.own)
 
 
 def read_newest(

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from backlogctl.kafka.clients import find_addresses
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl_delivery.visible import quote_word
 
@@ -38,12 +39,13 @@ _REASSIGN = "give each partition three replicas with kafka-reassign-partitions.s
 
 
 class TopicLike(Protocol):
-    """What a command about a topic needs; `settings` are in force, `own` those it sets itself."""
+    """What a command about a topic needs; `access` is of `name_access`, `settings` are in force,
+    `own` those it sets itself."""
 
     @property
     def name(self) -> str: ...
     @property
-    def addresses(self) -> str: ...
+    def access(self) -> str: ...
     @property
     def settings(self) -> Mapping[str, str]: ...
     @property
@@ -146,11 +148,18 @@ def show_recovery(recovery: str) -> str:
     return f"backlogctl show {recovery}"
 
 
-def reset_offset(addresses: str, group: str, topic: str, partition: int, at: int | None) -> str:
+def name_access(properties: Mapping[str, Any]) -> str:
+    """How Kafka's own tools reach a cluster; `admin.properties` has the login by Java's names."""
+    place = f"--bootstrap-server {quote_word(find_addresses(properties))}"
+    is_plain = str(properties.get("security.protocol", "plaintext")).lower() == "plaintext"
+    return place if is_plain else f"{place} --command-config admin.properties"
+
+
+def reset_offset(access: str, group: str, topic: str, partition: int, at: int | None) -> str:
     """Sets a group without members back on one partition; None is the log start."""
-    place = f"--bootstrap-server {quote_word(addresses)} --group {quote_word(group)}"
+    place = quote_word(f"{topic}:{partition}")
     return (
-        f"kafka-consumer-groups.sh {place} --topic {quote_word(f'{topic}:{partition}')} "
+        f"kafka-consumer-groups.sh {access} --group {quote_word(group)} --topic {place} "
         f"--reset-offsets {'--to-earliest' if at is None else f'--to-offset {at}'} --execute"
     )
 
@@ -173,16 +182,13 @@ def alter_topic(topic: TopicLike, **settings: object) -> str:
 
 def describe_topic_state(topic: TopicLike) -> str:
     """Leaders and replicas, partition by partition."""
-    return (
-        f"kafka-topics.sh --bootstrap-server {quote_word(topic.addresses)} --describe "
-        f"--topic {quote_word(topic.name)}"
-    )
+    return f"kafka-topics.sh {topic.access} --describe --topic {quote_word(topic.name)}"
 
 
 def _begin(topic: TopicLike) -> str:
     return (
-        f"kafka-configs.sh --bootstrap-server {quote_word(topic.addresses)} --alter "
-        f"--entity-type topics --entity-name {quote_word(topic.name)}"
+        f"kafka-configs.sh {topic.access} --alter --entity-type topics "
+        f"--entity-name {quote_word(topic.name)}"
     )
 
 

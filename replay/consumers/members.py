@@ -14,7 +14,6 @@ from backlogctl.fanout.launchers import Fleet, Launcher, ProcessLauncher, Role
 from backlogctl.fanout.relay.guard import find_others, is_guard
 from backlogctl.formats import Say, format_moment, format_plural
 from backlogctl.kafka.admin import GroupState, Member, describe_group_state
-from backlogctl.kafka.clients import find_addresses
 from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
 from backlogctl.kafka.raw_client import read_epoch_ends
 from backlogctl.ledger.steps import RESTORE_STEP
@@ -23,7 +22,7 @@ from backlogctl.monitoring.offsets.beyond_end import (
     find_cut_epochs,
     find_resumptions,
 )
-from backlogctl.monitoring.verdict.commands import look_at_stream, reset_offset
+from backlogctl.monitoring.verdict.commands import look_at_stream, name_access, reset_offset
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
 from backlogctl.replay.engine.kind import Workspace
@@ -108,8 +107,8 @@ def describe_trouble(
     if is_beyond and (places := _find_resumptions(workspace, stream)):
         ways += [f"partition {one.partition}: {one.why}" for one in places]
         ways.append(f"stop the consumers of group {stream.group}, then set it back")
-        addresses = find_addresses(workspace.properties(stream))
-        where = (addresses, stream.group, stream.topic)
+        access = name_access(workspace.properties(stream))
+        where = (access, stream.group, stream.topic)
         commands += [reset_offset(*where, one.partition, one.at) for one in places]
     return {"members": members, "ways": ways, "next_commands": commands}
 

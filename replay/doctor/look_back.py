@@ -12,7 +12,7 @@ from backlogctl.clock import Deadline
 from backlogctl.config import Config, LookBack
 from backlogctl.errors import Refused
 from backlogctl.formats import format_duration, format_plural
-from backlogctl.kafka.clients import connect, find_addresses
+from backlogctl.kafka.clients import connect
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.monitoring.doctor.checks import (
     CheckFinding,
@@ -23,7 +23,7 @@ from backlogctl.monitoring.doctor.checks import (
 )
 from backlogctl.monitoring.doctor.facts import Topic, read_topic
 from backlogctl.monitoring.doctor.topic import judge_partitions, judge_replication, judge_retention
-from backlogctl.monitoring.verdict.commands import advise_on_compaction
+from backlogctl.monitoring.verdict.commands import advise_on_compaction, name_access
 from backlogctl.replay.observe.deliveries import opened_look_back, within
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _judge_topic(config: Config, settings: LookBack) -> Iterator[CheckFinding]:
         return
     yield from judge_topic(
         None if isinstance(topic, UnreadablePart) else topic,
-        *(settings.topic, find_addresses(properties), settings.keep),
+        *(settings.topic, name_access(properties), settings.keep),
         config.watch.horizon,
     )
 
@@ -184,7 +184,7 @@ def judge_tables(tables: LookBackTables) -> Iterator[CheckFinding]:
     "Retention, copies and `min.insync.replicas` are judged as those of a stream's topic.",
 )
 def judge_topic(
-    topic: Topic | None, name: str, addresses: str, keep: timedelta, horizon: timedelta
+    topic: Topic | None, name: str, access: str, keep: timedelta, horizon: timedelta
 ) -> Iterator[CheckFinding]:
     """The topic that applications prepare messages on.
 
@@ -198,7 +198,7 @@ def judge_topic(
             "there is no such topic: applications cannot prepare a message",
             "",
             (
-                f"kafka-topics.sh --bootstrap-server {addresses} --create --topic {name} "
+                f"kafka-topics.sh {access} --create --topic {name} "
                 "--partitions 12 --replication-factor 3 --config min.insync.replicas=2 "
                 "--config retention.ms=604800000",
             ),

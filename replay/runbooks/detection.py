@@ -135,6 +135,7 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
     seen, entry = sample_stream(workspace, stream)
     gaps = _list_gaps(workspace, stream)
     new = _find_new(gaps, before[-1].id if told is None and before else told or "")
+    lag = entry["lag"] or entry["lag_at_least"] or 0
     return Detection(
         stream=stream.name,
         verdict=entry["verdict"],
@@ -146,7 +147,7 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
         new_gaps=new,
         newest_gap=gaps[-1].id if gaps else "",
         actions=choose_actions(
-            workspace, stream, Verdict(entry["course"]), entry["lag"] or 0, seen.sample.topic_id
+            workspace, stream, Verdict(entry["course"]), lag, seen.sample.topic_id
         ),
         under_way=tuple(
             recovery.id for recovery in workspace.ledger.recoveries.list(stream.name, ACTIVE)

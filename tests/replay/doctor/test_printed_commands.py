@@ -43,6 +43,7 @@ from tests.kit.kafka import (
     set_offsets_raw,
     wait_until,
 )
+from tests.kit.secured import start_secured
 from tests.kit.shop import call_main
 from tests.replay.doctor.world import SOURCE, make_table, make_workspace
 
@@ -228,6 +229,23 @@ def test_a_printed_command_loses_nothing(
     left = {one.check for one in examine(workspace)}
     mended = set(situation.checks) - set(situation.words)
     assert not mended & left - {"retention", "min-insync-replicas"}
+
+
+def test_a_command_for_a_cluster_with_logins_names_the_login(
+    shell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start_secured(tmp_path) as secured:
+        create_topic(secured.properties, "orders", partitions=1)
+        set_offsets_raw(secured.properties, "service", "orders", {0: 0})
+        monkeypatch.setenv("PASSWORD", secured.properties["sasl.password"])
+        login = {**secured.properties, "sasl.password": "${env:PASSWORD}"}
+        (tmp_path / "admin.properties").write_text(secured.write_java_properties())
+        workspace = make_workspace(tmp_path, login)
+        commands = [line for one in examine(workspace) for line in one.commands]
+        assert any("flush.messages=1" in line for line in commands)
+        for line in commands:
+            run_line(line, shell, tmp_path)
+        assert "flush" not in {one.check for one in examine(workspace)}
 
 
 @pytest.mark.parametrize(
