@@ -26,6 +26,8 @@ CLOCK_NOISE = timedelta(seconds=1)
 # Fewer are as fast one by one.
 LEAST_STREAMS = 3
 PEEK_SECONDS = 10.0
+# Of one question to all; streams whose brokers do not answer are asked alone.
+ANSWER_SECONDS = 10.0
 AT_WORK = (RecoveryState.RUNNING, RecoveryState.PAUSED, RecoveryState.FAILED)
 
 
@@ -122,7 +124,7 @@ class BulkLooker:
         self._reader: BulkReader | None = None
         # A login that it cannot use reads each stream alone.
         with suppress(ConfigurationError):
-            self._reader = BulkReader(properties)
+            self._reader = BulkReader(properties, ANSWER_SECONDS)
         # The first message from an offset on stays the first, until it expires.
         self._known: dict[_Place, FirstMessage] = {}
 
