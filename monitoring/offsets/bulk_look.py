@@ -11,16 +11,19 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import ConfigurationError
-from backlogctl.kafka.bulk import BulkReader, ClusterLayout, ListedGroup, Offsets
 from backlogctl.kafka.clients import Properties
 from backlogctl.kafka.groups import Commit
 from backlogctl.ledger import Hold, Ledger
 from backlogctl.monitoring.offsets.lag import FirstMessage, TopicOffset, list_unread, read_firsts
 from backlogctl.monitoring.offsets.sampler import StreamLike, find_state
 from backlogctl.values import Gap, PartitionSample, Recovery, RecoveryState, Sample
+
+if TYPE_CHECKING:
+    from backlogctl.kafka.bulk import BulkReader, ClusterLayout, ListedGroup, Offsets
 
 CLOCK_NOISE = timedelta(seconds=1)
 # Fewer are as fast one by one.
@@ -122,9 +125,7 @@ class BulkLooker:
         self._ledger = ledger
         self._properties = properties
         self._reader: BulkReader | None = None
-        # A login that it cannot use reads each stream alone.
-        with suppress(ConfigurationError):
-            self._reader = BulkReader(properties, ANSWER_SECONDS)
+        self._has_tried = False
         # The first message from an offset on stays the first, until it expires.
         self._known: dict[_Place, FirstMessage] = {}
 
@@ -140,13 +141,24 @@ class BulkLooker:
             ClusterUnreachable, LedgerError.
         """
         facts = read_facts(self._ledger, [one.name for one in streams])
-        if self._reader is None or len(streams) < LEAST_STREAMS:
+        reader = self._open_reader() if len(streams) >= LEAST_STREAMS else None
+        if reader is None:
             return BulkLook(facts)
-        samples = take_samples(self._reader, streams, facts.skew)
+        samples = take_samples(reader, streams, facts.skew)
         if not in_full:
             return BulkLook(facts, samples)
-        settings = self._reader.read_retentions({one.topic for one in samples.values()})
+        settings = reader.read_retentions({one.topic for one in samples.values()})
         return BulkLook(facts, samples, settings, self._peek(streams, samples, facts, limit))
+
+    def _open_reader(self) -> BulkReader | None:
+        """None for a login that it cannot use: each stream is read alone."""
+        if not self._has_tried:
+            from backlogctl.kafka.bulk import BulkReader  # numpy takes a while
+
+            self._has_tried = True
+            with suppress(ConfigurationError):
+                self._reader = BulkReader(self._properties, ANSWER_SECONDS)
+        return self._reader
 
     def close(self) -> None:
         """Closes its connections."""
