@@ -332,6 +332,8 @@ class _StreamWatcher:
     def look_closer(self, stop_event: Event, until: float) -> None:
         """Samples the streams whose retention is near, until that monotonic time; the next round
         tells what fails."""
+        if time.monotonic() >= until:
+            return
         away: dict[str, BacklogError] = {}
         for stream in self.go_through(tuple(self.near.values()), away, in_full=False):
             if stop_event.is_set() or time.monotonic() >= until:

@@ -410,4 +410,8 @@ def test_one_time_out_is_enough_for_a_cluster(
     watch.look_closer(threading.Event(), time.monotonic() - 1)
     assert asked == [], "the next round is due"
     watch.look_closer(threading.Event(), time.monotonic() + 60)
-    assert (asked, watch.near) == (["s0"], {})
+    assert (asked, watch.near) == ([], {}), "the cluster was asked once, for all of them"
+    watch.near.update({name: config.streams[name] for name in names})
+    monkeypatch.setattr(loop._ClusterWatcher, "look", lambda *_, **__: None)
+    watch.look_closer(threading.Event(), time.monotonic() + 60)
+    assert (asked, watch.near) == (["s0"], {}), "it went away since"
