@@ -302,7 +302,7 @@ class Crossing:
     planned: Recovery
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: SparkSession) -> None:
     """Two zones at once: streams that do not wait for each other, and a window that closes."""
     good, asked = take_shop("night"), take_shop("night-asked")
@@ -388,7 +388,7 @@ def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> Crossing:
 
 def begins(airflow: Airflow, run: DagRun, shop: SlotShop) -> bool:
     """Waits until it injects; False where the window closed before. Nothing of it runs then."""
-    limit = time.monotonic() + 240
+    limit = time.monotonic() + 420
     while not shop.read_injected():
         assert time.monotonic() < limit, airflow.explain(run)
         if airflow.read_states(run).get("stream.put_back[0]") == "up_for_reschedule":
