@@ -202,7 +202,8 @@ def watch_streams(
                     outages.begin(f"stream {stream.name}", error)
                 if on_error is not None:
                     on_error(stream, error)
-            watch.note_pass(time.monotonic() - began, seconds)
+            if not away:  # else that is why
+                watch.note_pass(time.monotonic() - began, seconds)
             if utc_now() >= thin_at:
                 # What is remembered between two of these is short beside the horizon.
                 thin_at = utc_now() + min(THIN_EVERY, horizon)
