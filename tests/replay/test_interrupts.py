@@ -216,6 +216,7 @@ def place(
         streams={"orders": stream},
         watch={"interval": "1s", "groups": {"allow": ["*"]}},
     )
+    say(tmp_path, "gaps")  # while nobody is in the group the loss is certain
     consumer = join(properties, evil, name, client_id=MEMBER)
     try:
         yield evil, other
