@@ -115,9 +115,7 @@ def test_a_table_of_another_version_is_told_by_what_it_lacks(
     assert "it has no column interval_ms" in found.found
 
 
-def test_nobody_sends(
-    look: Callable[..., dict[str, CheckFinding]], pg_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_sends(look: Callable[..., dict[str, CheckFinding]], pg_url: str) -> None:
     with Shop(pg_url, "unused:1") as shop:
         shop.add("orders", "a", "b")
         with shop.engine.begin() as connection:
@@ -127,7 +125,6 @@ def test_nobody_sends(
     assert "2 messages wait, the oldest for 11 min, and Kafka answers" in found.found
     assert found.commands[1] == "backlogctl outbox run --outbox shop"
     assert look(late="12m") == {}
-    monkeypatch.setattr("backlogctl.replay.doctor.deliveries._SECONDS", 3.0)
     away = look(bootstrap="127.0.0.1:1")
     assert list_levels(away) == {"unread": CheckLevel.UNKNOWN}, "Kafka is why nothing is sent"
 
@@ -370,7 +367,6 @@ def test_what_is_parked_and_what_is_late(
     assert list_more(found) == {"parked": CheckLevel.STOPS, "late": CheckLevel.STOPS}
     assert found["parked"].commands[0] == "backlogctl lookback list --state parked"
     assert found["late"].found.startswith("1 message prepared, the oldest for")
-    monkeypatch.setattr("backlogctl.replay.doctor.deliveries._SECONDS", 3.0)
     away = look_at_service(bootstrap="127.0.0.1:1", partitions=0, late="1ms")
     assert list_levels(away) == {"parked": CheckLevel.STOPS, "unread": CheckLevel.UNKNOWN}
 
