@@ -354,7 +354,7 @@ def test_partitions_ahead(look_at_service: Look, tables: LookBackDatabase) -> No
 
 
 def test_what_is_parked_and_what_is_late(
-    look_at_service: Look, tables: LookBackDatabase, pg_url: str, monkeypatch: pytest.MonkeyPatch
+    look_at_service: Look, tables: LookBackDatabase, pg_url: str
 ) -> None:
     teller = Teller(tables, make_settings())
     teller.prepare("1")
