@@ -213,7 +213,7 @@ def examine_stream(
     shared = shared or _Shared(workspace)
     away = (clusters or {}).get(stream.cluster)
     judged = (
-        _judge_unreached(workspace, stream)
+        _judge_unreached(workspace, stream, away)
         if isinstance(away, BacklogError)
         else _judge_stream(workspace, stream, shared, AWAY_SECONDS if away else _SECONDS)
     )
@@ -246,11 +246,13 @@ class _Parts:
         return result
 
 
-def _judge_unreached(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]:
+def _judge_unreached(
+    workspace: Workspace, stream: Stream, away: BacklogError
+) -> Iterator[CheckFinding]:
     yield CheckFinding(
         *("reach", CheckLevel.UNKNOWN, f"stream {stream.name}"),
-        f"nothing of it could be read: cluster {stream.cluster} does not answer",
-        "see above",
+        f"nothing of it could be read: cluster {stream.cluster}: {away.message}",
+        away.hint or "see above",
     )
     subject = f"stream {stream.name}"
     yield from endure(subject, "looking at its tables", judge_sources(workspace.config, stream))
