@@ -244,7 +244,11 @@ def test_fault_90_the_watch_tells_it_with_the_second_sample(
     set_offsets_raw(properties, group, name, {0: 3})
     cluster = SimpleNamespace(client_properties=lambda: properties)
     stream = StreamStub(name, group)
-    config: Any = SimpleNamespace(clusters={"main": cluster}, streams={"orders": stream})
+    config: Any = SimpleNamespace(
+        clusters={"main": cluster},
+        streams={"orders": stream},
+        watch=SimpleNamespace(commit_log=True),
+    )
     told: list[Verdict] = []
     stop = Event()
 
