@@ -1,8 +1,8 @@
 """What 500 streams of one cluster cost: a pass of `watch`, `status`, `doctor`.
 
 `python -m benchmarks.streams [--streams 500]`. A real broker, SQLite as ledger. Every group lags on
-one of three partitions, of every fiftieth some messages are gone unread. A pass is that of `backlogctl watch`, after
-the first; the commands run as a person runs them, as processes.
+one of three partitions, of every fiftieth some messages are gone unread. A pass is that of
+`backlogctl watch`, after the first; the commands run as a person runs them, as processes.
 """
 
 from __future__ import annotations
