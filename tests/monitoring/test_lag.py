@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from backlogctl.clock import utc_now
 from backlogctl.ledger import open_ledger
-from backlogctl.monitoring.offsets import observation, sampler
+from backlogctl.monitoring.offsets import bulk_look, observation, sampler
 from backlogctl.monitoring.offsets.bulk_look import CLOCK_NOISE, measure_clock_skew
 from backlogctl.monitoring.offsets.gaps import find_gaps
 from backlogctl.monitoring.offsets.lag import count_lag, read_retention, read_size_limit
@@ -212,7 +212,7 @@ class World:
 
     def measure(self) -> timedelta:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(observation, "utc_now", lambda: self.clock)
+            patch.setattr(bulk_look, "utc_now", lambda: self.clock)
             return measure_clock_skew(self)  # type: ignore[arg-type]
 
 
@@ -248,7 +248,7 @@ def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
         publish(properties, name, {0: 10})
         commit(properties, group, name, {0: 10 * round_ + 5})
         slow = timedelta(minutes=5) if round_ % 2 else timedelta(0)
-        for module in (observation, sampler):
+        for module in (bulk_look, observation, sampler):
             monkeypatch.setattr(module, "utc_now", lambda slow=slow: utc_now() - slow)
         observe_stream(ledger, stream, properties)
     history = ledger.samples.history("orders")
