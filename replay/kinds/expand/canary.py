@@ -222,10 +222,10 @@ class CanaryStep(Step[ExpandContext]):
             CanaryFailed: nothing was handled, or the consumer ended or reads something else.
             PausedBecause: it is slower than half of what the plan counts on; `resume` accepts it.
         """
-        context.join()
-        context.note_counters()
         look = CanaryLook(find_first(context))
-        with look.judging():
+        with look.judging():  # it may be in that group before the guard is
+            context.join()
+            context.note_counters()
             measured = _relay_share(context, look)
         if measured is None:
             return

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, LeaseHeld, UsageError
 from backlogctl.fanout.launchers import Role
 from backlogctl.fanout.layout import cut_canary
+from backlogctl.fanout.relay.guard import GroupGuard, find_others
 from backlogctl.fanout.speed import Speed, Trial
 from backlogctl.kafka.admin import describe_group_state
 from backlogctl.replay.consumers.fleet import CONSUMERS_STAY, CleanupErrors
 from backlogctl.replay.engine.brakes import INTERRUPTED, OPERATOR, CancelRequested, PausedBecause
 from backlogctl.replay.kinds.expand import planning
 from backlogctl.replay.kinds.expand.canary import SLOW_SHARE, CanaryFailed
+from backlogctl.replay.kinds.expand.context import ExpandContext
 from backlogctl.replay.kinds.expand.kind import KIND as EXPAND
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.kinds.expand.planning import plan_expand
@@ -112,9 +116,23 @@ def test_it_crashes_at_once(world: World) -> None:
     assert judge(world, recovery) == []
 
 
-def test_it_joins_the_original_group(world: World) -> None:
+@pytest.mark.parametrize("early", [False, True], ids=["late", "before the guard"])
+def test_it_joins_the_original_group(
+    world: World, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
     recovery = world.plan_approved()
     world.set_wrong(Role.RECOVERY, BACKLOG_GROUP=world.group, BACKLOG_TOPIC=world.topic)
+    join = GroupGuard.join
+
+    def join_late(guard: GroupGuard, *rest: Any) -> Any:
+        wait_until(
+            lambda: find_others(world.properties, world.group, Deadline(30.0)), what="it is there"
+        )
+        return join(guard, *rest)
+
+    if early:  # as on a machine where it starts slowly: the group was quiet until then
+        monkeypatch.setattr(ExpandContext, "await_quiet", lambda *_, **__: None)
+        monkeypatch.setattr(GroupGuard, "join", join_late)
     with pytest.raises(CanaryFailed, match=r"ignores BACKLOG_GROUP.*order-service-recovery"):
         world.run(recovery)
     assert world.list_processes() == {}
