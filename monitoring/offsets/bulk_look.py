@@ -18,12 +18,18 @@ from backlogctl.errors import ConfigurationError
 from backlogctl.kafka.clients import Properties
 from backlogctl.kafka.groups import Commit
 from backlogctl.ledger import Hold, Ledger
-from backlogctl.monitoring.offsets.lag import FirstMessage, TopicOffset, list_unread, read_firsts
+from backlogctl.monitoring.offsets.lag import (
+    FirstMessage,
+    TopicOffset,
+    list_places,
+    list_unread,
+    read_firsts,
+)
 from backlogctl.monitoring.offsets.sampler import StreamLike, find_state
 from backlogctl.values import Gap, PartitionSample, Recovery, RecoveryState, Sample
 
 if TYPE_CHECKING:
-    from backlogctl.kafka.bulk import BulkReader, ClusterLayout, ListedGroup, Offsets
+    from backlogctl.kafka.bulk import BulkReader, ClusterLayout, Offsets
 
 CLOCK_NOISE = timedelta(seconds=1)
 # Fewer are as fast one by one.
@@ -178,13 +184,11 @@ class BulkLooker:
             if (sample := samples.get(stream.name)) is None:
                 continue
             known = facts.list_empty(stream.name, sample.topic_id)
-            lows = {part.partition: part.low for part in sample.partitions}
-            is_committed = stream.isolation != "read_uncommitted"
-            for one in list_unread(sample, stream.isolation, known):
-                if one.start < one.stable and one.start >= lows[one.partition]:
-                    # Of two groups on a topic, one is asked alone.
-                    place = (sample.topic, one.partition)
-                    wanted[is_committed].setdefault(place, one.start)
+            unread = list_unread(sample, stream.isolation, known)
+            starts = wanted[stream.isolation != "read_uncommitted"]
+            for topic, partition, start in list_places(sample.topic, unread):
+                # Of two groups on a topic, one is asked alone.
+                starts.setdefault((topic, partition), start)
         found: dict[bool, dict[TopicOffset, FirstMessage | None]] = {}
         kept: dict[_Place, FirstMessage] = {}
         for is_committed, starts in wanted.items():
@@ -251,14 +255,10 @@ def take_samples(
             topic_id=topic.topic_id,
             taken_at=taken_at,
             partitions=parts,
-            group_state=_name_listed(state),
+            group_state=find_state(state.state, is_simple=state.is_simple),
             took=took,
         )
     return found
-
-
-def _name_listed(group: ListedGroup) -> str:
-    return find_state(group.state, is_simple=group.is_simple)
 
 
 def _is_same(before: ClusterLayout, after: ClusterLayout, topic: str) -> bool:

@@ -98,8 +98,8 @@ def count_lag(part: PartitionSample, isolation: str) -> int | None:
 
 
 class UnreadPlace(NamedTuple):
-    """Where a partition's unread part begins: at `first`, and by what was read before there is no
-    data up to `start`. Committed data ends at `stable`, the group's reading at `end`."""
+    """Where a partition's unread part begins: from `first` up to `start` there is no data, by what
+    was read before. Committed data ends at `stable`, the group's reading at `end`."""
 
     partition: int
     first: int
@@ -123,11 +123,16 @@ def list_unread(
         first = start = max(part.committed, part.low)
         before, until = (known or {}).get(part.partition, (0, 0))
         if before <= first < until:
-            start = until
+            first, start = before, until
         stable = part.high if isolation == "read_uncommitted" else part.lso
         end = find_partition_end(part, isolation)
         found.append(UnreadPlace(part.partition, first, start, stable, end))
     return found
+
+
+def list_places(topic: str, unread: Iterable[UnreadPlace]) -> list[TopicOffset]:
+    """Where the first messages have to be read."""
+    return [(topic, one.partition, one.start) for one in unread if one.start < one.stable]
 
 
 def read_tails(
@@ -150,7 +155,7 @@ def read_tails(
         ClusterUnreachable, KafkaFailure.
     """
     unread = list_unread(sample, isolation, known)
-    places = [(sample.topic, one.partition, one.start) for one in unread if one.start < one.stable]
+    places = list_places(sample.topic, unread)
     limit, subject = deadline or Deadline(10.0), f"topic {sample.topic}"
     reading = read_firsts(properties, places, limit, subject, isolation)
     firsts = {place: reading.found[place[:2]] for place in places if place[:2] in reading.found}

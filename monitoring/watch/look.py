@@ -25,6 +25,7 @@ from backlogctl.monitoring.offsets.lag import (
     count_lost,
     find_partition_end,
     judge_tails,
+    list_places,
     list_unread,
     read_retention,
     read_size_limit,
@@ -463,10 +464,7 @@ def _read_unread(
     if bulk is not None and bulk.samples.get(stream.name) is sample:
         unread = list_unread(sample, stream.isolation, known)
         firsts = bulk.firsts.get(stream.isolation != "read_uncommitted", {})
-        places = [
-            (sample.topic, one.partition, one.start) for one in unread if one.start < one.stable
-        ]
-        if all(place in firsts for place in places):
+        if all(place in firsts for place in list_places(sample.topic, unread)):
             return judge_tails(sample.topic, unread, firsts)
     within = Deadline(limit.remaining(PEEK_SECONDS))
     try:

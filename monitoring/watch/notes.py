@@ -91,6 +91,9 @@ def with_stopped_warning(
     Args:
         begun: the stream's recoveries that are not over; None asks the ledger.
 
+    Args:
+        begun: the stream's recoveries that are not over; None asks the ledger.
+
     Raises:
         LedgerError.
     """

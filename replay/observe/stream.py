@@ -201,13 +201,14 @@ def _read_at_once(
     properties = workspace.config.clusters[cluster].client_properties()
     if len(streams) < LEAST_STREAMS:
         return None, None
+    admin = connect(properties)
     with closing(BulkLooker(workspace.ledger, properties)) as looker:
         try:
-            return connect(properties), looker.look(streams, Deadline(LOOK_SECONDS))
+            return admin, looker.look(streams, Deadline(LOOK_SECONDS))
         except LedgerError:
             raise
         except BacklogError:
-            return connect(properties), None  # each is asked alone, and tells what fails
+            return admin, None  # each is asked alone, and tells what fails
 
 
 def sample_stream(
@@ -243,11 +244,14 @@ def sample_stream(
     if page := find_page(workspace.config, stream.name):
         entry["page"] = page
     facts = look.observation.facts
+    # Read again: the look has noted which are in force.
+    held = any(hold.stream == stream.name for hold in facts.holds)
+    holds = ledger.holds.list(stream=stream.name) if held else ()
     entry["warnings"] = [
         *map(str, status.unseen),
         *(
             f"hold {hold.id} is not in force: the broker keeps less than it was raised to"
-            for hold in ledger.holds.list(stream=stream.name)
+            for hold in holds
             if hold.in_force is False
         ),
         *describe_findings(look.observation, facts.gaps.get(stream.name, ())),

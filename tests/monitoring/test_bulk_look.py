@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +18,18 @@ from backlogctl.ledger import Ledger
 from backlogctl.ledger.samples import Samples
 from backlogctl.monitoring.offsets import bulk_look
 from backlogctl.monitoring.offsets.bulk_look import BulkLooker, read_facts, take_samples
-from backlogctl.monitoring.offsets.lag import read_firsts
+from backlogctl.monitoring.offsets.lag import (
+    FirstMessage,
+    judge_tails,
+    list_places,
+    list_unread,
+    read_firsts,
+)
 from backlogctl.monitoring.offsets.sampler import take_sample
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch import look, loop
 from backlogctl.monitoring.watch.loop import watch_streams
-from backlogctl.values import Sample
+from backlogctl.values import PartitionSample, Sample
 from tests.conftest import MakeTopic
 from tests.kit.kafka import (
     StreamStub,
@@ -144,6 +150,17 @@ def test_a_pass_says_the_same_as_looks_one_by_one(
         shown = (status.verdict, status.lag, status.lost, status.undecided, status.possible)
         other = seen[name]
         assert shown == (other.verdict, other.lag, other.lost, other.undecided, other.possible)
+
+
+def test_a_range_without_data_grows_and_is_not_cut() -> None:
+    """What was read before a commit within it is still known to a group that is set back."""
+    part = PartitionSample(0, 0, 5, 40, 40)
+    sample = Sample("s", "main", "t", "g", "id", datetime.now(UTC), (part,))
+    unread = list_unread(sample, "read_committed", {0: (3, 20)})
+    assert [(one.first, one.start) for one in unread] == [(3, 20)]
+    assert list_places("t", unread) == [("t", 0, 20)]
+    assert judge_tails("t", unread, {("t", 0, 20): FirstMessage(31)}).empty == {0: (3, 31)}
+    assert judge_tails("t", unread, {}).empty == {0: (3, 20)}, "as it was"
 
 
 def test_first_messages_are_read_once_for_as_long_as_nobody_reads(

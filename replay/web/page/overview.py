@@ -16,6 +16,7 @@ from backlogctl.monitoring.watch.board import Board, BoardState, Checkup, Member
 from backlogctl.monitoring.watch.look import judge_stored
 from backlogctl.monitoring.watch.notes import with_stopped_warning
 from backlogctl.replay.engine.plan import ACTIVE
+from backlogctl.replay.present.terminal import SHOWN_WHOLE
 from backlogctl.replay.web.deliveries import DeliveryLook
 from backlogctl.replay.web.page.delivery_rows import DeliveryRow, list_rows
 from backlogctl.replay.web.page.words import is_stale
@@ -219,8 +220,6 @@ def _is_draining(recovery: Recovery, now: datetime) -> bool:
     )
 
 
-# Of more streams those that are well are folded, and there is a search.
-SHOWN_WHOLE = 10
 MOST_GROUPS = 20
 MOST_RECOVERIES = 20
 FINISHED_SINCE = timedelta(hours=24)
@@ -326,6 +325,11 @@ class Overview:
     deliveries: tuple[DeliveryRow, ...]
     tool: Checkup | None
     ledger_error: LedgerError | None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether there are so many that one has to choose."""
+        return self.total > SHOWN_WHOLE
 
 
 def read_overview(
