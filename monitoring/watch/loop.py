@@ -441,7 +441,11 @@ class _ClusterWatcher:
         self.seen = None
         if not self.admin.has_answered:
             reach_cluster(self.admin, f"cluster {self._name}")
-        self.seen = self._looker.look(streams, limit, in_full=in_full)
+        try:
+            self.seen = self._looker.look(streams, limit, in_full=in_full)
+        except ClusterUnreachable:
+            # One broker that is away is enough for that; the others may answer for most streams.
+            reach_cluster(self.admin, f"cluster {self._name}")
         if self.feed is not None:
             self.feed.read(limit)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, LedgerError
+from backlogctl.errors import BacklogError, ClusterUnreachable, LedgerError
 from backlogctl.kafka.bulk import BulkReader
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.samples import Samples
@@ -150,6 +150,23 @@ def test_a_pass_says_the_same_as_looks_one_by_one(
         shown = (status.verdict, status.lag, status.lost, status.undecided, status.possible)
         other = seen[name]
         assert shown == (other.verdict, other.lag, other.lost, other.undecided, other.possible)
+
+
+def test_a_broker_that_is_away_makes_no_cluster_that_is_away(
+    properties: dict[str, str],
+    streams: list[StreamStub],
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody answers for all streams at once, and each can be asked."""
+
+    def fail(*_: object) -> None:
+        raise ClusterUnreachable("broker 3 does not answer", subject="cluster main")
+
+    monkeypatch.setattr(bulk_look, "take_samples", fail)
+    seen, told = watch_once(properties, streams, ledger)
+    assert seen.keys() == {one.name for one in streams}
+    assert told == {}
 
 
 def test_a_range_without_data_grows_and_is_not_cut() -> None:
