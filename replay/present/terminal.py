@@ -47,7 +47,8 @@ def style_word(word: str, urgency: object = None) -> Text:
 
 
 def render_status(document: Document) -> RenderableType:
-    """`status`: one block a stream; of many, the worst first, and the well ones in a line."""
+    """`status`: one block a stream; of many, the worst first, the next a line each, and the well
+    ones in one."""
     blocks: list[RenderableType] = []
     if error := document.get("ledger_error"):
         told = f"{error['subject']}: {error['message']}: history, gaps, holds and recoveries are "
@@ -58,8 +59,14 @@ def render_status(document: Document) -> RenderableType:
     if len(streams) > SHOWN_WHOLE:
         well = [str(one["stream"]) for one in streams if _is_well(one)]
         streams = sorted((one for one in streams if not _is_well(one)), key=_rank)
-    for stream in streams:
+    # Nobody reads hundreds of tables; of the worst they are what to begin with.
+    whole = streams if len(streams) <= SHOWN_WHOLE else streams[:SHOWN_WHOLE]
+    for stream in whole:
         blocks.extend(_draw_stream(stream))
+    for stream in streams[len(whole) :]:
+        blocks.append(_draw_line(stream))
+    if len(streams) > len(whole):
+        blocks += render_next(look_at_stream(str(streams[len(whole)]["stream"])))
     if well:
         told = f"{format_plural(len(well), 'stream')}: {name_some(well)}"
         blocks.append(Text.assemble(style_word("ok"), f"  {told}", hang=2))
@@ -87,6 +94,12 @@ def _rank(stream: Document) -> tuple[float, ...]:
         -(stream.get("lost") or 0),
         -(stream.get("lag") or 0),
     )
+
+
+def _draw_line(stream: Document) -> Text:
+    told = stream["error"]["message"] if stream.get("error") else stream.get("sentence", "")
+    verdict = style_word(str(stream["verdict"]), stream.get("urgency"))
+    return Text.assemble((str(stream["stream"]), "bold"), "  ", verdict, f"  {told}", hang=2)
 
 
 def _draw_stream(stream: Document) -> list[RenderableType]:
