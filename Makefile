@@ -59,10 +59,14 @@ airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trou
 	@$(PYTHON) -m backlogctl.dags.local.demo $(ARGS)
 
 .PHONY: test
-test: $(AIRFLOW) ## Run every test, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium, with real clients
+test: $(AIRFLOW) ## Run the tests, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium, with real clients
 	@scripts/need.sh postgres mariadb redis kcat prometheus chromium jdk node go
 	@$(PYTHON) -m tests.clients.building
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
+
+.PHONY: test-all
+test-all: ## Run them all, with every whole story: twice as long
+	@$(MAKE) --no-print-directory test ARGS="--all $(ARGS)"
 
 .PHONY: test-quick
 test-quick: $(AIRFLOW) ## Run what takes seconds, on a real Kafka, PostgreSQL, MariaDB and Redis: under five minutes

@@ -13,20 +13,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import psutil
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from backlogctl.errors import EmbeddedError
 from backlogctl.formats import Say
 from backlogctl.jars import ensure_jars, find_java
+from backlogctl.kafka.admin import create_topic
 from backlogctl.sandbox import watchdog
 from backlogctl.sandbox.secured import HOST, PROTOCOL, Security, free_port, listens
 from backlogctl.sandbox.small_disk import limit_disk
@@ -40,6 +42,39 @@ _LISTED = Path(__file__).with_name("kafka.jars")
 def ensure_kafka_jars(progress: Say | None = None) -> tuple[Path, ...]:
     """The class path of a Kafka broker; fetched at the first call on this machine."""
     return ensure_jars(_LISTED, progress)
+
+
+# Kafka's classes, read and verified once in an environment: with them a broker starts with half the
+# work. Java itself checks at each start that they are of this Java and these jars (JEP 350).
+_CLASS_ARCHIVE = Path(sys.prefix, "share", "backlogctl", "kafka.jsa")
+
+
+def make_class_archive() -> None:
+    """Starts a broker once, and keeps the classes that this needed, unless they are kept."""
+    if _CLASS_ARCHIVE.is_file():
+        return
+    _CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+    fresh = _CLASS_ARCHIVE.with_suffix(".new")
+    with tempfile.TemporaryDirectory() as place:
+        kafka = EmbeddedKafka.start(place, jvm=(f"-XX:ArchiveClassesAtExit={fresh}",))
+        with kafka:
+            _work(kafka.client_properties)
+            os.kill(kafka.pid, signal.SIGTERM)
+            # They are written at its end, which takes longer.
+            kafka._nodes[0].wait(_UP_WITHIN)
+    fresh.replace(_CLASS_ARCHIVE)
+
+
+def _work(properties: dict[str, str]) -> None:
+    create_topic(properties, "t", partitions=1)
+    producer = Producer(properties)
+    producer.produce("t", b"v")
+    producer.flush(_DOWN_WITHIN)
+    more = {"group.id": "g", "auto.offset.reset": "earliest"}
+    with contextlib.closing(Consumer({**properties, **more})) as consumer:
+        consumer.subscribe(["t"])
+        if consumer.poll(_DOWN_WITHIN):
+            consumer.commit(asynchronous=False)
 
 
 _UP_WITHIN = 120.0
@@ -129,11 +164,12 @@ class EmbeddedKafka:
         port: int,
         security: Security | None,
         disk_bytes: int | None = None,
+        jvm: Sequence[str] = (),
     ) -> None:
         self._nodes = [_Node(n, data_dir / f"broker-{n}") for n in range(1, brokers + 1)]
         self._properties = properties
         self._heap = heap
-        self._port, self._disk_bytes = port, disk_bytes
+        self._port, self._disk_bytes, self._options = port, disk_bytes, jvm
         self.security = security
         self._java = find_java()
         self._classpath = ""
@@ -153,18 +189,20 @@ class EmbeddedKafka:
         detached: bool = False,
         secured: bool = False,
         disk_bytes: int | None = None,
+        jvm: Sequence[str] = (),
     ) -> Self:
         """Start brokers on free ports and wait until they answer.
 
         A directory that held a Kafka before is started again with its data. `port` asks for a
         certain port of the first broker. A detached broker outlives this process. A secured one has
-        `security`. One with `disk_bytes` has a disk of that size, which ends with it.
+        `security`. One with `disk_bytes` has a disk of that size, which ends with it. `jvm` are
+        more options of Java.
         """
         classpath = os.pathsep.join(str(jar) for jar in ensure_kafka_jars(progress))
         place = Path(data_dir).absolute()
         security = Security.make(place / "security") if secured else None
         own = dict(properties or {})
-        self = cls(place, brokers, own, heap, port, security, disk_bytes)
+        self = cls(place, brokers, own, heap, port, security, disk_bytes, jvm)
         self._detached = detached
         self._classpath = classpath
         for attempt in range(_TRIES):
@@ -316,10 +354,11 @@ class EmbeddedKafka:
         return {**settings, **DEFAULT_PROPERTIES, **secured, **self._properties}
 
     def _jvm(self, heap: str) -> list[str]:
-        return [str(self._java), f"-Xmx{heap}", *_JVM_OPTIONS, "-cp", self._classpath]
+        kept = (f"-XX:SharedArchiveFile={_CLASS_ARCHIVE}",) if _CLASS_ARCHIVE.is_file() else ()
+        return [str(self._java), f"-Xmx{heap}", *_JVM_OPTIONS, *kept, "-cp", self._classpath]
 
     def _spawn(self, node: _Node) -> None:
-        command = [*self._jvm(self._heap), "kafka.Kafka", str(node.settings)]
+        command = [*self._jvm(self._heap), *self._options, "kafka.Kafka", str(node.settings)]
         if self._disk_bytes is not None:
             command = limit_disk(command, node.directory / "data", self._disk_bytes)
         with node.log.open("w") as log:

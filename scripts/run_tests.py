@@ -1,9 +1,10 @@
 """Runs pytest in several processes; the few tests that fail get one more go, alone.
 
-    python scripts/run_tests.py [--quick] [--record-durations] [arguments of pytest]
+    python scripts/run_tests.py [--all | --quick] [--record-durations] [arguments of pytest]
 
-`--quick` leaves out whole stories and what takes long to start. `--record-durations` writes
-tests/durations.json, by which the work is shared: on a quiet machine, after tests were added.
+`--all` runs those of tests/long.txt too: whole stories, each beside a shorter one. `--quick` leaves
+out all stories and what takes long to start. `--record-durations` writes tests/durations.json, by
+which the work is shared: on a quiet machine, after tests were added.
 
 A test that failed for want of time on a busy machine passes alone, on services started anew. Real
 faults fail again. More than `MOST` failures are no coincidence, and get no second go. Apache Kafka
@@ -41,8 +42,8 @@ EXACTLY_ONCE = (
     "tests/spark_backfill/injection/",
 )
 
-# Three for each core: most tests wait for others most of the time. More would wait for memory.
-_PROCESSES = min(3 * (os.cpu_count() or 1), 8)
+# Two for each core: a test waits for others half of the time.
+_PROCESSES = min(2 * (os.cpu_count() or 1), 8)
 # A cache of its own: failures of an interactive run are not repeated here.
 _CACHE = Path("build/tests")
 _FAILED = 1  # pytest's exit code for "ran whole, some failed"
@@ -50,6 +51,9 @@ _FAILED = 1  # pytest's exit code for "ran whole, some failed"
 
 def main(arguments: Sequence[str]) -> int:
     """Returns pytest's exit code; that of the second go, where there was one."""
+    if "--all" not in arguments and not any("::" in word for word in arguments):
+        arguments = [*arguments, "--no-long"]
+    arguments = [word for word in arguments if word != "--all"]
     code = _run_pytest("--cache-clear", "-n", str(_PROCESSES), "--dist", "loadfile", *arguments)
     failed = _list_failed() if code == _FAILED else []
     if not failed:

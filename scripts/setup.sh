@@ -67,8 +67,11 @@ from backlogctl.spark_backfill.spark.session import ensure_spark_jars
 ensure_spark_jars(), ensure_kafka_jars()' || true
 if [ "${1:-}" != demo ]; then
     env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q backlogctl delivery
-    # Every start of Spark is quicker with it. Everything works without it, only slower; a demo
-    # starts Spark too seldom to make up for the minute that this takes.
+    # Every start of Spark and of a broker is quicker with them. Everything works without, only
+    # slower; a demo starts them too seldom to make up for the minute that this takes.
     .venv/bin/python -m backlogctl.spark_backfill.spark.class_archive_maker || true
+    .venv/bin/python -c '
+from backlogctl.sandbox.embedded import make_class_archive
+make_class_archive()' || true
 fi
 echo "setup: ready, the command is .venv/bin/backlogctl"

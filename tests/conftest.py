@@ -21,10 +21,11 @@ from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from examples.stage import SHORT_LIVED_JVM
 from tests.borrowing import Lender, borrow, start_kafka
 from tests.durations import Durations
 from tests.kit.services import BorrowedKafka, EmbeddedMariaDb, EmbeddedPostgres, Postgres
-from tests.quick import Quick
+from tests.quick import Long, Quick
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +37,7 @@ MakeTopic = Callable[..., str]
 _TOPIC_SECONDS = 90.0
 _MARKED_BY = {"kafka": "kafka", "postgres": "postgres", "spark": "spark"}
 # Each starts a dozen processes, one after the other.
-_STORIES, _LONG = ("tests/replay/expand/", "tests/replay/offload/"), 600
+_STORIES, _LONG = ("tests/replay/expand/", "tests/replay/offload/"), 900
 
 settings.register_profile(
     "quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -48,10 +49,15 @@ _JUDGES = "CI" in os.environ or "PYTEST_XDIST_WORKER" in os.environ
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if _JUDGES else "quick"))
 
 
-# Each Spark of a test lives for seconds: without the optimizing compiler it takes half the CPU.
+# Everything is compiled once, also where whoever started us wants no byte code kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Each broker or Spark of a test lives for seconds: without the optimizing compiler it takes half
+# the CPU.
+os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
 os.environ.setdefault(
     "SPARK_SUBMIT_OPTS",
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN",
+    "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN",
 )
 
 _LENDER = pytest.StashKey[Lender]()
@@ -60,6 +66,7 @@ _LENDER = pytest.StashKey[Lender]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make test ARGS=...` takes beside pytest's own options."""
     parser.addoption("--quick", action="store_true", help="leave out whole stories and big tools")
+    parser.addoption("--no-long", action="store_true", help="leave out the tests of tests/long.txt")
     parser.addoption(
         "--record-durations", action="store_true", help="write tests/durations.json anew"
     )
@@ -72,6 +79,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations())
     if config.getoption("quick"):
         config.pluginmanager.register(Quick())
+    if config.getoption("no_long"):
+        config.pluginmanager.register(Long())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,6 +1,8 @@
-"""What `make test-quick` leaves out: what takes long to start, and whole stories."""
+"""What `make test` leaves out, and what `make test-quick` does: whole stories told once more."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +36,25 @@ class Quick:
             (left_out if is_story or is_long else kept).append(item)
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+class Long:
+    """Leaves out the tests of `long.txt`: each has a shorter one of the same mechanism beside it.
+
+    `make test-all` runs them too.
+    """
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """A name that stands there and is no test of its file is an error, not a test forgotten."""
+        listed = set(Path(__file__).with_name("long.txt").read_text().splitlines())
+        collected = {item.nodeid for item in items}
+        files = {name.partition("::")[0] for name in collected}
+        lost = {name for name in listed - collected if name.partition("::")[0] in files}
+        if lost and not any("::" in word for word in config.args):
+            raise pytest.UsageError(f"tests/long.txt names no test: {', '.join(sorted(lost))}")
+        left_out = [item for item in items if item.nodeid in listed]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.nodeid not in listed]

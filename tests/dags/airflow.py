@@ -20,6 +20,8 @@ FINISHED = frozenset({"success", "failed", "skipped", "upstream_failed", "remove
 RUN_FINISHED = frozenset({"success", "failed"})
 # Airflow needs 30 to 125 ms of a core for an answer, and does all the work meanwhile.
 _TICK = 0.5
+# How much longer than on a quiet machine all may take.
+_BUSY = 2.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Airflow:
         self, run: DagRun, states: Iterable[str] = RUN_FINISHED, within: float = 240
     ) -> str:
         """Waits until the run has one of these states; at another last state it gives up at once."""
-        wanted, limit = set(states), time.monotonic() + within
+        wanted, limit = set(states), time.monotonic() + _BUSY * within
         while (state := str(self.read_run(run)["state"])) not in wanted:
             if state in RUN_FINISHED or time.monotonic() > limit:
                 raise AssertionError(f"{run}: {state}, not {wanted}\n{self.explain(run)}")
@@ -149,7 +151,7 @@ class Airflow:
         self, run: DagRun, task_id: str, states: Iterable[str], within: float = 120
     ) -> dict[str, Any]:
         """Waits until the task has one of these states; a last state that is not ends the wait."""
-        wanted, limit = set(states), time.monotonic() + within
+        wanted, limit = set(states), time.monotonic() + _BUSY * within
         while True:
             # The run first: where that is over, the task's state is its last one.
             over = self.read_run(run)["state"] in RUN_FINISHED
@@ -165,7 +167,7 @@ class Airflow:
         self, run: DagRun, task_id: str, index: int, states: Iterable[str], within: float = 240
     ) -> None:
         """Waits until a mapped task has one of these states."""
-        wanted, limit = set(states), time.monotonic() + within
+        wanted, limit = set(states), time.monotonic() + _BUSY * within
         while (state := self.read_states(run).get(f"{task_id}[{index}]")) not in wanted:
             assert time.monotonic() < limit, f"{task_id}[{index}]: {state}\n{self.explain(run)}"
             time.sleep(_TICK)
@@ -175,7 +177,7 @@ class Airflow:
 
         How long a task is `up_for_retry` may be a few seconds.
         """
-        limit = time.monotonic() + within
+        limit = time.monotonic() + _BUSY * within
         while (task := self.read_task(run, task_id))["try_number"] <= tried:
             if task["state"] == "up_for_retry":
                 return
@@ -278,7 +280,10 @@ class Airflow:
 
     def find_task(self, run: DagRun, task_id: str, within: float = 90) -> psutil.Process:
         """The process in which a task's code runs."""
-        title, limit = f"worker -- {self.read_task(run, task_id)['id']}", time.monotonic() + within
+        title, limit = (
+            f"worker -- {self.read_task(run, task_id)['id']}",
+            time.monotonic() + _BUSY * within,
+        )
         while (found := self._find(title)) is None:
             assert time.monotonic() < limit, f"{run} {task_id} has no process"
             time.sleep(_TICK)
@@ -305,7 +310,7 @@ class Airflow:
             rf"Received executor event with state success for task instance .*{key}"
             rf", try_number={number}\b"
         )
-        log, limit = self.standalone.log, time.monotonic() + within
+        log, limit = self.standalone.log, time.monotonic() + _BUSY * within
 
         def has_heard() -> bool:
             lines = log.read_text(errors="replace").splitlines()

@@ -98,7 +98,7 @@ def test_it_runs_until_it_is_asked_to_end(pg_shop: Shop, topic: MakeTopic) -> No
         assert metrics.value("backlog_outbox_away", outbox=place, what="kafka") == 0
     finally:
         running.send_signal(signal.SIGTERM)
-        out, _ = running.communicate(timeout=90)
+        out, _ = running.communicate(timeout=400)
     assert running.returncode == 0
     assert json.loads(out)["delivered"] == 2
     assert sorted(map(str, pg_shop.read_ids(name))) == sorted(given)
@@ -260,7 +260,7 @@ def running(file: Path, *words: str) -> Iterator[str]:
         yield found[0]
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=90)
+        process.communicate(timeout=400)
     assert process.returncode == 0
 
 

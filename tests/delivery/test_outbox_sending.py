@@ -482,7 +482,7 @@ def test_ended_before_all_is_sent_is_no_success(pg_shop: Shop) -> None:
     while "no broker answers" not in running.stderr.readline():
         assert running.poll() is None
     running.send_signal(signal.SIGTERM)
-    _, err = running.communicate(timeout=90)
+    _, err = running.communicate(timeout=400)
     assert running.returncode == 1, err
     assert "1 not sent" in err
 

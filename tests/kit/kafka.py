@@ -75,7 +75,7 @@ def properties_of(bootstrap: str) -> dict[str, str]:
     return {"bootstrap.servers": bootstrap}
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 90.0, what: str = "") -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 240.0, what: str = "") -> None:
     """Polls a condition until it is true."""
     end = time.monotonic() + seconds
     while not condition():

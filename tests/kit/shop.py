@@ -174,7 +174,7 @@ class Shop:
     def run(self, *words: str, code: int | None = 0, **environment: str) -> Said:
         """Runs `backlogctl` as a process; checks its exit code unless None."""
         process = self.start(*words, **environment)
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=400)
         said = Said(process.returncode, out, err)
         if code is not None:
             assert said.code == code, f"backlogctl {' '.join(words)}: {said}"

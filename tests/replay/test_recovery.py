@@ -22,7 +22,7 @@ from tests.kit.shop import (
 from tests.kit.shortened import MODULE, SHORTENED, VERIFICATION, WAVE
 
 HELD = {"module": MODULE, SHORTENED: "held"}
-WITHIN = 200.0  # seconds
+WITHIN = 400.0  # seconds
 # Each starts Java several times, and has the Spark of this process.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.spark]
 

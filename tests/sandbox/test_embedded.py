@@ -253,7 +253,7 @@ def test_two_processes_may_fetch_at_the_same_time(tmp_path: Path) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    answers = [process.communicate(timeout=240) for process in both]
+    answers = [process.communicate(timeout=400) for process in both]
     assert [out.strip() for out, _ in answers] == ["6", "6"]
     assert sum("fetching 6 jars" in err for _, err in answers) == 1
 

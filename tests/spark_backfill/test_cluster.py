@@ -186,7 +186,7 @@ def test_a_recovery_on_a_cluster_and_its_zombies(shop: Shop, cluster: Standalone
 
         runner.terminate()
         story.await_end()
-        out, err = runner.communicate(timeout=60)
+        out, err = runner.communicate(timeout=400)
         assert runner.returncode == 4, (out, err)
         # Its last commit's markers may still be written: one that was left open stays for 15 s.
         wait_until(lambda: not has_open_transaction(shop), 5, "no transaction is open")

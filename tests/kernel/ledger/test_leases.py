@@ -129,7 +129,7 @@ def test_killed_runner_of_this_host_is_replaced_at_once(ledger: Ledger, url: str
             ledger.leases.acquire(recovery.id, Owner.current())
     finally:
         process.kill()
-        process.communicate(timeout=90)
+        process.communicate(timeout=400)
     ledger.leases.acquire(recovery.id, Owner.current())
     assert ledger.events.list(recovery.id)[-1].detail["why"] == "its process is dead"
 

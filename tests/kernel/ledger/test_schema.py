@@ -228,7 +228,7 @@ def run_at_once() -> Iterator[RunAtOnce]:
 
     yield run
     for worker in workers:
-        worker.communicate(timeout=60)
+        worker.communicate(timeout=400)
 
 
 APPROVE = """

@@ -121,6 +121,11 @@ def commit_all(shop: Shop) -> None:
     set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
 
 
+def has_committed(shop: Shop) -> bool:
+    found = committed_offsets(shop.properties, shop.group, shop.topic, range(PARTITIONS))
+    return any(offset is not None for offset in found.values())
+
+
 def is_caught_up(shop: Shop) -> bool:
     """All is committed; a recovery's last marker is no message that a consumer would commit."""
     committed = committed_offsets(shop.properties, shop.group, shop.topic, range(PARTITIONS))
@@ -193,6 +198,7 @@ def test_a_healthy_busy_group_shows_nothing(empty_shop: Shop) -> None:
             publish_orders(shop.bootstrap, shop.topic, rows)
             known = len(read_handled(shop))
             wait_until(lambda known=known: len(read_handled(shop)) > known, what="it works")  # type: ignore[misc]
+            wait_until(lambda: has_committed(shop), what="it has committed")
             found = audit(shop)
             amid += not is_caught_up(shop)
             assert found.findings == ()

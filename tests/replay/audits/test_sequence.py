@@ -186,7 +186,7 @@ def end_half_way(shop: Shop, number: signal.Signals) -> tuple[int, str, set[Path
         what="it reads the table",
     )
     process.send_signal(number)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=400)
     assert (out, "Traceback" in err) == ("", False), err
     assert shop.open().ledger.audits.list_latest() == ()
     return process.returncode, err, list_folders(shop)

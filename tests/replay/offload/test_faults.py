@@ -56,7 +56,7 @@ def test_fault_02_a_runner_that_wakes_up_late_harms_nothing(idle: OffloadWorld) 
     before = sorted(str(path) for path in find_place(recovery).rglob("*"))
     assert judge_offload(idle, recovery, processes=False) == []
     first.send_signal(signal.SIGCONT)
-    out, err = first.communicate(timeout=150)
+    out, err = first.communicate(timeout=400)
     # It may also find that the brokers dropped its connections meanwhile.
     assert first.returncode in (LeaseHeld.exit_code, ClusterUnreachable.exit_code), (out, err)
     assert sorted(str(path) for path in find_place(recovery).rglob("*")) == before

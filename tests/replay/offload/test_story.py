@@ -85,7 +85,7 @@ def test_fault_69_what_the_group_was_moved_past_stays_a_gap(idle: OffloadWorld) 
     """Killed after the move; then somebody starts consumers by hand, and they commit."""
     recovery = idle.plan_approved()
     killed = idle.start("run", recovery.id, crash_at="p5.5.moved")
-    killed.communicate(timeout=150)
+    killed.communicate(timeout=400)
     assert killed.returncode == -9
     fence = find_fence(idle, recovery)
     set_offsets_raw(idle.properties, idle.group, idle.topic, {0: fence[0] + 5, 1: READ})
