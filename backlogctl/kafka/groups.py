@@ -12,8 +12,10 @@ from typing import Any, TypeVar, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    Consumer,
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
+    KafkaError,
     KafkaException,
     TopicPartition,
 )
@@ -36,6 +38,8 @@ from backlogctl.kafka.topics import DEFAULT_SECONDS, list_offsets, read_topic_id
 
 # One slow coordinator must not be asked for hundreds of groups at once.
 GROUPS_AT_ONCE = 64
+# So long a coordinator is looked for before it is read why there is none.
+_LOOK_SECONDS = 3.0
 Item = TypeVar("Item")
 
 
@@ -113,7 +117,7 @@ def read_commits(
 
     def call() -> dict[int, Commit | None]:
         try:
-            answer = reader.committed(wanted, timeout=seconds_left(limit))
+            answer = _ask_for_commits(reader, wanted, limit)
         except KafkaException as error:
             raise admin.translate(error, subject, doing, limit.seconds) from error
         finally:
@@ -121,6 +125,23 @@ def read_commits(
         return check_commits(admin, answer, subject, doing, log_starts or {})
 
     return retry_transient(admin, limit, call)
+
+
+def _ask_for_commits(
+    reader: Consumer, wanted: list[TopicPartition], limit: Deadline
+) -> list[TopicPartition]:
+    """librdkafka looks for a coordinator that it is refused again and again, until the time is up;
+    why stands among the messages."""
+    while True:
+        try:
+            return reader.committed(wanted, timeout=min(_LOOK_SECONDS, seconds_left(limit)))
+        except KafkaException as error:
+            told = reader.poll(0)
+            why = None if told is None else told.error()
+            if why is not None and why.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise KafkaException(why) from error
+            if limit.expired or error.args[0].code() != KafkaError._TIMED_OUT:
+                raise
 
 
 def committed_offsets(

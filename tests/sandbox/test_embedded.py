@@ -23,6 +23,7 @@ from backlogctl.sandbox.embedded import (
     EmbeddedKafka,
     broker_state,
     ensure_kafka_jars,
+    make_class_archive,
     start_broker,
     stop_broker,
 )
@@ -80,6 +81,15 @@ def test_data_and_port_survive_a_restart(tmp_path: Path, kill: bool) -> None:
         assert _values(kafka.bootstrap, "orders", 2) == [b"one", b"two"]
         last = kafka.pid
     assert not is_running(last)
+
+
+@pytest.mark.kafka
+def test_a_broker_starts_from_the_classes_that_were_kept(tmp_path: Path) -> None:
+    make_class_archive()
+    loaded = tmp_path / "classes.log"
+    with EmbeddedKafka.start(tmp_path / "kafka", jvm=(f"-Xlog:class+load:file={loaded}",)):
+        sources = loaded.read_text()
+    assert sources.count("shared objects file (top)") > 5000
 
 
 @pytest.mark.kafka

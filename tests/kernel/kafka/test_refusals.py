@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import ClusterUnreachable
+from backlogctl.errors import ClusterUnreachable, KafkaFailure
 from backlogctl.kafka.admin import committed_offsets, list_offsets, read_group_state, read_metadata
 from backlogctl.kafka.bulk import BulkReader
 from backlogctl.kafka.clients import Properties, make_admin
@@ -185,3 +185,12 @@ def test_each_command_says_so(
     assert "refused the login of user admin with SCRAM-SHA-512" in err
     assert "no broker" not in err
     assert WRONG not in out + err
+
+
+def test_a_group_that_may_not_be_described_is_told_as_that(secured: SecuredKafka) -> None:
+    allowed = [Right(Resource.TOPIC, "orders", Operation.DESCRIBE, "describe")]
+    properties = secured.add_user("watcher", allowed)
+    began = time.monotonic()
+    with pytest.raises(KafkaFailure, match="[Gg]roup authorization failed"):
+        CALLS["commits"](properties)
+    assert time.monotonic() - began < SOON
