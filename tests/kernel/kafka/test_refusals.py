@@ -191,6 +191,6 @@ def test_a_group_that_may_not_be_described_is_told_as_that(secured: SecuredKafka
     allowed = [Right(Resource.TOPIC, "orders", Operation.DESCRIBE, "describe")]
     properties = secured.add_user("watcher", allowed)
     began = time.monotonic()
-    with pytest.raises(KafkaFailure, match="[Gg]roup authorization failed"):
+    with pytest.raises(KafkaFailure, match=r"[Gg]roup authorization failed"):
         CALLS["commits"](properties)
     assert time.monotonic() - began < SOON
