@@ -21,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigEntry,
     ConfigResource,
     ConfigSource,
+    ListOffsetsResultInfo,
     NewTopic,
     OffsetSpec,
     ResourceType,
@@ -130,9 +131,40 @@ def list_offsets(
     Raises:
         TopicMissing, ClusterUnreachable, KafkaFailure: for any partition.
     """
-    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     make: Callable[[], Any] = OffsetSpec.earliest if spec == "earliest" else OffsetSpec.latest
     what = OffsetSpec.for_timestamp(spec) if isinstance(spec, int) else make()
+    doing = "read the offsets of a time" if isinstance(spec, int) else f"read the {spec} offsets"
+    found = _list_offsets(connection, topic, partitions, what, doing, isolation, deadline)
+    return {partition: one.offset for partition, one in found.items()}
+
+
+def list_newest_times(
+    connection: Connection,
+    topic: str,
+    partitions: Iterable[int],
+    deadline: Deadline | None = None,
+) -> dict[int, int]:
+    """The largest timestamps, in milliseconds; -1 where there is none (KIP-734).
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure: for any partition.
+    """
+    what: Any = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+    doing = "read the newest timestamps"
+    found = _list_offsets(connection, topic, partitions, what, doing, "read_uncommitted", deadline)
+    return {partition: one.timestamp for partition, one in found.items()}
+
+
+def _list_offsets(
+    connection: Connection,
+    topic: str,
+    partitions: Iterable[int],
+    what: Any,
+    doing: str,
+    isolation: Isolation,
+    deadline: Deadline | None,
+) -> dict[int, ListOffsetsResultInfo]:
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     request = {TopicPartition(topic, partition): what for partition in partitions}
     if not request:
         return {}
@@ -141,21 +173,19 @@ def list_offsets(
         if isolation == "read_committed"
         else IsolationLevel.READ_UNCOMMITTED
     )
-    subject, doing = f"topic {topic}", "read the offsets of a time"
-    if not isinstance(spec, int):
-        doing = f"read the {spec} offsets"
+    subject = f"topic {topic}"
 
-    def call() -> dict[int, int]:
+    def call() -> dict[int, ListOffsetsResultInfo]:
         futures = ask(
             admin, admin.list_offsets, subject, doing, limit, request, isolation_level=level
         )
         found = {}
         for key, future in futures.items():
             place = f"{subject}[{key.partition}]"
-            offset = wait_for(admin, future, place, doing, limit).offset
-            if offset == OFFSET_INVALID:  # its leader did not answer; librdkafka tells no error
+            one = wait_for(admin, future, place, doing, limit)
+            if one.offset == OFFSET_INVALID:  # its leader did not answer; librdkafka tells no error
                 raise admin.translate(TimeoutError(), place, doing, limit.seconds)
-            found[key.partition] = offset
+            found[key.partition] = one
         return found
 
     return retry_transient(admin, limit, call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -15,9 +15,10 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from backlogctl.clock import Deadline, read_millis
+from backlogctl.clock import Deadline, read_millis, utc_now
 from backlogctl.errors import BacklogError
-from backlogctl.kafka.clients import Properties, make_consumer
+from backlogctl.kafka.admin import list_newest_times, list_offsets
+from backlogctl.kafka.clients import Admin, Properties, make_consumer
 from backlogctl.kafka.errors import translate
 from backlogctl.monitoring.offsets.history import is_memberless
 from backlogctl.values import Certainty, Gap, GapState, PartitionSample, Sample
@@ -271,6 +272,50 @@ def _take_first(message: Message) -> FirstMessage:
     offset = message.offset()
     assert offset is not None
     return FirstMessage(offset, read_millis(at) if known else None)
+
+
+# Between so many times the expiry is taken for linear.
+_CUTS = 6
+
+
+def list_cuts(last: float, horizon: float = 86_400.0) -> tuple[float, ...]:
+    """Seconds from now for which the broker is asked what retention has passed by then.
+
+    Args:
+        last: when it has passed everything.
+    """
+    until = max(0.0, min(last, horizon))
+    return tuple(until * number / _CUTS for number in range(_CUTS))
+
+
+def read_reached(
+    admin: Admin, topic: str, partitions: Collection[int], retention: timedelta, limit: Deadline
+) -> dict[int, tuple[tuple[int, float], ...]]:
+    """By partition (offset, seconds from now until retention has passed all timestamps below it).
+
+    The broker has an index of them: ListOffsets of a timestamp tells the first offset of it or of a
+    later one, whoever's clock wrote them. The last one is the end of the log.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure.
+    """
+    now, kept = round(utc_now().timestamp() * 1000), retention // timedelta(milliseconds=1)
+    newest = list_newest_times(admin, topic, partitions, limit)
+    ends = list_offsets(admin, topic, partitions, "latest", deadline=limit)
+    known = [number for number in partitions if newest[number] >= 0]
+    if not known:
+        return {}
+    lasts = {number: (newest[number] + kept - now) / 1000 for number in known}
+    found: dict[int, list[tuple[int, float]]] = {number: [] for number in known}
+    for at in list_cuts(max(lasts.values())):
+        time = max(0, now + round(at * 1000) - kept)
+        for number, offset in list_offsets(admin, topic, known, time, deadline=limit).items():
+            if offset >= 0 and at < lasts[number]:
+                found[number].append((offset, at))
+    return {
+        number: (*reached, (ends[number], max(0.0, lasts[number])))
+        for number, reached in found.items()
+    }
 
 
 def read_size_limit(config: Mapping[str, str]) -> int | None:

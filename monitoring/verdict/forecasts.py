@@ -63,6 +63,51 @@ def date_by_time(
     return _extend(points, produced_per_second, horizon)
 
 
+def date_by_stamps(
+    reached: Iterable[tuple[int, float]],
+    start: int,
+    high: int,
+    *,
+    earliest: float | None = None,
+    produced_per_second: float | None = None,
+    horizon: float,
+) -> Expiry:
+    """The same by what the broker's own index of timestamps tells, whatever clock wrote them.
+
+    Args:
+        reached: (offset, seconds from now until retention has passed all timestamps below it), of
+            growing seconds.
+        earliest: seconds until retention passes the timestamp of `start`.
+    """
+    points: list[tuple[float, float]] = []
+    before: tuple[float, float] | None = None
+    for offset, at in reached:
+        if offset > (points[-1][0] if points else start):
+            if not points:
+                points.append((float(start), _find_first(before, (offset, at), start, earliest)))
+            points.append((float(min(offset, high)), at))
+        before = (float(offset), at)
+    if points and points[-1][0] >= high:
+        return _extend(points, produced_per_second, horizon)
+    return tuple(points) if points or earliest is None else ((float(start), earliest),)
+
+
+def _find_first(
+    before: tuple[float, float] | None,
+    after: tuple[float, float],
+    start: int,
+    earliest: float | None,
+) -> float:
+    """Between two points that the broker told; the message's own timestamp is exact where they
+    grow."""
+    if before is None:
+        return after[1]
+    if earliest is not None:
+        return min(max(earliest, before[1]), after[1])
+    share = (start - before[0]) / (after[0] - before[0])
+    return before[1] + share * (after[1] - before[1])
+
+
 def date_by_size(
     start: int,
     high: int,

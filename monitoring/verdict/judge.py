@@ -13,6 +13,7 @@ from backlogctl.monitoring.verdict.forecasts import (
     Expiry,
     LossForecast,
     date_by_size,
+    date_by_stamps,
     date_by_time,
     forecast_loss,
 )
@@ -94,11 +95,17 @@ def _count_moved(before: Sample, after: Sample) -> int | None:
     """Offsets committed in between; None where no partition has a commit in both."""
     earlier = {part.partition: part.committed for part in before.partitions}
     moves = [
-        part.committed - at
+        _count_read(at, part.committed, part.low)
         for part in after.partitions
         if part.committed is not None and (at := earlier.get(part.partition)) is not None
     ]
     return sum(moves) if moves else None
+
+
+def _count_read(begin: int, end: int, low: int) -> int:
+    """Offsets that a commit's move from one to the other has read: what it skipped because it was
+    deleted is none of them. Negative where it went back."""
+    return end - max(begin, min(low, end))
 
 
 def _measure_produced(window: Sequence[Sample]) -> dict[int, float]:
@@ -159,7 +166,10 @@ class PartitionView:
         undecided: offsets that are gone, and that the group may have read.
         possible: offsets that it may have skipped.
         tail_without_data: nothing but control or aborted records lies in the lag.
-        oldest_seconds: age of the oldest unread message by its own timestamp, where it was read.
+        oldest_seconds: age of the oldest unread message by its own timestamp, where it was read;
+            negative where that is ahead of our clock.
+        reached: (offset, seconds until retention by time has passed all below it), by the broker's
+            index of timestamps; None where it was not asked.
         bytes: the partition's size on its largest replica.
         empty_tail: [first, end) of the last range that was read and held no data.
         timeline: (seconds, high) further back than the window, oldest first; else the points.
@@ -179,6 +189,7 @@ class PartitionView:
     empty_tail: tuple[int, int] | None = None
     retention: Retention = UNLIMITED
     oldest_seconds: float | None = None
+    reached: Sequence[tuple[int, float]] | None = None
     bytes: int | None = None
     timeline: Sequence[tuple[float, int]] = ()
     held: HeldBack | None = None
@@ -330,7 +341,7 @@ def _measure_consumed(points: Sequence[Point]) -> float | None:
     for before, after in pairwise(points):
         if before.lag and before.committed is not None and after.committed is not None:
             seconds += after.seconds - before.seconds
-            moved += after.committed - before.committed
+            moved += _count_read(before.committed, after.committed, after.low)
     return max(0, moved) / seconds if seconds > 0 else None
 
 
@@ -382,8 +393,7 @@ def _add_up_read(points: Sequence[Point]) -> list[int]:
     that."""
     total, sums = 0, [0]
     for before, after in pairwise(points):
-        begin, end = before.committed or 0, after.committed or 0
-        total += max(0, end - max(begin, min(after.low, end)))
+        total += max(0, _count_read(before.committed or 0, after.committed or 0, after.low))
         sums.append(total)
     return sums
 
@@ -399,7 +409,8 @@ def _measure_age(view: PartitionView, now: Point, lag: int | None) -> float | No
     for (at, end), (next_at, next_end) in pairwise(timeline):
         if end <= offset < next_end:
             return max(0.0, -(at + (next_at - at) * (offset - end + 1) / (next_end - end)))
-    return view.oldest_seconds  # by its own timestamp, where no sample reaches back to it
+    # By its own timestamp, where no sample reaches back to it; its clock may be ahead.
+    return None if view.oldest_seconds is None else max(0.0, view.oldest_seconds)
 
 
 def _find_loss(
@@ -464,12 +475,22 @@ def _date_by_time(
 ) -> Expiry:
     if view.retention.time is None:
         return ()
+    retention = view.retention.time.total_seconds()
+    if view.reached is not None:
+        return date_by_stamps(
+            view.reached,
+            start,
+            now.high,
+            earliest=None if oldest is None else retention - oldest,
+            produced_per_second=produced,
+            horizon=view.horizon,
+        )
     timeline = view.timeline or [(point.seconds, point.high) for point in view.points]
     return date_by_time(
         timeline,
         start,
         now.high,
-        view.retention.time.total_seconds(),
+        retention,
         oldest_seconds=oldest,
         produced_per_second=produced,
         horizon=view.horizon,

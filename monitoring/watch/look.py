@@ -27,6 +27,7 @@ from backlogctl.monitoring.offsets.lag import (
     judge_tails,
     list_places,
     list_unread,
+    read_reached,
     read_retention,
     read_size_limit,
     read_tails,
@@ -95,6 +96,7 @@ class StreamContext:
         tails: partitions whose lag holds no data (`read_tails`).
         empty_tails: by partition, the last range [first, end) that was read and held none.
         oldest: by partition, the oldest unread message's own time.
+        reached: by partition, what retention by time reaches, and when (`read_reached`).
         sizes: by partition, bytes of its largest replica.
         held: by partition, what lies behind a transaction that has been open for too long.
         held_oldest: by partition, the time of the first message there.
@@ -107,6 +109,7 @@ class StreamContext:
     tails: Collection[int] = ()
     empty_tails: Mapping[int, tuple[int, int]] | None = None
     oldest: Mapping[int, datetime] | None = None
+    reached: Mapping[int, Sequence[tuple[int, float]]] = field(default_factory=dict)
     sizes: Mapping[int, int] | None = None
     held: Mapping[int, HeldBack] = field(default_factory=dict)
     held_oldest: Mapping[int, datetime] | None = None
@@ -168,6 +171,7 @@ def assess_stream(
                 empty_tail=marks.empty_tails.get(part.partition),
                 retention=around.retention,
                 oldest_seconds=_measure_age(around.oldest, part.partition, sample.taken_at),
+                reached=around.reached.get(part.partition),
                 bytes=(around.sizes or {}).get(part.partition),
                 timeline=pasts[part.partition].ends,
                 held=around.held.get(part.partition),
@@ -233,7 +237,7 @@ def _measure_age(
     oldest: Mapping[int, datetime] | None, partition: int, now: datetime
 ) -> float | None:
     at = (oldest or {}).get(partition)
-    return None if at is None else max(0.0, (now - at).total_seconds())
+    return None if at is None else (now - at).total_seconds()
 
 
 PEEK_SECONDS = 5.0
@@ -343,6 +347,9 @@ def assess_now(
             tails=unread.tails,
             empty_tails={**known, **new},
             oldest=unread.oldest,
+            reached=_read_reached(
+                admin, sample, behind | held.keys(), unread.oldest, around.retention, watch, limit
+            ),
             held=held,
             held_oldest=_read_held(properties, stream.topic, held, around.retention, limit),
             sizes=_read_sizes(
@@ -519,6 +526,28 @@ def _read_held(
         for number, messages in found.items()
         if messages and messages[0].at is not None
     }
+
+
+def _read_reached(
+    admin: Admin,
+    sample: Sample,
+    partitions: Collection[int],
+    oldest: Mapping[int, datetime],
+    retention: Retention,
+    watch: WatchLike,
+    limit: Deadline,
+) -> Mapping[int, Sequence[tuple[int, float]]]:
+    """Of partitions whose oldest unread message may be deleted within the horizon: no message is
+    deleted before its own time, nor before those in front of it."""
+    if retention.time is None:
+        return {}
+    until = sample.taken_at + watch.horizon - retention.time
+    near = [number for number in partitions if number not in oldest or oldest[number] <= until]
+    try:
+        within = Deadline(limit.remaining(PEEK_SECONDS))
+        return read_reached(admin, sample.topic, near, retention.time, within)
+    except BacklogError:
+        return {}  # samples and the message's own time tell it, less exactly
 
 
 def _read_sizes(
