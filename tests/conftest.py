@@ -66,6 +66,7 @@ _LENDER = pytest.StashKey[Lender]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make test ARGS=...` takes beside pytest's own options."""
     parser.addoption("--quick", action="store_true", help="leave out whole stories and big tools")
+    parser.addoption("--write-clients", action="store_true", help="write docs/clients.md anew")
     parser.addoption("--no-long", action="store_true", help="leave out the tests of tests/long.txt")
     parser.addoption(
         "--record-durations", action="store_true", help="write tests/durations.json anew"
@@ -77,6 +78,10 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if config.getoption("record_durations") and not _is_led(config):
         config.pluginmanager.register(Durations())
+    if config.getoption("write_clients") and not _is_led(config):
+        from tests.clients.table import Table
+
+        config.pluginmanager.register(Table())
     if config.getoption("quick"):
         config.pluginmanager.register(Quick())
     if config.getoption("no_long"):

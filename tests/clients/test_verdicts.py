@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Cause, Certainty, Gap
+from tests.clients.table import FILE
 from tests.clients.zoo import JOBS, KINDS, Client
 from tests.conftest import MakeTopic
 from tests.kit.kafka import StreamStub, move_log_start, properties_of, publish
@@ -91,10 +92,17 @@ def test_fault_88_a_job_that_comes_by_has_skipped_nothing(
 
 @pytest.mark.timeout(300)
 def test_fault_89_what_live_clients_lost_is_told_by_the_commit_log(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str, ledger: Ledger, tmp_path: Path
+    kafka: EmbeddedKafka,
+    topic: MakeTopic,
+    group: str,
+    ledger: Ledger,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """All read one topic, each in a group of its own; retention jumps ahead of them three times."""
     name = topic(partitions=1)
+    for kind in READERS:
+        record_property("client", kind)
     fill(kafka, name)
     with ExitStack() as stack:
         clients, watched = {}, {}
@@ -138,3 +146,12 @@ def test_fault_89_what_live_clients_lost_is_told_by_the_commit_log(
 
 def test_every_kind_is_known() -> None:
     assert {*JOBS, *READERS} <= KINDS.keys()
+
+
+def test_the_page_of_clients_is_of_those_that_are_locked() -> None:
+    page = FILE.read_text()
+    for name, kind in KINDS.items():
+        assert f"| {kind.language}: {kind.library}, {name} | {kind.version} |" in page
+    assert "wrong" not in page
+    told = page.count("right")
+    assert told == len(KINDS) + len(JOBS) + len(READERS) + 3 + 1, "one stands in the text"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +14,20 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import Admin, make_producer
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.monitoring.watch.look import HORIZON, WINDOW, look_at_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.clients import building
 from tests.clients.zoo import JOBS, KINDS, PRODUCERS, Client
 from tests.conftest import MakeTopic
-from tests.kit.kafka import properties_of, publish, read_all, wait_until
+from tests.kit.kafka import StreamStub, properties_of, publish, read_all, wait_until
 
 TOPIC, PARTITIONS, EACH = "clients", range(3), 100
 EVERY = [(partition, offset) for partition in PARTITIONS for offset in range(EACH)]
 # Some clients know no lz4.
 PLAIN: dict[str, Any] = {"compression.type": "none"}
+WATCH = SimpleNamespace(window=WINDOW, horizon=HORIZON)
 POISON = 7  # its offset, in partition 0
 
 
@@ -55,7 +60,13 @@ def describe(admin: Admin, group: str) -> Any:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_reads_everything_and_commits_in_its_own_way(
-    kafka: EmbeddedKafka, admin: Admin, full: str, group: str, tmp_path: Path, name: str
+    kafka: EmbeddedKafka,
+    admin: Admin,
+    full: str,
+    group: str,
+    ledger: Ledger,
+    tmp_path: Path,
+    name: str,
 ) -> None:
     kind = KINDS[name]
     expected = {} if kind.epoch is None else dict.fromkeys(PARTITIONS, EACH)
@@ -66,7 +77,14 @@ def test_reads_everything_and_commits_in_its_own_way(
         assert bool(described.members) is bool(kind.assignor)
         assert described.partition_assignor == kind.assignor
         wait_until(lambda: read_offsets(admin, group) == expected, what="it has committed")
+        told = look_at_stream(
+            ledger, StreamStub(full, group), properties_of(kafka.bootstrap), WATCH
+        )
         client.stop()
+    # Of what is never committed to Kafka nobody knows.
+    assert told.status.lag == (0 if expected else None)
+    assert told.status.verdict == (Verdict.OK if expected else Verdict.UNKNOWN)
+    assert ledger.gaps.list("orders") == ()
     assert sorted(client.handled()) == EVERY
     assert read_offsets(admin, group) == expected
     epochs = {one.leader_epoch is not None for one in read_commits(admin, group).values()}

@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(_LONG))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def slots(
     kafka: EmbeddedKafka, admin: AdminClient, tmp_path_factory: pytest.TempPathFactory
 ) -> Slots:
@@ -60,7 +60,7 @@ def slots(
     return made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def airflow(slots: Slots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """An Airflow with the runbooks; nothing of it stays."""
     with AirflowStandalone.start(

@@ -56,7 +56,7 @@ KINDS = (
     Kind("long", 1, {"approval": "named", "limits": {"messages_per_second": 2}}),
     Kind("asked", 6, {"approval": "named"}),
     Kind("second", 1, {"approval": "second_person"}),
-    Kind("night", 1, {"approval": "auto"}, zone=NIGHT_ZONE),
+    Kind("night", 2, {"approval": "auto"}, zone=NIGHT_ZONE),
     # One night's streams: one goes on by itself, one is asked about, one has no table, one waits.
     Kind("night-asked", 1, {"approval": "named"}, zone=NIGHT_ZONE),
     Kind("night-broken", 1, {"approval": "auto"}, zone=NIGHT_ZONE),
@@ -64,7 +64,7 @@ KINDS = (
     # Of 90 seconds: its window closes in the middle, however soon it began.
     Kind("minute", 1, {"approval": "auto", "limits": {"messages_per_second": 1}}, zone=MINUTE_ZONE),
     Kind("expand", 2, {"approval": "named"}, source=False, consumers=True),
-    Kind("offload", 1, {"approval": "auto"}, source=False, consumers=True),
+    Kind("offload", 2, {"approval": "auto"}, source=False, consumers=True),
     Kind("audited", 1, {"audits": ["producers", "consumed"]}),
 )
 

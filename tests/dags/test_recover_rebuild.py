@@ -302,6 +302,15 @@ class Crossing:
     planned: Recovery
 
 
+def test_a_night_puts_back_what_was_lost(airflow: Airflow, take_shop: TakeShop) -> None:
+    """Planned, approved by the stream's own rule, injected and verified, each once."""
+    shop = take_shop("night")
+    find_gaps(shop)
+    night = airflow.trigger(NIGHT, {"streams": [shop.stream]})
+    airflow.await_run(night, {"success"}, within=400)
+    shop.check_same_set()
+
+
 @pytest.mark.timeout(1500)
 def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: SparkSession) -> None:
     """Two zones at once: streams that do not wait for each other, and a window that closes."""

@@ -1,0 +1,70 @@
+"""Writes docs/clients.md from a run: `make test-clients ARGS=--write-clients`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.clients.zoo import KINDS
+
+FILE = Path(__file__).parents[2] / "docs" / "clients.md"
+_ZOO, _VERDICTS = "tests/clients/test_zoo.py::", "tests/clients/test_verdicts.py::"
+# A column is what one test finds out of each client; one without a test is known of none.
+COLUMNS = {
+    "lag, verdict, no false gap": f"{_ZOO}test_reads_everything_and_commits_in_its_own_way",
+    "a job between two looks": f"{_VERDICTS}test_fault_88_a_job_that_comes_by_has_skipped_nothing",
+    "lost while it reads on": f"{_VERDICTS}test_fault_89_what_live_clients_lost_is_told",
+    "dead letters": f"{_ZOO}test_poison_goes_to_a_dead_letter_topic",
+    "rebuild, expand, offload, redrive": "",
+}
+_HEAD = """# Clients
+
+What is said of the groups of other people's clients was compared with their own record of what they read, on a real
+broker. Each row is from a run of `make test-clients`, which writes this page with `ARGS=--write-clients`.
+
+- **Lag, verdict, no false gap**: it read 300 messages of three partitions and committed; lag, verdict and gaps are right.
+  A client that never commits to Kafka has an unknown lag, and is not called well.
+- **A job between two looks**: it joins, reads, commits and leaves; nothing is recorded as lost or skipped.
+- **Lost while it reads on**: retention deletes in front of it three times, the commit log tells within 5 %, and no less.
+- **Dead letters**: what it cannot handle is found in its dead letter topic, with where it came from.
+
+`?` is not known: nobody has tried it with this client. An expansion is tried on your consumers, without any risk, by `plan
+expand --try`.
+
+"""
+
+
+class Table:
+    """Collects what a run found out; a test that failed is wrong in its column."""
+
+    def __init__(self) -> None:
+        self._found: defaultdict[str, dict[str, bool]] = defaultdict(dict)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Of several processes, the one that leads has the reports of all."""
+        for column, test in COLUMNS.items():
+            if test and report.nodeid.startswith(test):
+                for kind in _list_kinds(report):
+                    before = self._found[kind].get(column, True)
+                    self._found[kind][column] = before and report.passed
+
+    def pytest_sessionfinish(self) -> None:
+        """All have been run."""
+        FILE.write_text(_HEAD + write_table(self._found))
+
+
+def _list_kinds(report: pytest.TestReport) -> list[str]:
+    named = [str(value) for name, value in report.user_properties if name == "client"]
+    return named or [kind for kind in KINDS if f"[{kind}" in report.nodeid]
+
+
+def write_table(found: dict[str, dict[str, bool]]) -> str:
+    names = ("client", "version", "commits", *COLUMNS)
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for name, kind in KINDS.items():
+        marks = [{True: "right", False: "**wrong**"}.get(found[name].get(c)) for c in COLUMNS]
+        told = (f"{kind.language}: {kind.library}, {name}", kind.version, kind.commits)
+        lines.append(f"| {' | '.join((*told, *(mark or '?' for mark in marks)))} |")
+    return "\n".join(lines) + "\n"
