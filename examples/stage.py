@@ -38,7 +38,7 @@ PRODUCER: dict[str, str | int | bool] = {
     "compression.type": "lz4",
     "log_level": 0,
 }
-_TICK, _PATIENCE_SECONDS = 0.05, 60.0
+_TICK, _PATIENCE_SECONDS = 0.05, 180.0
 
 
 def send(producer: Producer, topic: str, value: bytes, key: bytes, **more: Any) -> None:
@@ -55,7 +55,7 @@ def flush(producer: Producer, topic: str) -> None:
     """Waits until the broker has all messages.
 
     Raises:
-        KafkaFailure: it has not after a minute.
+        KafkaFailure: it has not after some minutes.
     """
     if producer.flush(60):
         raise KafkaFailure("the demo's orders could not be published", subject=f"topic {topic}")
@@ -103,7 +103,7 @@ def await_handled(
             transaction is never committed.
 
     Raises:
-        KafkaFailure: it has not after a minute.
+        KafkaFailure: it has not after some minutes.
     """
     admin, limit, numbers = make_admin(client), Deadline(_PATIENCE_SECONDS), range(partitions)
     while True:

@@ -106,7 +106,7 @@ def test_fault_45_46_54_killed_at_each_step(
     found = list_points(chain, sends, fails=False)
     # Of two that do the same, one: what it leaves the other takes over.
     blows = [
-        Blow((name,), point)
+        Blow((name,), point, moment=90.0)
         for name, own in found.items()
         for point in own
         if not name.endswith(" 2")

@@ -44,7 +44,7 @@ from tests.kit.kafka import properties_of, wait_until
 
 APPLICATION, READER = "application", "consumer"
 RATE = 60.0
-_POINT_SECONDS, _PAUSE_SECONDS, _END_SECONDS = 6.0, 2.5, 45.0
+_POINT_SECONDS, _PAUSE_SECONDS, _END_SECONDS = 6.0, 2.5, 150.0
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ class Chain(ABC):
         for name in names:
             self._start(name)
 
-    def kill_at(self, name: str, point: str) -> None:
-        """At a point, or after some seconds where it does not come to it."""
+    def kill_at(self, name: str, point: str, seconds: float = 0.0) -> None:
+        """At a point, or after these seconds, else some, where it does not come to it."""
         self._kill(name)
         self._start(name, point)
-        self._running[name].join(_POINT_SECONDS)
+        self._running[name].join(seconds or _POINT_SECONDS)
         self.reached += self._running[name].exitcode == -signal.SIGKILL
         self._kill(name)
         self._start(name)

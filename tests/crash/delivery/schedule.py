@@ -43,8 +43,8 @@ _BROKER = ("", "", "restarted", "killed")
 
 @dataclass(frozen=True)
 class Blow:
-    """One process is killed at a point; or some, after as many seconds; or one is paused for longer
-    than its lease."""
+    """One process is killed at a point, for which `moment` seconds are waited; or some, after as
+    many; or one is paused for longer than its lease."""
 
     names: tuple[str, ...]
     point: str = ""
@@ -191,7 +191,7 @@ def _run(
             if blow.is_pause:
                 chain.pause(blow.names[0])
             elif blow.point:
-                chain.kill_at(blow.names[0], blow.point)
+                chain.kill_at(blow.names[0], blow.point, blow.moment)
             else:
                 chain.kill(blow.names, blow.moment)
         if broker is not None:
