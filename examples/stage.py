@@ -55,7 +55,7 @@ def flush(producer: Producer, topic: str) -> None:
     """Waits until the broker has all messages.
 
     Raises:
-        KafkaFailure: it has not after some minutes.
+        KafkaFailure: it has not after a minute.
     """
     if producer.flush(60):
         raise KafkaFailure("the demo's orders could not be published", subject=f"topic {topic}")
@@ -122,7 +122,7 @@ def await_handled(
 T = TypeVar("T")
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.
-SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 _ROOT = Path(__file__).resolve().parents[1]
 
 

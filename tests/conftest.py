@@ -67,7 +67,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make test ARGS=...` takes beside pytest's own options."""
     parser.addoption("--quick", action="store_true", help="leave out whole stories and big tools")
     parser.addoption("--write-clients", action="store_true", help="write docs/clients.md anew")
-    parser.addoption("--no-long", action="store_true", help="leave out the tests of tests/long.txt")
     parser.addoption(
         "--record-durations", action="store_true", help="write tests/durations.json anew"
     )
@@ -84,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Table())
     if config.getoption("quick"):
         config.pluginmanager.register(Quick())
-    if config.getoption("no_long"):
+    if os.environ.get("LEAVE_OUT_LONG"):
         config.pluginmanager.register(Long())
 
 

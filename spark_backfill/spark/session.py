@@ -173,6 +173,7 @@ def make_conf(master: str, own: Mapping[str, str], *, s3: bool = False) -> dict[
     conf = {**_DEFAULTS}
     if is_local(master):
         conf |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+        conf["spark.python.daemon.module"] = "backlogctl.spark_backfill.worker_daemon"
     elif master.startswith("spark://"):
         conf |= STANDALONE_DEFAULTS
     conf = {**conf, **own, **_REQUIRED, **_name_jars(own, is_local(master), s3)}

@@ -338,7 +338,7 @@ def test_fault_45_forwarded_but_marked_as_failed_is_told_and_keeps_its_id(
     pg_url: str, own_kafka: EmbeddedKafka
 ) -> None:
     """The broker took it and its answer was lost; the row says failed, then parked by a person."""
-    settings = replace(FAST, lease=timedelta(seconds=4), delivery_timeout=timedelta(seconds=1))
+    settings = replace(FAST, lease=timedelta(seconds=16), delivery_timeout=timedelta(seconds=6))
     make_orders(own_kafka.bootstrap)
     with Shop(pg_url, own_kafka.bootstrap) as shop:
         desk = OutboxAdmin(shop.database)

@@ -160,7 +160,7 @@ def test_the_java_client(own: EmbeddedKafka, orders: str, tmp_path: Path, hangs:
             own.kill()
         try:
             put()
-            wait_until(lambda: errors.read_text().count("TimeoutException") >= 20, 60)
+            wait_until(lambda: errors.read_text().count("TimeoutException") >= 20)
         finally:
             if hangs:
                 os.kill(own.pid, signal.SIGCONT)
