@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from backlogctl.errors import BacklogError, KafkaFailure
-from backlogctl.kafka.transactions import OpenTransaction
 from backlogctl.values import to_document
+
+if TYPE_CHECKING:
+    # Airflow's scheduler reads the kinds, and with them this, again and again.
+    from backlogctl.kafka.transactions import OpenTransaction
 
 # One word for how a group is doing, the worst that applies.
 

@@ -473,7 +473,13 @@ def desk(
     def look(desk: Workspace, stream: Any) -> tuple[Any, dict[str, Any]]:
         seen = SimpleNamespace(sample=SimpleNamespace(topic_id=TOPIC_ID))
         words = {"verdict": "ok", "course": "ok", "sentence": "told", "warnings": []}
-        return seen, {**words, "lag": 0, "lost": None, "seconds_to_loss": None}
+        return seen, {
+            **words,
+            "lag": 0,
+            "lag_at_least": None,
+            "lost": None,
+            "seconds_to_loss": None,
+        }
 
     for module in (recoveries, nights, detection, questions, detection):
         monkeypatch.setattr(module, "opened", open_it)

@@ -162,7 +162,7 @@ def test_fault_109_a_rule_that_fails_hides_no_finding(
     assert findings["examination"].level is CheckLevel.UNKNOWN
     assert "KeyError: 0" in findings["examination"].found
     assert "replication-factor" in findings
-    assert "Traceback" in caplog.text
+    assert any(one.exc_info for one in caplog.records)
 
 
 def fail_at_once(*_: object) -> None:

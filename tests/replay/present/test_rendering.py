@@ -126,7 +126,7 @@ def test_of_many_streams_the_worst_comes_first_and_the_well_are_a_line() -> None
     text = draw(render_status({"streams": [*more, *well, *others]}))
     assert text.index("gone") < text.index("bad-05") < text.index("bad-29  warn  is slow")
     assert text.count("read by g") == 10
-    assert "next: backlogctl status bad-06" in text
+    assert "next: backlogctl status bad-07" in text
     assert "well-8" in draw(render_status({"streams": [*well, others[0]]})), "ten are shown whole"
 
 
