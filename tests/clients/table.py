@@ -27,7 +27,8 @@ broker. Each row is from a run of `make test-clients`, which writes this page wi
 - **Lag, verdict, no false gap**: it read 300 messages of three partitions and committed; lag, verdict and gaps are right.
   A client that never commits to Kafka has an unknown lag, and is not called well.
 - **A job between two looks**: it joins, reads, commits and leaves; nothing is recorded as lost or skipped.
-- **Lost while it reads on**: retention deletes in front of it three times, the commit log tells within 5 %, and no less.
+- **Lost while it reads on**: retention deletes in front of it three times. By the commit log no less is told than was lost,
+  at most; the estimate is no more than 5 % and some seconds of reading above it.
 - **Dead letters**: what it cannot handle is found in its dead letter topic, with where it came from.
 
 `?` is not known: nobody has tried it with this client. An expansion is tried on your consumers, without any risk, by `plan
