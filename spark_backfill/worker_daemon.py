@@ -19,4 +19,4 @@ _NEEDED = (
 if __name__ == "__main__":
     for name in _NEEDED:
         importlib.import_module(name)
-    daemon.manager()
+    daemon.manager()  # type: ignore[no-untyped-call]

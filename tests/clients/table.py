@@ -65,7 +65,8 @@ def write_table(found: dict[str, dict[str, bool]]) -> str:
     names = ("client", "version", "commits", *COLUMNS)
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for name, kind in KINDS.items():
-        marks = [{True: "right", False: "**wrong**"}.get(found[name].get(c)) for c in COLUMNS]
+        words: dict[bool | None, str] = {True: "right", False: "**wrong**", None: "?"}
+        marks = [words[found[name].get(column)] for column in COLUMNS]
         told = (f"{kind.language}: {kind.library}, {name}", kind.version, kind.commits)
-        lines.append(f"| {' | '.join((*told, *(mark or '?' for mark in marks)))} |")
+        lines.append(f"| {' | '.join((*told, *marks))} |")
     return "\n".join(lines) + "\n"

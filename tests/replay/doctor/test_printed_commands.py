@@ -290,8 +290,10 @@ def read_entry(directory: Path, *words: str) -> dict[str, Any]:
 
 def test_commands_of_a_verdict_change_nothing_but_retention() -> None:
     """And each can be typed."""
-    harmless = ("status", "gaps", "hold", "plan expand", "plan rebuild", "consumers status")
-    harmless += ("transactions list",)
+    harmless = (
+        *("status", "gaps", "hold", "plan expand", "plan rebuild"),
+        *("consumers status", "transactions list"),
+    )
     for verdict, consumers, source in product(Verdict, (True, False), (True, False)):
         trouble = GroupTrouble(verdict, "orders", "main", "service", consumers, source, 20.0)
         lines = advise_on_group(trouble)
