@@ -541,8 +541,13 @@ def _read_reached(
     deleted before its own time, nor before those in front of it."""
     if retention.time is None:
         return {}
-    until = sample.taken_at + watch.horizon - retention.time
-    near = [number for number in partitions if number not in oldest or oldest[number] <= until]
+    # Durations are compared: the date before which "for ever" began does not exist.
+    near = [
+        number
+        for number in partitions
+        if number not in oldest
+        or sample.taken_at - oldest[number] + watch.horizon >= retention.time
+    ]
     try:
         within = Deadline(limit.remaining(PEEK_SECONDS))
         return read_reached(admin, sample.topic, near, retention.time, within)

@@ -11,15 +11,19 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from backlogctl.clock import Deadline
 from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.lag import list_cuts, read_reached
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
 from backlogctl.monitoring.verdict.status import Retention, Urgency, find_urgency
+from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.kit.kafka import StreamStub, publish, set_offsets_raw
 
 MINUTE, HOUR = 60, 3_600
 STEP = 10  # seconds
@@ -243,3 +247,17 @@ def test_the_broker_tells_what_retention_reaches_whatever_the_clock(
     for offset, at in before:
         assert offset == 0 or at == pytest.approx(2 * HOUR + (offset - 50.5) * 36, abs=MINUTE)
     assert before[-1][0] > 0
+
+
+def test_a_topic_that_keeps_its_messages_for_ever_has_no_forecast(
+    properties: dict[str, str], topic: Callable[..., str], group: str, ledger: Ledger
+) -> None:
+    """`retention.ms` is often the largest long there; a group is behind."""
+    name = topic(partitions=1, config={"retention.ms": str(2**63 - 1)})
+    publish(properties, name, {0: 9})
+    set_offsets_raw(properties, group, name, {0: 2})
+    watch_like = SimpleNamespace(
+        window=timedelta(seconds=WINDOW), horizon=timedelta(seconds=HORIZON)
+    )
+    told = look_at_stream(ledger, StreamStub(name, group), properties, watch_like, Deadline(60))
+    assert (told.status.lag, told.status.seconds_to_loss) == (7, None)
