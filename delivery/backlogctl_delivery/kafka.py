@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -183,6 +185,47 @@ class GrouplessConsumer(Consumer):
 def _is_of_group(message: Message) -> bool:
     error = message.error()
     return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
+class Silence:
+    """Asks for a broker where a reader was told nothing for a while.
+
+    librdkafka (2.10 to 2.16) forgets each broker that an answer to Metadata does not name. The last
+    one of a cluster that is stopped in order names none: a client that asked it has no address
+    left, reports no error, and waits for ever, also when the brokers are back.
+
+    Args:
+        topic: what is asked for.
+        seconds: of silence.
+    """
+
+    def __init__(self, topic: str, seconds: float = 10.0) -> None:
+        self._topic, self._seconds = topic, seconds
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        """Something came."""
+        self._since = time.monotonic()
+
+    def check(self, consumer: Consumer) -> None:
+        """After nothing came.
+
+        Raises:
+            KafkaException: no broker answers this client. A new one may find them.
+        """
+        if time.monotonic() - self._since >= self._seconds:
+            consumer.list_topics(self._topic, _SILENCE_SECONDS)
+            self.end()
+
+
+_SILENCE_SECONDS = 5.0
+
+
+def close_consumer(consumer: Consumer, seconds: float = 10.0) -> None:
+    """Leaves the group, but waits no longer: what has lost its brokers would never come back."""
+    closing = threading.Thread(target=consumer.close, name="close", daemon=True)
+    closing.start()
+    closing.join(seconds)
 
 
 def find_addresses(properties: Properties) -> str:

@@ -9,12 +9,12 @@ It adds a row for each message it handles, so one that is handled twice shows. U
 from __future__ import annotations
 
 import argparse
-import sys
 
 import sqlalchemy as sa
-from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from sqlalchemy.orm import Session
 
+from backlogctl_delivery.kafka import Silence, close_consumer
 from examples.delivery.facts import DROPPED, HANDLED, MARKS, open_engine, read_value, until_sigterm
 
 _BATCH, _WAIT_SECONDS = 50, 0.1
@@ -25,32 +25,57 @@ class OrderConsumer:
 
     def __init__(self, url: str, bootstrap: str, topic: str, group: str) -> None:
         self._engine = open_engine(url)
+        self._bootstrap, self._topic, self._group = bootstrap, topic, group
+        self._silence = Silence(topic)
+        self._owes_commit = False
+        self._join()
+
+    def _join(self) -> None:
         self._consumer = Consumer(
             {
-                "bootstrap.servers": bootstrap,
-                "group.id": group,
+                "bootstrap.servers": self._bootstrap,
+                "group.id": self._group,
                 # Who comes after a kill waits for nobody's session.
                 "group.instance.id": "one",
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
+                "on_commit": self._note_commit,
                 "fetch.wait.max.ms": 50,
                 "reconnect.backoff.max.ms": 500,
                 "log_level": 0,
             }
         )
-        self._consumer.subscribe([topic])
+        self._consumer.subscribe([self._topic])
 
     def work(self) -> None:
-        """One batch: each message in a transaction, then the offsets."""
-        messages = [
-            message
-            for message in self._consumer.consume(_BATCH, _WAIT_SECONDS)
-            if message.error() is None  # the broker is away: it connects again by itself
-        ]
-        for message in messages:
-            self.handle(message)
-        if messages:
+        """One batch: each message in a transaction, then the offsets.
+
+        Raises:
+            KafkaException: another one has taken its name.
+        """
+        count = 0
+        for message in self._consumer.consume(_BATCH, _WAIT_SECONDS):
+            error = message.error()
+            if error is None:
+                self.handle(message)
+                count += 1
+            elif error.fatal():
+                raise KafkaException(error)
+            # Else the broker is away: the client connects again by itself.
+        if count or self._owes_commit:
             self.commit()
+        if count:
+            self._silence.end()
+        else:
+            self._look_around()
+
+    def _look_around(self) -> None:
+        try:
+            self._silence.check(self._consumer)
+        except KafkaException:
+            close_consumer(self._consumer, seconds=0)
+            self._join()
+            self._silence.end()
 
     def handle(self, message: Message) -> None:
         """Handles it, or drops it where it was handled."""
@@ -67,15 +92,17 @@ class OrderConsumer:
         session.execute(sa.insert(HANDLED).values(id=row.id, key=row.key, number=row.number))
 
     def commit(self) -> None:
-        """Tells Kafka how far it has come; where that fails, messages come again."""
-        try:
-            self._consumer.commit(asynchronous=False)
-        except KafkaException as error:
-            sys.stderr.write(f"{error}\n")
+        """Tells Kafka how far it has come; not waited for, and said again where it fails."""
+        self._owes_commit = False
+        self._consumer.commit(asynchronous=True)
+
+    def _note_commit(self, error: KafkaError | None, _: list[TopicPartition]) -> None:
+        # "No offset": since a rebalance nothing was read.
+        self._owes_commit = error is not None and error.code() != KafkaError._NO_OFFSET
 
     def close(self) -> None:
         """Leaves its partitions to whoever comes with its name."""
-        self._consumer.close()
+        close_consumer(self._consumer)
         self._engine.dispose()
 
 

@@ -40,7 +40,7 @@ from backlogctl.kafka.clients import (
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl_delivery.crashpoints import reach
-from backlogctl_delivery.kafka import unwrap
+from backlogctl_delivery.kafka import Silence, close_consumer, unwrap
 
 # Settings of a relay's reader and writer; a process's partitions share its memory.
 
@@ -282,6 +282,8 @@ class _Relay:
         self._opened = _Transaction(0.0)
         self._own_metadata: object | None = None
         self._producer: Producer | None = None
+        self._reader: Consumer | None = None
+        self._silence = Silence(task.source, seconds=30.0)
 
     def run(self) -> Position:
         """P4.6. The order of these lines is what copies each message once."""
@@ -291,20 +293,21 @@ class _Relay:
         self._call(take_over, "take over", _INIT_SECONDS)  # 2. fences
         reach("p4.6.init.after")
         self._read_start(admin)  # 3. the group's stable commit says how far we are
-        consumer = self._open_reader(admin)
+        self._reader = self._make_reader()
+        assign_partitions(self._reader, self._place)
         try:
             while not (self._should_stop() or self._is_done()):
-                batch = self._read(consumer)  # 4. read before a transaction is opened
+                batch = self._read()  # 4. read before a transaction is opened
                 if batch.messages or batch.reached > self._next:
-                    self._copy(producer, consumer, batch)  # 5. to 8.
+                    self._copy(producer, batch)  # 5. to 8.
         except Exception:
             self._abort(producer)
             raise
         finally:
-            consumer.close()
+            close_consumer(self._reader)
         return self._position()
 
-    def _copy(self, producer: Producer, consumer: Consumer, batch: RecordBatch) -> None:
+    def _copy(self, producer: Producer, batch: RecordBatch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
         self._call(producer.begin_transaction, "begin")  # 5.
         opened = self._opened = _Transaction(time.monotonic())
@@ -312,7 +315,7 @@ class _Relay:
             self._produce(producer, batch, opened)  # 6. bytes, headers and timestamp untouched
             if self._is_full(opened) or batch.at_end or self._is_done():
                 break
-            batch = self._read(consumer)
+            batch = self._read()
         # All written first: while an offset is pending, a reader of uncommitted data that joins the
         # group would begin before it, and handle these messages too.
         self._flush(producer)
@@ -354,15 +357,28 @@ class _Relay:
             task.order, task.partitioner, task.target_partitions, self._counters.relayed
         )
 
-    def _open_reader(self, admin: Admin) -> Consumer:
-        settings = make_reader_settings(self._task.side_by_side)
-        consumer = make_consumer(self._task.properties, settings)
-        start = TopicPartition(self._task.source, self._part.partition, self._next)
-        assign_partitions(consumer, [start])
-        return consumer
+    @property
+    def _place(self) -> list[TopicPartition]:
+        return [TopicPartition(self._task.source, self._part.partition, self._next)]
 
-    def _read(self, consumer: Consumer) -> RecordBatch:
-        return read_batch(consumer, self._next, self._part.end, self._subject)
+    def _make_reader(self) -> Consumer:
+        settings = make_reader_settings(self._task.side_by_side)
+        return make_consumer(self._task.properties, settings)
+
+    def _read(self) -> RecordBatch:
+        assert self._reader is not None
+        batch = read_batch(self._reader, self._next, self._part.end, self._subject)
+        if batch.messages or batch.at_end:
+            self._silence.end()
+            return batch
+        try:
+            self._silence.check(self._reader)
+        except KafkaException:
+            close_consumer(self._reader)
+            self._reader = self._make_reader()
+            self._reader.assign(self._place)
+            self._silence.end()
+        return batch
 
     def _produce(self, producer: Producer, batch: RecordBatch, opened: _Transaction) -> None:
         assert self._router is not None

@@ -20,6 +20,7 @@ from pydantic import SecretStr, ValidationError
 from backlogctl.clock import Deadline
 from backlogctl.config import LookBack
 from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.groups import describe_group_state
 from backlogctl.kafka.topics import alter_topic_config
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.lookback import service as service_module
@@ -266,6 +267,22 @@ def test_fault_49_look_back_without_brokers_says_so_once(
     assert len(list_own(caplog)) <= 4, caplog.text
     assert len(capfd.readouterr().err.splitlines()) <= 4
     assert {len(ids) for ids in read_ids(own_kafka.bootstrap, out, 1).values()} == {1}
+
+
+def test_a_client_that_no_broker_answers_is_made_anew(
+    own_kafka: EmbeddedKafka, pg_database: LookBackDatabase
+) -> None:
+    """Its connections stand, so it reports no error: it has to ask."""
+    settings = make_settings(topic=make_topic_on(own_kafka, "own"), group="g")
+    admin = make_admin({"bootstrap.servers": own_kafka.bootstrap})
+    said: list[Any] = []
+    with run_instance(pg_database, settings, own_kafka.bootstrap, said):
+        wait_until(lambda: describe_group_state(admin, "g").members, what="it is in its group")
+        os.kill(own_kafka.pid, signal.SIGSTOP)
+        # Before the client itself gives up a request, which takes it a minute.
+        wait_until(lambda: [part for part, error in said if error is not None], 45, "it is said")
+        os.kill(own_kafka.pid, signal.SIGCONT)
+        wait_until(lambda: ("intake", None) in said, what="it reads again")
 
 
 @pytest.mark.parametrize("answered", [Outcome.COMMITTED, Outcome.ROLLED_BACK])

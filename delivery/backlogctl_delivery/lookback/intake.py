@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.errors import KafkaFailure
-from backlogctl_delivery.kafka import make_consumer, translate
+from backlogctl_delivery.kafka import Silence, close_consumer, make_consumer, translate
 from backlogctl_delivery.lookback.messages import (
     ENDED,
     Decided,
@@ -270,6 +270,7 @@ class Intake:
         self._properties = properties
         # Whether a broker answers at all: asked when the client lost all connections.
         self._is_doubtful = False
+        self._owes_commit = False
 
     def run(self, stop: threading.Event) -> None:
         """Reads until told to stop.
@@ -290,21 +291,28 @@ class Intake:
                 # The client would log each lost connection, and go on as if nothing had come.
                 "log_level": 2,
                 "error_cb": self._note_error,
+                "on_commit": self._note_commit,
             },
         )
         try:
             consumer.subscribe([self._settings.topic])
+            silence = Silence(self._settings.topic)
             while not stop.is_set():
-                self._take_batch(consumer)
+                if self._take_batch(consumer):
+                    silence.end()
+                else:
+                    silence.check(consumer)
+                if self._owes_commit:
+                    self._commit(consumer)
                 if self._is_doubtful:
                     self._is_doubtful = False
                     consumer.list_topics(self._settings.topic, _PROBE_SECONDS)
         except KafkaException as error:
             raise self._translate(error.args[0]) from error
         finally:
-            consumer.close()
+            close_consumer(consumer)
 
-    def _take_batch(self, consumer: Consumer) -> None:
+    def _take_batch(self, consumer: Consumer) -> bool:
         # Waits for the first one only: `consume` alone would wait until its batch is full.
         first = consumer.poll(_WAIT_SECONDS)
         messages = [] if first is None else [first, *consumer.consume(_BATCH - 1, _MORE_SECONDS)]
@@ -312,7 +320,7 @@ class Intake:
             if (error := message.error()) is not None:
                 raise self._translate(error)
         if not messages:
-            return
+            return False
         records = [_read_record(message) for message in messages]
         applied = apply_records(self._database, self._settings, records)
         if applied.hints:
@@ -324,8 +332,18 @@ class Intake:
         reach("p8.offsets.before")
         for message in messages:
             consumer.store_offsets(message)
-        consumer.commit(asynchronous=False)
+        self._commit(consumer)
         reach("p8.offsets.after")
+        return True
+
+    def _commit(self, consumer: Consumer) -> None:
+        """Not waited for: a client that has lost its brokers would never come back."""
+        self._owes_commit = False
+        consumer.commit(asynchronous=True)
+
+    def _note_commit(self, error: KafkaError | None, _: list[TopicPartition]) -> None:
+        # "No offset": since a rebalance nothing was stored.
+        self._owes_commit = error is not None and error.code() != KafkaError._NO_OFFSET
 
     def _note_error(self, error: KafkaError) -> None:
         self._is_doubtful |= error.code() == KafkaError._ALL_BROKERS_DOWN

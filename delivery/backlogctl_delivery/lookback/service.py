@@ -33,7 +33,7 @@ OnOutage = Callable[[str, BacklogError | None], None]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _PARTING_SECONDS = 10.0
-_WELL_SECONDS = 5.0  # so long without a failure is the end of an outage
+_WELL_SECONDS = 20.0  # without a failure; that no broker answers is found out in 15
 
 
 class Service:

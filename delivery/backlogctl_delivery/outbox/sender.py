@@ -305,6 +305,9 @@ class OutboxSender:
         except KafkaException:
             self._producer.poll(0)  # what it reports
             self.kafka_outage.note(self._tell_away("no broker answers"))
+            # This one may have lost their addresses for ever (see `Silence`).
+            if self._in_flight is not None and not len(self._in_flight):
+                self._open_producer()
             return False
         self._reports.clear()
         return True

@@ -17,6 +17,7 @@ from typing import Any, Self
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
+from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import create_topic
 from backlogctl_delivery.lookback.admin import count_messages, list_incidents
 from backlogctl_delivery.lookback.messages import State
@@ -132,7 +133,12 @@ class Chain(ABC):
         """When all is sent and handled: the application has ended, and then the others."""
         self._stop(APPLICATION)
         self.await_sent()
-        await_handled(self.client, self.ledger.topic, self.ledger.group, PARTITIONS)
+        try:
+            await_handled(self.client, self.ledger.topic, self.ledger.group, PARTITIONS)
+        except KafkaFailure as error:
+            for name, process in self._running.items():
+                self._tell_end(name, process.exitcode)
+            raise AssertionError(f"{error}; {self._problems}") from error
         for name in list(self._running):
             self._stop(name)
         return self.ledger.read_facts(self.client)
