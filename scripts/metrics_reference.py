@@ -74,7 +74,8 @@ _SERVED: tuple[tuple[str, tuple[Metric, ...]], ...] = (
 _VERDICTS: dict[Verdict, str] = {
     Verdict.OK: "Nothing is unread, or what is unread gets less at times. Also: idle, or never "
     "written.",
-    Verdict.LAGGING: "Something is unread, and there are too few samples yet to tell more.",
+    Verdict.LAGGING: "Something is unread, and there are too few samples yet to tell more, or a "
+    "job that comes by is due.",
     Verdict.UNKNOWN: "The partition was written, and the group has no committed offset.",
     Verdict.WARN: "Unread in every sample of the window, and the lag grew and never fell; or "
     "a recovery has stopped the stream's own consumers.",

@@ -175,6 +175,8 @@ class PartitionView:
         timeline: (seconds, high) further back than the window, oldest first; else the points.
         held: what lies behind a transaction that has been open for too long.
         held_oldest_seconds: age of the first message there by its own timestamp.
+        due: seconds until a job that comes by has read all of this, if it comes as it did; None
+            where the group is there, or has no rhythm.
         window, horizon: seconds.
     """
 
@@ -194,6 +196,7 @@ class PartitionView:
     timeline: Sequence[tuple[float, int]] = ()
     held: HeldBack | None = None
     held_oldest_seconds: float | None = None
+    due: float | None = None
     window: float = 600.0
     horizon: float = 86400.0
 
@@ -215,7 +218,8 @@ def judge_partition(view: PartitionView) -> PartitionStatus:
     7. WARN: unread in every sample of the window; the lag never fell, and it grew.
     8. UNKNOWN: the partition was written, and the group has no committed offset; or its commit was
        moved by nobody knows whom.
-    9. LAGGING: something is unread, and the samples do not reach back over the window.
+    9. LAGGING: something is unread, and the samples do not reach back over the window; or a job
+       that comes by is due before retention is there.
     10. OK: the rest; a partition never written, one that is idle, one with only control records
        left, one whose lag falls, however large it is.
     """
@@ -281,6 +285,8 @@ def _is_losing(
         return False
     if view.members is not False and any(point.lag == 0 for point in points):
         return False
+    if view.due is not None and forecast.seconds > view.due:
+        return False
     return forecast.lost > 0 or trend in (Verdict.WARN, Verdict.STALL, Verdict.STOP)
 
 
@@ -306,6 +312,8 @@ def _judge_trend(view: PartitionView, points: Sequence[Point]) -> Verdict:
         return Verdict.LAGGING
     known = [(p.committed, lag) for p, lag in zip(points, lags, strict=True) if lag is not None]
     if len(known) == len(points) and len({committed for committed, _ in known}) == 1:
+        if view.due is not None:
+            return Verdict.LAGGING
         return Verdict.STOP if view.members is False else Verdict.STALL
     grew = known[-1][1] > known[0][1]
     if grew and all(after >= before for (_, before), (_, after) in pairwise(known)):

@@ -14,6 +14,7 @@ from backlogctl.values import to_document
 if TYPE_CHECKING:
     # Airflow's scheduler reads the kinds, and with them this, again and again.
     from backlogctl.kafka.transactions import OpenTransaction
+    from backlogctl.monitoring.offsets.rhythm import Rhythm
 
 # One word for how a group is doing, the worst that applies.
 
@@ -232,6 +233,8 @@ class GroupStatus:
         unseen: what could not be read of it: the figures that need it are unknown, not zero.
         consumers_to_win: how many consumers as fast as today's would lose nothing.
         held: offsets that lie behind transactions that have been open for too long.
+        rhythm: of a job that comes by, is away now, and is behind; None where it has none, or is
+            late.
     """
 
     stream: str
@@ -263,6 +266,7 @@ class GroupStatus:
     unseen: tuple[Unseen, ...] = ()
     held: int = 0
     lag_at_least: int | None = None
+    rhythm: Rhythm | None = None
 
     @property
     def urgency(self) -> Urgency | None:

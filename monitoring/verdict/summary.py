@@ -10,6 +10,7 @@ from datetime import datetime
 from backlogctl.formats import format_count, format_duration, format_moment, format_plural
 from backlogctl.kafka.group_types import SHARE
 from backlogctl.kafka.transactions import TransactionFate
+from backlogctl.monitoring.offsets.rhythm import Rhythm
 from backlogctl.monitoring.verdict.commands import GroupTrouble, advise_on_group
 from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
@@ -88,12 +89,27 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
             return f"{place}: its leader does not answer: what is unread is unknown"
         case Verdict.UNKNOWN:
             return f"{place}: the group has no committed offset: what it read, or lost, is unknown"
+        case Verdict.LAGGING if status.rhythm is not None:
+            return f"{place}: {behind}{_describe_rhythm(status.rhythm, status.taken_at, worst)}"
         case Verdict.LAGGING:
             return f"{place}: {behind}{_describe_retained(worst)}; too few samples to say more"
         case Verdict.BLOCKED:
             kept = _describe_retained(worst, "; retention reaches them")
             return f"{place}: {describe_held(worst)}{kept}{f'; {behind}' if worst.lag else ''}"
     return f"{place}: {behind}{loss}"
+
+
+def _describe_rhythm(rhythm: Rhythm, now: datetime, part: PartitionStatus) -> str:
+    """`, its job is away; it came 12 times, every 58 min to 1 h 2 min, and is due within 40 min;
+    retention reaches it in 3 h at the earliest`."""
+    shortest, longest = map(format_duration, (rhythm.every_at_least, rhythm.every_at_most))
+    every = longest if shortest == longest else f"{shortest} to {longest}"
+    due = format_duration((rhythm.due - now).total_seconds())
+    kept = _describe_retained(part, "; retention reaches it")
+    return (
+        f", its job is away; it came {rhythm.times + 1} times, every {every}, and is due within "
+        f"{due}{kept}"
+    )
 
 
 def _describe_undecided(status: GroupStatus) -> str:
@@ -215,6 +231,7 @@ def summarize_group(
     has_consumers: bool = False,
     has_source: bool = False,
     seconds_held: float = 0.0,
+    rhythm: Rhythm | None = None,
 ) -> GroupStatus:
     """The totals, the worst verdict, and its sentence.
 
@@ -224,6 +241,7 @@ def summarize_group(
         window: seconds that trends are judged over.
         has_consumers, has_source: what the stream's configuration lets the tool do.
         seconds_held: how long an operator's hold of the topic lasts yet.
+        rhythm: of a job that comes by.
     """
     verdict = find_worst(part.verdict for part in parts)
     course = find_worst(part.course for part in parts)
@@ -262,6 +280,7 @@ def summarize_group(
         course=course,
         held=sum(map(_count_held, parts)),
         lag_at_least=lag_at_least,
+        rhythm=rhythm,
     )
     commands = [
         command

@@ -33,6 +33,7 @@ from backlogctl.monitoring.offsets.lag import (
     read_tails,
 )
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.rhythm import Rhythm, RhythmBook, learn_rhythm
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.offsets.standstills import LEARN_FROM, find_standstills
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
@@ -103,6 +104,7 @@ class StreamContext:
         consumers: how many read now.
         has_consumers, has_source: what the configuration lets the tool do about it.
         seconds_held: how long an operator's hold of the topic lasts yet.
+        rhythm: of a job that comes by, and is away.
     """
 
     retention: Retention = UNLIMITED
@@ -117,6 +119,7 @@ class StreamContext:
     has_consumers: bool = False
     has_source: bool = False
     seconds_held: float = 0.0
+    rhythm: Rhythm | None = None
 
 
 NOTHING = StreamContext()
@@ -157,6 +160,8 @@ def assess_stream(
         )
         for part in sample.partitions
     }
+    rhythm = around.rhythm
+    due = None if rhythm is None else (rhythm.due - sample.taken_at).total_seconds()
     parts = [
         judge_partition(
             PartitionView(
@@ -178,6 +183,7 @@ def assess_stream(
                 held_oldest_seconds=_measure_age(
                     around.held_oldest, part.partition, sample.taken_at
                 ),
+                due=due,
                 window=window.total_seconds(),
                 horizon=horizon.total_seconds(),
             )
@@ -199,6 +205,7 @@ def assess_stream(
         has_consumers=around.has_consumers,
         has_source=around.has_source,
         seconds_held=around.seconds_held,
+        rhythm=rhythm,
     )
 
 
@@ -283,7 +290,9 @@ def look_at_stream(
     seen = observe_stream(ledger, stream, connection, limit, history=history, bulk=bulk)
     timeline = read_timeline(ledger, stream, seen.sample, watch.window)
     status = assess_now(
-        *(ledger, stream, properties, watch, seen, timeline, limit, connection), bulk=bulk
+        *(ledger, stream, properties, watch, seen, timeline, limit, connection),
+        RhythmBook(ledger),
+        bulk=bulk,
     )
     return StreamLook(seen, status)
 
@@ -297,6 +306,7 @@ def assess_now(
     history: Sequence[Sample],
     limit: Deadline,
     admin: Admin,
+    rhythms: RhythmBook,
     *,
     settle: bool = True,
     bulk: BulkLook | None = None,
@@ -305,6 +315,7 @@ def assess_now(
 
     Args:
         history: the stream's samples, of `read_timeline`.
+        rhythms: kept from the last look by those who look often.
         settle: False leaves it to the next look whether a transaction is open for too long; else
             one that is young is waited for, some seconds.
 
@@ -344,6 +355,7 @@ def assess_now(
         gaps,
         replace(
             around,
+            rhythm=rhythms.find(stream, sample) if behind else None,
             tails=unread.tails,
             empty_tails={**known, **new},
             oldest=unread.oldest,
@@ -396,7 +408,11 @@ def judge_stored(
         isolation,
         history[:-1],
         ledger.gaps.list(stream=stream.name),
-        replace(_describe_stream(stream, UNLIMITED), held=held),
+        replace(
+            _describe_stream(stream, UNLIMITED),
+            held=held,
+            rhythm=learn_rhythm(history, isolation),
+        ),
         window=watch.window,
         horizon=watch.horizon,
     )

@@ -23,6 +23,7 @@ from backlogctl.monitoring.offsets.bulk_look import BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.commits import CommitFeed
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.rhythm import RhythmBook
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import STREAM_WHATS, GroupStatus, PartitionStatus
 from backlogctl.monitoring.watch.look import (
@@ -249,6 +250,7 @@ class _StreamWatcher:
         on_status: Callable[[GroupStatus], None] | None,
     ) -> None:
         self.timelines = _Timelines(ledger, judging.window)
+        self._rhythms = RhythmBook(ledger)
         self._config = config
         self._ledger = ledger
         self.near: dict[str, StreamLike] = {}
@@ -405,7 +407,7 @@ class _StreamWatcher:
         cluster = self._reach(stream.cluster)
         status = assess_now(
             *(self._ledger, stream, cluster.properties, self._judging, seen),
-            *(self.timelines.extend(stream, seen.sample), limit, cluster.admin),
+            *(self.timelines.extend(stream, seen.sample), limit, cluster.admin, self._rhythms),
             settle=False,
             bulk=cluster.seen,
         )

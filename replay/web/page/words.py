@@ -21,7 +21,7 @@ STALE_INTERVALS = 3
 
 MEANINGS: Mapping[Verdict, str] = {
     Verdict.OK: "nothing unread, or what is unread gets less at times",
-    Verdict.LAGGING: "something unread, and too few samples yet to tell more",
+    Verdict.LAGGING: "something unread, and too few samples yet to tell more, or a job is due",
     Verdict.UNKNOWN: "written, and the group has no committed offset",
     Verdict.WARN: "the lag never fell in the window, or a recovery has stopped the consumers",
     Verdict.BLOCKED: "messages lie behind a transaction that has been open for too long",
