@@ -198,8 +198,9 @@ def test_status_tells_it_of_a_real_group(
     looks = SimpleNamespace(window=timedelta(minutes=10), horizon=HORIZON)
     now = look_at_stream(ledger, stream, properties, looks, Deadline(60)).observation.sample
     for minutes in range(360, 0, -5):
-        reached = 12 - minutes // 60  # it came on the hour, with what there was
-        part = replace(now.partitions[0], committed=reached, lso=reached, high=reached)
+        reached = 52 - 5 * ((minutes + 39) // 60)  # it came each hour, and read all
+        end = reached + 5 * (minutes % 60 != 20)
+        part = replace(now.partitions[0], committed=reached, lso=end, high=end)
         ledger.samples.add(
             replace(now, taken_at=now.taken_at - timedelta(minutes=minutes), partitions=(part,))
         )
