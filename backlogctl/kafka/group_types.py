@@ -16,6 +16,7 @@ from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
+    lend_client,
     translate_error,
     translate_properties,
 )
@@ -55,7 +56,7 @@ def read_share_offsets(
         )
     limit = deadline or Deadline(_SECONDS)
     try:
-        with RawClient(settings, limit) as client:
+        with lend_client(settings, limit) as client:
             return client.run(lambda: _describe(client, group), limit)
     except Exception as error:
         subject = f"group {group} of cluster {find_addresses(properties)}"
@@ -151,7 +152,7 @@ def read_group_listings(
         return {}, f"the types of groups cannot be asked for {reason}"
     limit = deadline or Deadline(15.0)
     try:
-        with RawClient(settings, limit, properties) as client:
+        with lend_client(settings, limit, properties) as client:
             listed = client.run(lambda: list_groups(client), limit)
     except Exception as error:
         subject = f"cluster {find_addresses(properties)}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from backlogctl.clock import Deadline
 from backlogctl.kafka.clients import Properties, find_addresses
-from backlogctl.kafka.raw_client import RawClient, translate_properties
+from backlogctl.kafka.raw_client import lend_client, translate_properties
 
 _SECRETS = ("sasl.password", "ssl.key.password", "sasl.username")
 _SAME_VOLUME = 1 << 20
@@ -95,7 +95,7 @@ def _ask(
     settings: Mapping[str, Any], properties: Properties, topic: str, limit: Deadline
 ) -> LogDirs:
     try:
-        with RawClient(settings, limit, properties) as client:
+        with lend_client(settings, limit, properties) as client:
             return _to_log_dirs(client.admin.describe_log_dirs([topic] if topic else []), topic)
     except Exception as error:  # noqa: BLE001 - an answer about disks is never worth a failure
         return LogDirs(None, f"the disks cannot be read: {_describe(error, properties)}")

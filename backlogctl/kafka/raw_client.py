@@ -178,6 +178,70 @@ class RawClient:
             self.admin.close()
 
 
+class _Kept:
+    """Clients that nobody uses now, by their settings, while they are kept."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.idle: defaultdict[str, list[RawClient]] = defaultdict(list)
+
+
+_KEPT = _Kept()
+
+
+@contextmanager
+def keep_clients() -> Iterator[None]:
+    """Within it a client that is given back is kept, connected, for the next who takes one. For
+    those who ask of many streams: to connect takes longer than most answers."""
+    with _KEPT.lock:
+        _KEPT.users += 1
+    try:
+        yield
+    finally:
+        with _KEPT.lock:
+            _KEPT.users -= 1
+            idle = [] if _KEPT.users else [one for some in _KEPT.idle.values() for one in some]
+            if not _KEPT.users:
+                _KEPT.idle.clear()
+        for client in idle:
+            client.close()
+
+
+def take_client(
+    settings: Mapping[str, Any], limit: Deadline, properties: Properties | None = None
+) -> RawClient:
+    """One that was kept, or a new one; arguments and errors as of `RawClient`."""
+    with _KEPT.lock:
+        idle = _KEPT.idle.get(repr(sorted(settings.items())))
+        if idle:
+            return idle.pop()
+    return RawClient(settings, limit, properties)
+
+
+def give_back(settings: Mapping[str, Any], client: RawClient) -> None:
+    """After the last answer; one of which an answer may still come is closed instead."""
+    with _KEPT.lock:
+        if _KEPT.users:
+            _KEPT.idle[repr(sorted(settings.items()))].append(client)
+            return
+    client.close()
+
+
+@contextmanager
+def lend_client(
+    settings: Mapping[str, Any], limit: Deadline, properties: Properties | None = None
+) -> Iterator[RawClient]:
+    """`take_client` and `give_back`; closed after an error."""
+    client = take_client(settings, limit, properties)
+    try:
+        yield client
+    except BaseException:
+        client.close()
+        raise
+    give_back(settings, client)
+
+
 def _explain(properties: Properties, limit: Deadline) -> None:
     """Raises what librdkafka knows of why nobody lets us in."""
     try:
@@ -293,7 +357,7 @@ def read_epoch_ends(
     if settings is None:
         raise KafkaFailure(f"could not {doing}: kafka-python cannot connect {why}", subject=subject)
     try:
-        with RawClient(settings, limit, properties) as client:
+        with lend_client(settings, limit, properties) as client:
             leaders = read_leaders(client, topic, limit)
             ends = {
                 place[0]: _read_epoch_end(client, topic, place, leaders[place[0]], limit)

@@ -20,7 +20,9 @@ from backlogctl.errors import BacklogError, KafkaFailure
 from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.raw_client import (
     RawClient,
+    give_back,
     read_leaders,
+    take_client,
     translate_error,
     translate_properties,
 )
@@ -327,9 +329,12 @@ class _Fetch:
             else:
                 yield from self._take(answer)
 
-    def close(self) -> None:
+    def close(self, *, is_well: bool = True) -> None:
         if self._client is not None:
-            self._client.close()
+            if is_well and not any(self._asked.values()):
+                give_back(self._settings, self._client)
+            else:
+                self._client.close()
             self._client = None
         self._asked.clear()
         for place in self._places.values():
@@ -375,7 +380,7 @@ class _Fetch:
     def _connect(self) -> RawClient:
         if self._client is None:
             limit = Deadline(_ANSWER_SECONDS)
-            self._client = RawClient(self._settings, limit, self._properties)
+            self._client = take_client(self._settings, limit, self._properties)
         return self._client
 
     def _send(self, client: RawClient, node: int, partitions: tuple[int, ...]) -> None:
@@ -504,7 +509,7 @@ class _Fetch:
         if self._patience.expired or not (ours.retryable or is_new_broker):
             raise ours from error
         if is_new_broker:
-            self.close()  # a new client knows all brokers
+            self.close(is_well=False)  # a new client knows all brokers
         for partition in partitions:
             self._leaders.pop(partition, None)
             self._places[partition].not_before = time.monotonic() + _PAUSE

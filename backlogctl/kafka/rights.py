@@ -29,6 +29,7 @@ from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
+    lend_client,
     translate_error,
     translate_properties,
 )
@@ -123,7 +124,7 @@ def read_rights(
     limit = deadline or Deadline(_SECONDS)
     subject = f"cluster {find_addresses(properties)}"
     try:
-        with RawClient(settings, limit, properties) as client:
+        with lend_client(settings, limit, properties) as client:
             allowed = _ask_all(client, rights, limit)
     except Exception as error:
         raise translate_error(error, "ask what is allowed", subject) from error

@@ -23,6 +23,7 @@ from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
     ask_leaders,
+    lend_client,
     translate_error,
     translate_properties,
 )
@@ -254,7 +255,7 @@ def _run(
             hint="kafka-python asks, which takes SASL PLAIN and SCRAM, and PEM files by path",
         )
     try:
-        with RawClient(settings, limit, properties) as client:
+        with lend_client(settings, limit, properties) as client:
             return client.run(lambda: work(client), limit)
     except Exception as error:
         raise _translate(error, doing, subject, find_addresses(properties)) from error

@@ -16,7 +16,7 @@ from backlogctl.errors import KafkaFailure
 from backlogctl.formats import format_bytes, format_duration
 from backlogctl.kafka.clients import Admin, Properties, ask, find_addresses, wait_for
 from backlogctl.kafka.peek import peek_at
-from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlogctl.kafka.raw_client import lend_client, translate_error, translate_properties
 from backlogctl.kafka.topics import describe_topic, list_offsets, read_metadata
 from backlogctl.monitoring.verdict.commands import name_access
 
@@ -211,7 +211,7 @@ def read_controller(properties: Properties, limit: Deadline) -> Controller | Non
         return None
     subject, doing = f"cluster {find_addresses(properties)}", "read the controller's clock"
     try:
-        with RawClient(settings, limit, properties) as client:
+        with lend_client(settings, limit, properties) as client:
             before = time.time()
             answer = client.admin.describe_metadata_quorum()
             after = time.time()

@@ -135,8 +135,7 @@ class RhythmBook:
             samples = [
                 one
                 for one in self._ledger.samples.history(stream.name, since)
-                if (one.cluster, one.topic, one.group) == place
-                and one.taken_at < sample.taken_at
+                if (one.cluster, one.topic, one.group) == place and one.taken_at < sample.taken_at
             ]
             known = key, learn_rhythm([*samples, sample], stream.isolation)
             self._known[stream.name] = known

@@ -17,8 +17,13 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Admin, connect, join_reasons
-from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
-from backlogctl.kafka.groups import describe_group_state
+from backlogctl.kafka.group_types import (
+    GroupListing,
+    explain_unsupported_group,
+    read_group_listings,
+)
+from backlogctl.kafka.groups import GroupState, describe_group_state, describe_group_states
+from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.monitoring.doctor.checks import (
     CheckFinding,
     CheckLevel,
@@ -33,13 +38,14 @@ from backlogctl.monitoring.doctor.checks import (
 from backlogctl.monitoring.doctor.facts import read_brokers, read_newest, read_topic
 from backlogctl.monitoring.producers.reader import read_newest_log
 from backlogctl.monitoring.verdict.commands import create_index
+from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.replay.consumers.members import count_rebalancing
 from backlogctl.replay.doctor.tool import judge_host, judge_rights
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.rights import DOCTOR
-from backlogctl.replay.observe.stream import AWAY_SECONDS, read_history
-from backlogctl.values import to_document
+from backlogctl.replay.observe.stream import AWAY_SECONDS, read_at_once, read_history
+from backlogctl.values import Sample, to_document
 
 
 @CheckScope.TOOL.check(
@@ -163,23 +169,30 @@ def examine_streams(
     clusters: Clusters | None = None,
 ) -> Iterator[Examination]:
     """`examine_stream` of each, several at a time; what is the cluster's is read once."""
-    shared = _Shared(workspace)
+    shared = _Shared(workspace, streams)
 
     def examine(stream: Stream) -> Examination:
         return examine_stream(workspace, stream, adopting, clusters, shared)
 
-    with ThreadPoolExecutor(min(_AT_A_TIME, len(streams)) or 1) as pool:
+    with ThreadPoolExecutor(min(_AT_A_TIME, len(streams)) or 1) as pool, keep_clients():
         yield from pool.map(examine, streams)
+    workspace.ledger.samples.add_all(shared.unstored)
 
 
 class _Shared:
-    """What many examinations share: the settings of a cluster's brokers, and a client a thread."""
+    """What many examinations share: what is read of a cluster once, and a client a thread.
 
-    def __init__(self, workspace: Workspace) -> None:
+    Args:
+        streams: all of them.
+    """
+
+    def __init__(self, workspace: Workspace, streams: Sequence[Stream]) -> None:
         self._workspace = workspace
+        self._streams = streams
         self._local = threading.local()
-        self._brokers: dict[str, Any] = {}
+        self._known: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
+        self.unstored: list[tuple[Sample, bool]] = []
 
     def connect(self, stream: Stream) -> Admin:
         admins: dict[str, Admin] = self._local.__dict__.setdefault("admins", {})
@@ -187,11 +200,49 @@ class _Shared:
             admins[stream.cluster] = connect(self._workspace.properties(stream))
         return admins[stream.cluster]
 
-    def read_brokers(self, admin: Admin, cluster: str, limit: Deadline) -> Any:
+    def read_once(self, what: str, cluster: str, read: Callable[[], Part]) -> Part:
+        """Of a cluster, by the first who needs it; what fails fails for all."""
         with self._lock:
-            if cluster not in self._brokers:
-                self._brokers[cluster] = read_brokers(admin, limit)
-            return self._brokers[cluster]
+            key = (what, cluster)
+            if key not in self._known:
+                try:
+                    self._known[key] = read()
+                except BacklogError as error:
+                    self._known[key] = error
+            found = self._known[key]
+        if isinstance(found, BacklogError):
+            raise found
+        result: Part = found
+        return result
+
+    def look(self, stream: Stream, admin: Admin, limit: Deadline) -> GroupStatus:
+        workspace, cluster = self._workspace, stream.cluster
+        ours = [one for one in self._streams if one.cluster == cluster]
+        _, bulk = self.read_once("offsets", cluster, lambda: read_at_once(workspace, cluster, ours))
+        look = look_at_stream(
+            *(workspace.ledger, stream, workspace.properties(stream), workspace.config.watch),
+            limit,
+            admin=admin,
+            bulk=bulk,
+        )
+        self.unstored.extend(look.observation.unstored)
+        return look.status
+
+    def read_kind(self, stream: Stream, limit: Deadline) -> str | None:
+        properties = self._workspace.properties(stream)
+        listings, unknown = self.read_once(
+            "types", stream.cluster, lambda: read_group_listings(properties, limit)
+        )
+        return None if unknown else listings.get(stream.group, GroupListing()).type
+
+    def read_state(self, stream: Stream, admin: Admin, limit: Deadline) -> GroupState:
+        groups = sorted({one.group for one in self._streams if one.cluster == stream.cluster})
+        found = self.read_once(
+            "members", stream.cluster, lambda: describe_group_states(admin, groups, limit)
+        )
+        known = found.get(stream.group)
+        # One that may not be described says so itself.
+        return known or describe_group_state(admin, stream.group, limit)
 
 
 def examine_stream(
@@ -210,7 +261,7 @@ def examine_stream(
         clusters: those that are away are not asked.
         shared: with other examinations.
     """
-    shared = shared or _Shared(workspace)
+    shared = shared or _Shared(workspace, [stream])
     away = (clusters or {}).get(stream.cluster)
     judged = (
         _judge_unreached(workspace, stream, away)
@@ -276,16 +327,10 @@ def _judge_stream(
     parts.read(
         "status",
         f"lag and commits of group {stream.group}",
-        lambda limit: (
-            look_at_stream(
-                *(workspace.ledger, stream, workspace.properties(stream), workspace.config.watch),
-                limit,
-                admin=admin,
-            ).status
-        ),
+        lambda limit: shared.look(stream, admin, limit),
     )
     parts.read("history", "its samples", lambda _: read_history(workspace, stream))
-    _read_group(parts, workspace, stream, admin)
+    _read_group(parts, workspace, stream, admin, shared)
     yield from (one.to_finding() for one in parts.unread)
     subject = f"stream {stream.name}"
     yield from apply_rules(_STREAM_ROOMS, parts.known, subject)
@@ -308,7 +353,9 @@ def _read_topic(
         parts.read(
             "brokers",
             "the brokers' settings",
-            lambda limit: shared.read_brokers(admin, stream.cluster, limit),
+            lambda limit: shared.read_once(
+                "brokers", stream.cluster, lambda: read_brokers(admin, limit)
+            ),
         )
     if topic is None:
         return
@@ -329,19 +376,21 @@ def _read_topic(
     )
 
 
-def _read_group(parts: _Parts, workspace: Workspace, stream: Stream, admin: Admin) -> None:
+def _read_group(
+    parts: _Parts, workspace: Workspace, stream: Stream, admin: Admin, shared: _Shared
+) -> None:
     group, known = stream.group, len(parts.unread)
     kind = parts.read(
         "kind",
         f"the type of group {group}",
-        lambda limit: read_group_type(workspace.properties(stream), group, limit),
+        lambda limit: shared.read_kind(stream, limit),
     )
     if len(parts.unread) > known or explain_unsupported_group(kind):
         return
     state = parts.read(
         "state",
         f"the members of group {group}",
-        lambda limit: describe_group_state(admin, group, limit),
+        lambda limit: shared.read_state(stream, admin, limit),
     )
     if state is not None:
         parts.known["rebalancing"], parts.known["samples"] = count_rebalancing(workspace, stream)

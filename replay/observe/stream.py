@@ -163,7 +163,7 @@ def sample_streams(
     """
     clusters = reach_clusters(workspace.config, streams)
     at_once = {
-        name: _read_at_once(workspace, name, [one for one in streams if one.cluster == name])
+        name: read_at_once(workspace, name, [one for one in streams if one.cluster == name])
         for name, away in clusters.items()
         if not isinstance(away, BacklogError)
     }
@@ -195,9 +195,15 @@ def sample_streams(
     workspace.ledger.samples.add_all(unstored)
 
 
-def _read_at_once(
+def read_at_once(
     workspace: Workspace, cluster: str, streams: Sequence[Stream]
 ) -> tuple[Admin | None, BulkLook | None]:
+    """A client for looks at streams of a cluster, and what was read of them at once; None where
+    they are few, or each has to be asked alone.
+
+    Raises:
+        LedgerError.
+    """
     properties = workspace.config.clusters[cluster].client_properties()
     if len(streams) < LEAST_STREAMS:
         return None, None
