@@ -128,11 +128,15 @@ class Samples(Manager):
         )
         return self._first(query, Sample)
 
-    def history(self, stream: str, since: datetime | None = None) -> tuple[Sample, ...]:
+    def history(
+        self, stream: str, since: datetime | None = None, before: datetime | None = None
+    ) -> tuple[Sample, ...]:
         """Samples of a stream, oldest first; `since` is included."""
         query = select(samples).where(samples.c.stream == stream)
         if since is not None:
             query = query.where(samples.c.taken_at >= since)
+        if before is not None:
+            query = query.where(samples.c.taken_at < before)
         return self._list(query.order_by(samples.c.taken_at, samples.c.id), Sample)
 
     def committed_marks(self, stream: str) -> tuple[CommitMark, ...]:

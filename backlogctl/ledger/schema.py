@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import starmap
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -80,6 +81,8 @@ class Tuples(JsonText):
         super().__init__()
         self.item = item
         self._hints = get_type_hints(item)
+        hints = enumerate(self._hints.values())
+        self._times = [number for number, hint in hints if datetime in get_args(hint)]
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
         rows = [[getattr(item, name) for name in self._hints] for item in value]
@@ -87,13 +90,11 @@ class Tuples(JsonText):
         return super().process_bind_param(texts, dialect)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> tuple[Any, ...]:
-        hints = enumerate(self._hints.values())
-        times = [number for number, hint in hints if datetime in get_args(hint)]
         rows = super().process_result_value(value, dialect)
-        for row in rows:
-            for number in times:
+        for number in self._times:
+            for row in rows:
                 row[number] = row[number] and read_time(row[number])
-        return tuple(self.item(*row) for row in rows)
+        return tuple(starmap(self.item, rows))
 
 
 def among(
@@ -168,9 +169,13 @@ def read_values(
     connection: Connection, query: Select[Any], make: Callable[..., T]
 ) -> tuple[T, ...]:
     """The values of a query's rows: of a dataclass, or of a function of the row."""
-    cls: Any = make if is_dataclass(make) else None
-    rows = connection.execute(query).mappings()
-    return tuple(make(row) if cls is None else make_value(row, cls) for row in rows)
+    result = connection.execute(query)
+    if not is_dataclass(make):
+        return tuple(map(make, result.mappings()))
+    # By position: a group's samples of some hours are hundreds.
+    names: list[str] = [each.name for each in fields(make)]
+    cls: Any = make
+    return tuple(starmap(cls, result.columns(*names)))
 
 
 def read_value(connection: Connection, query: Select[Any], make: Callable[..., T]) -> T | None:

@@ -196,10 +196,14 @@ def _follow(
         lost.append(_report_undecided(part.partition, marks))
     # Nobody reads on while nobody is there, or at the end.
     idle = (is_memberless(current) and not outside) or part.committed == part.high
-    if idle:
-        marks = replace(marks, at=current.taken_at, span=None)
-    marks = marks.see_end(current.taken_at, part.high)
-    return replace(marks, passed_by=_passed_by(marks, part)), lost, outside
+    marks = replace(
+        marks,
+        at=current.taken_at if idle else marks.at,
+        span=None if idle else marks.span,
+        ends=marks.see_end(current.taken_at, part.high),
+        passed_by=_passed_by(marks, part),
+    )
+    return marks, lost, outside
 
 
 def _stand(

@@ -229,11 +229,12 @@ class PartitionMarks:
         start, end = max(self.highest, self.committed), min(low, commit.offset)
         return Passed(start, end, commit.offset, end - start, commit.at) if start < end else None
 
-    def see_end(self, at: datetime, high: int) -> PartitionMarks:
-        """After a sample. Of the ends, the newest that is old enough is kept, and younger ones."""
-        ends = (*self.ends, (at, high))
-        old = [number for number, (then, _) in enumerate(ends) if at - then >= KEEPS_UP]
-        return replace(self, ends=ends[old[-1] if old else 0 :])
+    def see_end(self, at: datetime, high: int) -> tuple[tuple[datetime, int], ...]:
+        """The ends after a sample: the newest that is old enough, and younger ones."""
+        first, since = 0, at - KEEPS_UP
+        while first + 1 < len(self.ends) and self.ends[first + 1][0] <= since:
+            first += 1
+        return (*self.ends[first:], (at, high))
 
     def _is_behind(self, commit: SeenCommit) -> bool:
         """Whether there was more to read for long: else what expires is what it has just read."""

@@ -70,9 +70,20 @@ class Observation:
         return found
 
 
-def load_history(ledger: Ledger, stream: StreamLike) -> StreamHistory:
-    """The past of a stream, from its samples and commit marks in the ledger."""
-    samples = ledger.samples.history(stream.name, utc_now() - RECENT)
+def read_recent(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
+    """The samples of a stream that its past is made of."""
+    return ledger.samples.history(stream.name, utc_now() - RECENT)
+
+
+def load_history(
+    ledger: Ledger, stream: StreamLike, recent: Sequence[Sample] | None = None
+) -> StreamHistory:
+    """The past of a stream, from its samples and commit marks in the ledger.
+
+    Args:
+        recent: of `read_recent`, where that was read already.
+    """
+    samples = read_recent(ledger, stream) if recent is None else recent
     if not samples:
         latest = ledger.samples.latest(stream.name)
         samples = () if latest is None else (latest,)

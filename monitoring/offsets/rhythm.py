@@ -115,8 +115,13 @@ class RhythmBook:
         self._ledger = ledger
         self._known: dict[str, tuple[object, Rhythm | None]] = {}
 
-    def find(self, stream: StreamLike, sample: Sample) -> Rhythm | None:
+    def find(
+        self, stream: StreamLike, sample: Sample, history: Sequence[Sample] = ()
+    ) -> Rhythm | None:
         """The rhythm of a group that is away, and is behind.
+
+        Args:
+            history: the stream's last samples, none between them is missing; the ledger has more.
 
         Raises:
             LedgerError.
@@ -132,9 +137,10 @@ class RhythmBook:
         known = self._known.get(stream.name)
         if known is None or known[0] != key:
             since = sample.taken_at - LEARN_DAYS
+            before = history[0].taken_at if history else sample.taken_at
             samples = [
                 one
-                for one in self._ledger.samples.history(stream.name, since)
+                for one in (*self._ledger.samples.history(stream.name, since, before), *history)
                 if (one.cluster, one.topic, one.group) == place and one.taken_at < sample.taken_at
             ]
             known = key, learn_rhythm([*samples, sample], stream.isolation)

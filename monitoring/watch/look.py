@@ -32,7 +32,13 @@ from backlogctl.monitoring.offsets.lag import (
     read_size_limit,
     read_tails,
 )
-from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.observation import (
+    OBSERVE_SECONDS,
+    Observation,
+    load_history,
+    observe_stream,
+    read_recent,
+)
 from backlogctl.monitoring.offsets.rhythm import Rhythm, RhythmBook, learn_rhythm
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.offsets.standstills import LEARN_FROM, find_standstills
@@ -287,8 +293,10 @@ def look_at_stream(
     """
     limit = deadline or Deadline(OBSERVE_SECONDS)
     connection = admin or connect(properties)
-    seen = observe_stream(ledger, stream, connection, limit, history=history, bulk=bulk)
-    timeline = read_timeline(ledger, stream, seen.sample, watch.window)
+    recent = read_recent(ledger, stream)
+    past = load_history(ledger, stream, recent) if history is None else history
+    seen = observe_stream(ledger, stream, connection, limit, history=past, bulk=bulk)
+    timeline = read_timeline(ledger, stream, seen.sample, watch.window, recent)
     status = assess_now(
         *(ledger, stream, properties, watch, seen, timeline, limit, connection),
         RhythmBook(ledger),
@@ -355,7 +363,7 @@ def assess_now(
         gaps,
         replace(
             around,
-            rhythm=rhythms.find(stream, sample) if behind else None,
+            rhythm=rhythms.find(stream, sample, history) if behind else None,
             tails=unread.tails,
             empty_tails={**known, **new},
             oldest=unread.oldest,
@@ -419,19 +427,27 @@ def judge_stored(
 
 
 def read_timeline(
-    ledger: Ledger, stream: StreamLike, sample: Sample | None = None, window: timedelta = WINDOW
+    ledger: Ledger,
+    stream: StreamLike,
+    sample: Sample | None = None,
+    window: timedelta = WINDOW,
+    known: Sequence[Sample] | None = None,
 ) -> tuple[Sample, ...]:
     """The samples of the stream's present topic and group, oldest first.
 
     Args:
         sample: the present one; old ones that say nothing of it are left out. None: all.
+        known: the last ones, where they were read already: none between them is missing.
     """
-    if sample is not None:
-        since = sample.taken_at - reach_of(window)
-        recent = _list_own(ledger.samples.history(stream.name, since), stream)
-        if reaches_back([*recent, sample], sample):
-            return recent
-    return _list_own(ledger.samples.history(stream.name), stream)
+    if sample is None:
+        return _list_own(ledger.samples.history(stream.name), stream)
+    since = sample.taken_at - reach_of(window)
+    young = ledger.samples.history(stream.name, since) if known is None else known
+    recent = _list_own((one for one in young if one.taken_at >= since), stream)
+    if reaches_back([*recent, sample], sample):
+        return recent
+    older = ledger.samples.history(stream.name, before=young[0].taken_at if young else None)
+    return (*_list_own(older, stream), *_list_own(young, stream))
 
 
 def reach_of(window: timedelta) -> timedelta:
