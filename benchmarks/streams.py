@@ -2,7 +2,8 @@
 
 `python -m benchmarks.streams [--streams 500]`. A real broker, SQLite as ledger. Every group lags on
 one of three partitions, of every fiftieth some messages are gone unread. A pass is that of
-`backlogctl watch`, after the first; the commands run as a person runs them, as processes.
+`backlogctl watch`, after the first; the commands run as a person runs them, as processes, when the
+ledger has the samples that six hours of watching leave.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -85,6 +87,18 @@ def measure_passes(config_path: Path, rounds: int) -> Figures:
     }
 
 
+def add_past(config_path: Path) -> None:
+    """Samples of an hour, each half minute, and of five hours before, each five minutes."""
+    workspace = open_workspace(load_config(config_path))
+    ages = [*range(30, 3_600, 30), *range(3_600, 6 * 3_600, 300)]
+    for name in workspace.config.streams:
+        latest = workspace.ledger.samples.latest(name)
+        assert latest is not None
+        past = [replace(latest, taken_at=latest.taken_at - timedelta(seconds=age)) for age in ages]
+        workspace.ledger.samples.add_all([(one, False) for one in past])
+    workspace.ledger.close()
+
+
 def measure_command(config_path: Path, *words: str) -> Figures:
     command = [sys.executable, "-m", "backlogctl.replay.cli", *words, "--config", str(config_path)]
     began = time.monotonic()
@@ -107,6 +121,7 @@ def measure(options: Namespace, say: Say) -> Figures:
         path = write_config(directory, broker.bootstrap, options.streams)
         found: Figures = {"watch": measure_passes(path, options.rounds)}
         say(f"watch: {found['watch']}")
+        add_past(path)
         for name in ("status", "doctor"):
             found[name] = measure_command(path, name)
             say(f"{name}: {found[name]}")

@@ -75,6 +75,12 @@ def read_recent(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
     return ledger.samples.history(stream.name, utc_now() - RECENT)
 
 
+def cut_recent(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The same of all that were read."""
+    since = utc_now() - RECENT
+    return tuple(one for one in samples if one.taken_at >= since)
+
+
 def load_history(
     ledger: Ledger, stream: StreamLike, recent: Sequence[Sample] | None = None
 ) -> StreamHistory:

@@ -35,6 +35,7 @@ from backlogctl.monitoring.offsets.lag import (
 from backlogctl.monitoring.offsets.observation import (
     OBSERVE_SECONDS,
     Observation,
+    cut_recent,
     load_history,
     observe_stream,
     read_recent,
@@ -279,13 +280,14 @@ def look_at_stream(
     deadline: Deadline | None = None,
     *,
     admin: Admin | None = None,
-    history: StreamHistory | None = None,
+    samples: Sequence[Sample] | None = None,
     bulk: BulkLook | None = None,
 ) -> StreamLook:
     """Samples a stream, records its gaps, and judges it.
 
     Args:
-        admin, history: kept from the last look by those who look often.
+        admin: kept from the last look by those who look often.
+        samples: all that the ledger has, oldest first, by those who have read them.
         bulk: read for many streams at once; the caller stores the samples of all.
 
     Raises:
@@ -293,10 +295,10 @@ def look_at_stream(
     """
     limit = deadline or Deadline(OBSERVE_SECONDS)
     connection = admin or connect(properties)
-    recent = read_recent(ledger, stream)
-    past = load_history(ledger, stream, recent) if history is None else history
+    recent = read_recent(ledger, stream) if samples is None else cut_recent(samples)
+    past = load_history(ledger, stream, recent)
     seen = observe_stream(ledger, stream, connection, limit, history=past, bulk=bulk)
-    timeline = read_timeline(ledger, stream, seen.sample, watch.window, recent)
+    timeline = samples or read_timeline(ledger, stream, seen.sample, watch.window, recent)
     status = assess_now(
         *(ledger, stream, properties, watch, seen, timeline, limit, connection),
         RhythmBook(ledger),

@@ -182,11 +182,12 @@ def _count_rebalancing(samples: Sequence[Sample]) -> int:
 
 
 def _read_window(workspace: Workspace, stream: Stream) -> list[Sample]:
-    samples = read_history(workspace, stream)
-    if not samples:
+    samples = workspace.ledger.samples
+    if (latest := samples.latest(stream.name)) is None:
         return []
-    since = samples[-1].taken_at - workspace.config.watch.window
-    return [sample for sample in samples if sample.taken_at >= since]
+    place = (stream.cluster, stream.topic, stream.group)
+    young = samples.history(stream.name, latest.taken_at - workspace.config.watch.window)
+    return [one for one in young if (one.cluster, one.topic, one.group) == place]
 
 
 # The original consumers of a stream: started, stopped and looked at by hand.

@@ -215,7 +215,9 @@ class _Shared:
         result: Part = found
         return result
 
-    def look(self, stream: Stream, admin: Admin, limit: Deadline) -> GroupStatus:
+    def look(
+        self, stream: Stream, admin: Admin, samples: Sequence[Sample] | None, limit: Deadline
+    ) -> GroupStatus:
         workspace, cluster = self._workspace, stream.cluster
         ours = [one for one in self._streams if one.cluster == cluster]
         _, bulk = self.read_once("offsets", cluster, lambda: read_at_once(workspace, cluster, ours))
@@ -223,6 +225,7 @@ class _Shared:
             *(workspace.ledger, stream, workspace.properties(stream), workspace.config.watch),
             limit,
             admin=admin,
+            samples=samples,
             bulk=bulk,
         )
         self.unstored.extend(look.observation.unstored)
@@ -324,12 +327,12 @@ def _judge_stream(
     if any(one.error.retryable for one in parts.unread):
         yield parts.unread[0].to_finding()  # nobody answers: nothing else would be read either
         return
+    samples = parts.read("history", "its samples", lambda _: read_history(workspace, stream))
     parts.read(
         "status",
         f"lag and commits of group {stream.group}",
-        lambda limit: shared.look(stream, admin, limit),
+        lambda limit: shared.look(stream, admin, samples, limit),
     )
-    parts.read("history", "its samples", lambda _: read_history(workspace, stream))
     _read_group(parts, workspace, stream, admin, shared)
     yield from (one.to_finding() for one in parts.unread)
     subject = f"stream {stream.name}"
