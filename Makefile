@@ -146,6 +146,12 @@ bench-watch: $(SETUP) ## Measure sampling and scraping of many groups
 bench-streams: $(SETUP) ## Measure 500 streams of one cluster: a pass, status, doctor
 	$(PYTHON) -m benchmarks.streams $(ARGS)
 
+.PHONY: healthy-clients
+healthy-clients: $(SETUP) ## Look ten thousand times at healthy groups of every client, in an hour
+	@scripts/need.sh jdk node go
+	@$(PYTHON) -m tests.clients.building
+	$(PYTHON) -m benchmarks.healthy_clients $(ARGS)
+
 .PHONY: live-loss
 live-loss: $(SETUP) ## Measure what is told of groups that lose all the time, in half an hour
 	@scripts/need.sh jdk node go

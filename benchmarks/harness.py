@@ -48,6 +48,7 @@ class Benchmark:
     Attributes:
         sizes: the options and their defaults.
         smoke: the sizes of `--smoke`: every part runs once, in seconds; the figures mean nothing.
+        plot: an SVG of the document, kept beside it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Benchmark:
     smoke: Mapping[str, int]
     measure: Callable[[argparse.Namespace, Say], Figures]
     draw: Callable[[Figures], Iterable[Table]]
+    plot: Callable[[Figures], str] | None = None
 
     def main(self, arguments: Sequence[str] | None = None) -> Figures:
         """Measures, prints the tables and keeps the document."""
@@ -81,6 +83,8 @@ class Benchmark:
         output = options.output or (None if options.smoke else RESULTS / f"{self.name}.json")
         if output is not None:
             output.write_text(json.dumps(document, indent=1) + "\n")
+            if self.plot is not None:
+                output.with_suffix(".svg").write_text(self.plot(document) + "\n")
         return document
 
 

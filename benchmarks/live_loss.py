@@ -152,15 +152,15 @@ def configure(
 
 
 @contextmanager
-def write(bootstrap: str, topics: Sequence[str]) -> Iterator[None]:
-    """An even stream of messages while the block runs."""
+def write(bootstrap: str, topics: Sequence[str], rate: int = WRITTEN) -> Iterator[None]:
+    """An even stream of messages while the block runs, so many a second."""
     stop = threading.Event()
 
     def work() -> None:
         producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
         began, sent = time.monotonic(), 0
         while not stop.wait(0.02):
-            for number in range(sent, int((time.monotonic() - began) * WRITTEN)):
+            for number in range(sent, int((time.monotonic() - began) * rate)):
                 for topic in topics:
                     producer.produce(topic, str(number).zfill(MESSAGE_BYTES).encode())
                 sent = number + 1
@@ -198,6 +198,50 @@ def describe(told: dict[str, Any], lost: int) -> str:
     return f"{told['likely']:,}{share}\n(≤ {told['at_most']:,}), {told['changes']}"
 
 
+COLOURS = {"ok": "#cfe8d5", "lagging": "#dfe7f2", "warn": "#f6e3b4", "losing": "#e59a3c"}
+OTHER, LOST = "#b9b2c9", "#a61c28"
+LEFT, WIDTH, ROW, TOP = 230, 760, 18, 46
+
+
+def plot(document: Figures) -> str:
+    """What each watcher said of each client over time: one bar each."""
+    bars = [
+        (f"{name}, {who}", said)
+        for name, by in document["verdicts"].items()
+        for who, said in by.items()
+    ]
+    end = document["minutes"] * 60 + document["rest"]
+    words = list(dict.fromkeys(word for _, said in bars for _, word in said))
+    height = TOP + ROW * len(bars) + 30
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {height}" '
+        'font-family="sans-serif" font-size="11" fill="#333">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+    ]
+    for number, word in enumerate(words):
+        at = LEFT + 110 * number
+        parts.append(f'<rect x="{at}" y="14" width="12" height="12" fill="{find_colour(word)}"/>')
+        parts.append(f'<text x="{at + 18}" y="24">{word}</text>')
+    for number, (label, said) in enumerate(bars):
+        y = TOP + ROW * number
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{label}</text>')
+        ends = [*(at for at, _ in said[1:]), end]
+        for (at, word), until in zip(said, ends, strict=False):
+            left, right = (LEFT + WIDTH * min(moment, end) / end for moment in (at, until))
+            parts.append(
+                f'<rect x="{left:.1f}" y="{y}" width="{max(right - left, 0.5):.1f}" '
+                f'height="{ROW - 4}" fill="{find_colour(word)}"/>'
+            )
+    for minute in range(0, end // 60 + 1, max(1, end // 600)):
+        x = LEFT + WIDTH * minute * 60 / end
+        parts.append(f'<text x="{x:.1f}" y="{height - 10}">{minute} min</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def find_colour(word: str) -> str:
+    return LOST if word == "lost" else COLOURS.get(word, OTHER)
+
+
 BENCHMARK = Benchmark(
     name="live_loss",
     text=__doc__,
@@ -205,6 +249,7 @@ BENCHMARK = Benchmark(
     smoke={"minutes": 1, "clients": 2, "rest": 1},
     measure=measure,
     draw=draw,
+    plot=plot,
 )
 
 if __name__ == "__main__":

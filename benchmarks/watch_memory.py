@@ -3,8 +3,7 @@
 `python -m benchmarks.watch_memory [--rounds 2000]` watches a real broker at an interval of 100 ms,
 so that 2,000 rounds take minutes and not most of a day: streams that are read, that stand and that
 are one control record behind, 60 other groups, /metrics and the page read all the time. Resident
-memory is noted every 20 rounds. It draws `docs/img/watch-memory.svg` too, and fails where memory
-grows by more than 3 % over the second half.
+memory is noted every 20 rounds. It fails where memory grows by more than 3 % over the second half.
 """
 
 from __future__ import annotations

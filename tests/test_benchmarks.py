@@ -17,6 +17,7 @@ PLAIN = (
     "delivery",
     "first_minute",
     "forensics",
+    "healthy_clients",
     "live_loss",
     "relay",
     "sequenced",
