@@ -147,7 +147,7 @@ bench-streams: $(SETUP) ## Measure 500 streams of one cluster: a pass, status, d
 	$(PYTHON) -m benchmarks.streams $(ARGS)
 
 .PHONY: healthy-clients
-healthy-clients: $(SETUP) ## Look ten thousand times at healthy groups of every client, in an hour
+healthy-clients: $(SETUP) ## Take 20,000 samples of healthy groups of every client
 	@scripts/need.sh jdk node go
 	@$(PYTHON) -m tests.clients.building
 	$(PYTHON) -m benchmarks.healthy_clients $(ARGS)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.offsets.standstills import LEARN_FROM
 from backlogctl.values import Gap, Sample, TimeBounds
 
 # The high watermark is read a moment after the sample's time.
 READ_SLACK = timedelta(seconds=1)
+# Trends are judged over it.
+WINDOW = timedelta(minutes=10)
 
 
 def list_ends(
@@ -102,3 +107,51 @@ def estimate_time(
         share = (offset - before[1] + 1) / (high - before[1])
         return before[0] + (at - before[0]) * share
     return None
+
+
+def read_timeline(
+    ledger: Ledger,
+    stream: StreamLike,
+    sample: Sample | None = None,
+    window: timedelta = WINDOW,
+    known: Sequence[Sample] | None = None,
+) -> tuple[Sample, ...]:
+    """The samples of the stream's present topic and group, oldest first.
+
+    Args:
+        sample: the present one; old ones that say nothing of it are left out. None: all.
+        known: the last ones, where they were read already: none between them is missing.
+    """
+    if sample is None:
+        return _list_own(ledger.samples.history(stream.name), stream)
+    since = sample.taken_at - reach_of(window)
+    young = ledger.samples.history(stream.name, since) if known is None else known
+    recent = _list_own((one for one in young if one.taken_at >= since), stream)
+    if reaches_back([*recent, sample], sample):
+        return recent
+    older = ledger.samples.history(stream.name, before=young[0].taken_at if young else None)
+    return (*_list_own(older, stream), *_list_own(young, stream))
+
+
+def reach_of(window: timedelta) -> timedelta:
+    """How far back samples are needed for more than to date what is unread."""
+    return max(2 * window, LEARN_FROM)
+
+
+def reaches_back(history: Sequence[Sample], sample: Sample) -> bool:
+    """Whether the oldest of these was taken before anything that is unread was written: so no
+    older one dates it better."""
+    oldest = history[0]
+    if oldest.topic_id != sample.topic_id:
+        return True
+    ends = {part.partition: part.high for part in oldest.partitions}
+    return all(
+        part.committed >= min(part.high, ends.get(part.partition, 0))
+        for part in sample.partitions
+        if part.committed is not None
+    )
+
+
+def _list_own(found: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
+    place = (stream.cluster, stream.topic, stream.group)
+    return tuple(one for one in found if (one.cluster, one.topic, one.group) == place)

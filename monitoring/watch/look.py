@@ -42,7 +42,8 @@ from backlogctl.monitoring.offsets.observation import (
 )
 from backlogctl.monitoring.offsets.rhythm import Rhythm, RhythmBook, learn_rhythm
 from backlogctl.monitoring.offsets.sampler import StreamLike
-from backlogctl.monitoring.offsets.standstills import LEARN_FROM, find_standstills
+from backlogctl.monitoring.offsets.standstills import find_standstills
+from backlogctl.monitoring.offsets.timeline import WINDOW, read_timeline
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
 from backlogctl.monitoring.verdict.status import (
     UNLIMITED,
@@ -92,7 +93,6 @@ def record_hold_state(
 
 
 # A stream's status from its samples: pure calculation, nothing here asks Kafka or the ledger.
-WINDOW = timedelta(minutes=10)
 HORIZON = timedelta(hours=24)
 
 
@@ -426,54 +426,6 @@ def judge_stored(
         window=watch.window,
         horizon=watch.horizon,
     )
-
-
-def read_timeline(
-    ledger: Ledger,
-    stream: StreamLike,
-    sample: Sample | None = None,
-    window: timedelta = WINDOW,
-    known: Sequence[Sample] | None = None,
-) -> tuple[Sample, ...]:
-    """The samples of the stream's present topic and group, oldest first.
-
-    Args:
-        sample: the present one; old ones that say nothing of it are left out. None: all.
-        known: the last ones, where they were read already: none between them is missing.
-    """
-    if sample is None:
-        return _list_own(ledger.samples.history(stream.name), stream)
-    since = sample.taken_at - reach_of(window)
-    young = ledger.samples.history(stream.name, since) if known is None else known
-    recent = _list_own((one for one in young if one.taken_at >= since), stream)
-    if reaches_back([*recent, sample], sample):
-        return recent
-    older = ledger.samples.history(stream.name, before=young[0].taken_at if young else None)
-    return (*_list_own(older, stream), *_list_own(young, stream))
-
-
-def reach_of(window: timedelta) -> timedelta:
-    """How far back samples are needed for more than to date what is unread."""
-    return max(2 * window, LEARN_FROM)
-
-
-def reaches_back(history: Sequence[Sample], sample: Sample) -> bool:
-    """Whether the oldest of these was taken before anything that is unread was written: so no
-    older one dates it better."""
-    oldest = history[0]
-    if oldest.topic_id != sample.topic_id:
-        return True
-    ends = {part.partition: part.high for part in oldest.partitions}
-    return all(
-        part.committed >= min(part.high, ends.get(part.partition, 0))
-        for part in sample.partitions
-        if part.committed is not None
-    )
-
-
-def _list_own(found: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
-    place = (stream.cluster, stream.topic, stream.group)
-    return tuple(one for one in found if (one.cluster, one.topic, one.group) == place)
 
 
 def _read_settings(

@@ -25,14 +25,9 @@ from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
 from backlogctl.monitoring.offsets.rhythm import RhythmBook
 from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.monitoring.offsets.timeline import WINDOW, reach_of, reaches_back, read_timeline
 from backlogctl.monitoring.verdict.status import STREAM_WHATS, GroupStatus, PartitionStatus
-from backlogctl.monitoring.watch.look import (
-    WINDOW,
-    assess_now,
-    reach_of,
-    reaches_back,
-    read_timeline,
-)
+from backlogctl.monitoring.watch.look import assess_now
 from backlogctl.values import Sample
 
 # Called with what cannot be read and why when an outage begins, and with None when it ends.

@@ -21,6 +21,7 @@ from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type,
 from backlogctl.monitoring.offsets.bulk_look import LEAST_STREAMS, BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
+from backlogctl.monitoring.offsets.timeline import read_timeline
 from backlogctl.monitoring.watch import look as looking
 from backlogctl.monitoring.watch.notes import without_ledger
 from backlogctl.replay.engine.kind import Workspace
@@ -278,7 +279,7 @@ def find_page(config: Config, stream: str) -> str:
 
 def read_history(workspace: Workspace, stream: Stream) -> tuple[Sample, ...]:
     """The samples of the stream's present topic and group, oldest first."""
-    return looking.read_timeline(workspace.ledger, stream)
+    return read_timeline(workspace.ledger, stream)
 
 
 def note_stream(workspace: Workspace, stream: Stream) -> None:

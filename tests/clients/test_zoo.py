@@ -15,8 +15,9 @@ from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import Admin, make_producer
 from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.timeline import WINDOW
 from backlogctl.monitoring.verdict.status import Verdict
-from backlogctl.monitoring.watch.look import HORIZON, WINDOW, look_at_stream
+from backlogctl.monitoring.watch.look import HORIZON, look_at_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.clients import building
 from tests.clients.zoo import JOBS, KINDS, PRODUCERS, Client

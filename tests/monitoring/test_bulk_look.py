@@ -26,6 +26,7 @@ from backlogctl.monitoring.offsets.lag import (
     read_firsts,
 )
 from backlogctl.monitoring.offsets.sampler import take_sample
+from backlogctl.monitoring.offsets.timeline import WINDOW
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch import look, loop
 from backlogctl.monitoring.watch.loop import watch_streams
@@ -241,8 +242,8 @@ def test_passes_longer_than_their_interval_are_told(
     config: Any = SimpleNamespace(clusters={}, streams={"orders": None})
     told: list[tuple[str, BacklogError | None]] = []
     outages = loop.Outages(lambda *what: told.append(what))
-    judging = loop._Judging(look.WINDOW, look.HORIZON)
-    watcher = loop._StreamWatcher(config, ledger, look.WINDOW, judging, outages, None, None)
+    judging = loop._Judging(WINDOW, look.HORIZON)
+    watcher = loop._StreamWatcher(config, ledger, WINDOW, judging, outages, None, None)
     for took in (42.0, 29.0, 42.0, 43.0, 44.0, 3.0):
         watcher.note_pass(took, 30.0)
     ((what, error), (_, ended)) = told

@@ -23,9 +23,10 @@ from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_ga
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
+from backlogctl.monitoring.offsets.timeline import WINDOW
 from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen, Verdict
 from backlogctl.monitoring.watch import look, loop
-from backlogctl.monitoring.watch.look import WINDOW, look_at_stream
+from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.monitoring.watch.loop import Outages, watch_streams
 from backlogctl.monitoring.watch.notes import with_stopped_warning
 from backlogctl.sandbox.embedded import EmbeddedKafka

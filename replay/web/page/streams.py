@@ -15,10 +15,10 @@ from backlogctl.config import Config, Stream
 from backlogctl.ledger import Hold, Ledger
 from backlogctl.ledger.measurements import AuditRecord
 from backlogctl.monitoring.offsets.lag import count_lag
+from backlogctl.monitoring.offsets.timeline import read_timeline
 from backlogctl.monitoring.plots import Series, Threshold
 from backlogctl.monitoring.verdict.status import PartitionStatus
 from backlogctl.monitoring.watch.board import TopicPartitionState
-from backlogctl.monitoring.watch.look import read_timeline
 from backlogctl.replay.engine.plan import ACTIVE
 from backlogctl.replay.present.figures import Figure, make_counts_figure
 from backlogctl.replay.web.page.overview import NextCommand, RecoveryRow, Statuses, StreamView

@@ -11,9 +11,10 @@ from typing import Any
 
 from backlogctl.config import Config
 from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.monitoring.offsets.timeline import read_timeline
 from backlogctl.monitoring.verdict.status import GroupStatus, Retention
 from backlogctl.monitoring.watch.board import Board
-from backlogctl.monitoring.watch.look import StreamContext, assess_stream, read_timeline
+from backlogctl.monitoring.watch.look import StreamContext, assess_stream
 from backlogctl.replay.engine.kind import Traits, Workspace
 from backlogctl.replay.engine.plan import Plan
 from backlogctl.replay.kinds import KINDS
