@@ -306,7 +306,8 @@ class OutboxSender:
             self._producer.poll(0)  # what it reports
             self.kafka_outage.note(self._tell_away("no broker answers"))
             # This one may have lost their addresses for ever (see `Silence`).
-            if self._in_flight is not None and not len(self._in_flight):
+            flight = self._in_flight
+            if flight is not None and not len(flight) and not flight.results:
                 self._open_producer()
             return False
         self._reports.clear()
