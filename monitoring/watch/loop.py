@@ -17,6 +17,7 @@ from backlogctl.config import Config
 from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.formats import format_duration, format_plural
 from backlogctl.kafka.clients import connect, reach_cluster
+from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.bulk_look import BulkLook, BulkLooker
@@ -284,7 +285,9 @@ class _StreamWatcher:
             except Exception:
                 LOG.exception("cluster %s: each stream is asked alone", cluster)
             try:
-                yield from some
+                # Disks, transactions and tails are asked for stream by stream.
+                with keep_clients():
+                    yield from some
             finally:
                 self._store()
 

@@ -18,6 +18,7 @@ from backlogctl.kafka.admin import read_topic_id
 from backlogctl.kafka.clients import Admin, ask, connect, reach_cluster, wait_for
 from backlogctl.kafka.errors import GroupMissing, TopicMissing
 from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
+from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.monitoring.offsets.bulk_look import LEAST_STREAMS, BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
@@ -162,6 +163,13 @@ def sample_streams(
     Raises:
         LedgerError.
     """
+    with keep_clients():
+        yield from _sample_streams(workspace, streams, ledger_error)
+
+
+def _sample_streams(
+    workspace: Workspace, streams: Sequence[Stream], ledger_error: BacklogError | None
+) -> Iterator[tuple[Stream, tuple[Observation, dict[str, Any]] | BacklogError]]:
     clusters = reach_clusters(workspace.config, streams)
     at_once = {
         name: read_at_once(workspace, name, [one for one in streams if one.cluster == name])
@@ -178,10 +186,7 @@ def sample_streams(
         limit = Deadline(AWAY_SECONDS if away else LOOK_SECONDS)
         try:
             seen, entry = sample_stream(
-                *(workspace, stream, limit),
-                ledger_error=ledger_error,
-                admin=admin,
-                bulk=bulk,
+                *(workspace, stream, limit), ledger_error=ledger_error, admin=admin, bulk=bulk
             )
         except LedgerError:
             raise
