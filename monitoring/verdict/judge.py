@@ -161,7 +161,6 @@ class PartitionView:
     Attributes:
         points: oldest first, the newest is now; those older than the window are left out here.
         members: whether the group has members; None where that is not known.
-        assigns: nobody ever joins the group, so that it has no members says nothing.
         lost: offsets lost and not put back; None where nobody knows.
         likely: about how many of them, by the group's pace.
         undecided: offsets that are gone, and that the group may have read.
@@ -184,7 +183,6 @@ class PartitionView:
     partition: int
     points: Sequence[Point]
     members: bool | None = None
-    assigns: bool = False
     lost: int | None = None
     likely: int | None = None
     undecided: int = 0
@@ -359,13 +357,9 @@ def _find_pace(view: PartitionView, points: Sequence[Point]) -> float | None:
     """How fast it goes on; None where that is not known yet.
 
     A commit that has not moved for a part of the window is no evidence: the next may come. Without
-    members it is, but of a reader that never joins.
+    members it is, until one is seen to move: a reader that never joins.
     """
-    if (
-        view.members is False
-        and not view.assigns
-        and len({point.committed for point in points}) == 1
-    ):
+    if view.members is False and len({point.committed for point in points}) == 1:
         return 0.0
     return _measure_consumed(points) if _is_covered(view, points) else None
 

@@ -213,10 +213,6 @@ def test_a_reader_that_never_joins_is_as_fast_as_it_commits() -> None:
     # Nobody there, and nothing ever committed as far as is known: that is gone.
     gone = replace(view, points=make_points([1000] * 3, [2000] * 3), oldest_seconds=60.0)
     assert judge_partition(gone).verdict is Verdict.LOSING
-    # Of one that nobody ever joins, as Flink at its checkpoints, that is not known yet.
-    assert judge_partition(replace(gone, assigns=True)).verdict is Verdict.LAGGING
-    still = replace(gone, points=make_points([1000] * FULL, [2000] * FULL), assigns=True)
-    assert judge_partition(still).verdict is Verdict.LOSING
 
 
 def test_fault_20_a_transaction_behind_an_old_control_record_is_no_stall() -> None:
