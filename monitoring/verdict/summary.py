@@ -280,7 +280,7 @@ def summarize_group(
         course=course,
         held=sum(map(_count_held, parts)),
         lag_at_least=lag_at_least,
-        rhythm=rhythm,
+        rhythm=rhythm if any(part.lag for part in parts) else None,
     )
     commands = [
         command

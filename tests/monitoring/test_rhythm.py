@@ -136,6 +136,15 @@ def test_what_is_said_of_it() -> None:
     assert status.seconds_to_loss is None
 
 
+def test_of_one_that_has_read_all_nothing_is_due() -> None:
+    *_, (_, known) = watch(Job(is_hourly), 0.5)
+    around = StreamContext(rhythm=learn_rhythm(known, "unknown"))
+    assert around.rhythm is not None
+    parts = tuple(replace(part, committed=part.high) for part in known[-1].partitions)
+    told = assess_stream(replace(known[-1], partitions=parts), "unknown", (), (), around)
+    assert (told.verdict, told.rhythm) == (Verdict.OK, None)
+
+
 def test_a_job_that_comes_too_late_loses_and_it_is_told_before() -> None:
     """It comes each hour; half an hour later all of it would be gone, since retention was lowered."""
     told = []
