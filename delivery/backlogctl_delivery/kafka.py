@@ -190,9 +190,9 @@ def _is_of_group(message: Message) -> bool:
 class Silence:
     """Asks for a broker where a reader was told nothing for a while.
 
-    librdkafka (2.10 to 2.16) forgets each broker that an answer to Metadata does not name. The last
-    one of a cluster that is stopped in order names none: a client that asked it has no address
-    left, reports no error, and waits for ever, also when the brokers are back.
+    librdkafka (tried: 2.11 to 2.16) forgets each broker that an answer to Metadata does not name.
+    The last one of a cluster that is stopped in order names none: a client that asked it has no
+    address left, reports no error, and did not come back within the minutes that were watched.
 
     Args:
         topic: what is asked for.

@@ -36,7 +36,7 @@ expand --try`.
 
 **A consumer of librdkafka (2.11 to 2.16 tried; of Python, Go, .NET, Node) that hangs since all brokers were stopped in
 order**, on a cluster of one broker at each restart: the last broker's answer named no broker, and the client has forgotten
-them all. It reports nothing and reads no more, also when the brokers are back; of 12 consumers 1 to 5 at each restart.
+them all. It reports nothing and reads no more, also when the brokers are back; of 12 consumers up to 5 at a restart.
 Start it again. A group that was reading and stands still is told by `status` as such; our own readers
 make [a new client](decisions/0040-a-client-that-has-lost-its-brokers.md).
 
