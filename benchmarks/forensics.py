@@ -45,7 +45,7 @@ ROWS = (
 def publish(broker: Broker, messages: int, each: int) -> str:
     topic = broker.make_topic("orders", PARTITIONS)
     more = {"linger.ms": 200, "batch.num.messages": each, "queue.buffering.max.messages": 500_000}
-    producer = make_producer(broker.properties, more)
+    producer = make_producer(broker.properties, {**more, "compression.type": "lz4"})
     for number, (_, value) in enumerate(make_orders(messages)):
         # As many in turn to a partition as make a batch.
         send(producer, topic, value, partition=number // each % PARTITIONS)

@@ -65,7 +65,9 @@ def publish_orders(broker: Broker, messages: int) -> tuple[str, float]:
     """A topic of numbered orders, keyed by user as Java does, and bytes a message."""
     topic = broker.make_topic("orders", PARTITIONS)
     more = {"linger.ms": 20, "queue.buffering.max.messages": 500_000}
-    producer = make_producer(broker.properties, {**more, "partitioner": "murmur2_random"})
+    producer = make_producer(
+        broker.properties, {**more, "partitioner": "murmur2_random", "compression.type": "lz4"}
+    )
     size = 0
     for key, value in make_orders(messages):
         size += len(key) + len(value)

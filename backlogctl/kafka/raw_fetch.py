@@ -10,14 +10,16 @@ import queue
 import struct
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
-from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.clients import Properties, connect, find_addresses
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.groups import committed_offsets
 from backlogctl.kafka.raw_client import (
     RawClient,
     give_back,
@@ -26,7 +28,7 @@ from backlogctl.kafka.raw_client import (
     translate_error,
     translate_properties,
 )
-from backlogctl.kafka.topics import list_offsets
+from backlogctl.kafka.topics import list_offsets, read_topic_id
 from backlogctl.values import OffsetRange
 from backlogctl_delivery.kafka import AccessDenied
 
@@ -513,6 +515,53 @@ class _Fetch:
         for partition in partitions:
             self._leaders.pop(partition, None)
             self._places[partition].not_before = time.monotonic() + _PAUSE
+
+
+# How many offsets of a partition tell its codec, and of how many partitions.
+_TELLING_OFFSETS, _TELLING_PARTITIONS = 200, 32
+_CODEC_SECONDS = 30.0
+
+
+def find_codec(properties: Properties, topic: str, group: str) -> str:
+    """The `compression.type` for messages that the group's clients shall read.
+
+    Not each client knows each codec: KafkaJS by itself only gzip, kafka-python by itself no lz4.
+    What the group went past, it can read; else what it meets next. Without either it is "none",
+    which all can read. What the cluster's `properties` say goes before.
+
+    Raises:
+        ClusterUnreachable, TopicMissing.
+    """
+    if told := properties.get("compression.type") or properties.get("compression.codec"):
+        return str(told)
+    limit = Deadline(_CODEC_SECONDS)
+    admin = connect(properties)
+    try:
+        numbers = range(read_topic_id(admin, topic, limit)[1])[:_TELLING_PARTITIONS]
+        low = list_offsets(admin, topic, numbers, "earliest", deadline=limit)
+        commits = committed_offsets(admin, group, topic, numbers, limit)
+        high = list_offsets(admin, topic, numbers, "latest", "read_uncommitted", limit)
+        read = {
+            p: at if at is not None and low[p] <= at <= high[p] else high[p]
+            for p, at in commits.items()
+        }
+        for ranges in (
+            [OffsetRange(p, max(low[p], at - _TELLING_OFFSETS), at) for p, at in read.items()],
+            [OffsetRange(p, at, min(high[p], at + _TELLING_OFFSETS)) for p, at in read.items()],
+        ):
+            found = [
+                header.codec
+                for fetched in fetch_batches(properties, topic, ranges, limit=limit)
+                for header in fetched.headers
+                if not header.is_control
+            ]
+            if found:
+                used = Counter(codec for codec in found if codec in CODECS[1:])
+                return max(used, key=lambda codec: used[codec], default="none")
+    except BacklogError as error:
+        if error.retryable or isinstance(error, TopicMissing):
+            raise
+    return "none"
 
 
 def _no_leader(partition: int, subject: str) -> BacklogError:

@@ -175,7 +175,7 @@ def read_values(
     # By position: a group's samples of some hours are hundreds.
     names: list[str] = [each.name for each in fields(make)]
     cls: Any = make
-    return tuple(starmap(cls, result.columns(*names)))
+    return tuple(starmap(cls, result.columns(*names).all()))
 
 
 def read_value(connection: Connection, query: Select[Any], make: Callable[..., T]) -> T | None:

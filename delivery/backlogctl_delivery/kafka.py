@@ -51,7 +51,6 @@ PRODUCER: Mapping[str, Any] = {
     "enable.idempotence": True,
     "acks": "all",
     "linger.ms": 5,
-    "compression.type": "lz4",
     # A producer would ask the broker for a topic that is gone, by librdkafka's default: a deleted
     # ledger or target must stay deleted, and be noticed.
     "allow.auto.create.topics": False,

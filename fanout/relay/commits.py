@@ -28,6 +28,7 @@ from backlogctl.kafka.errors import translate
 
 MAX_TEXT = 3500
 _VERSION = 1
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,13 @@ def write_counters(counters: Counters, partitions: int) -> str:
 
 
 def read_counters(text: str | None, recovery_id: str) -> Counters:
-    """What the metadata says of this recovery; zero where another one, or nobody, wrote it."""
+    """What the metadata says of this recovery; zero where another one, or nobody, wrote it.
+
+    What follows the document is nobody's: see `_read_metadata`.
+    """
     fresh = Counters(recovery_id)
     try:
-        found = json.loads(text or "")
+        found, _ = _DECODER.raw_decode(text or "")
         if found["v"] != _VERSION or found["r"] != recovery_id:
             return fresh
         packed = found.get("c")
@@ -77,7 +81,7 @@ def read_counters(text: str | None, recovery_id: str) -> Counters:
 def is_counted(text: str | None, recovery_id: str) -> bool:
     """Whether the metadata has this recovery's counters."""
     try:
-        return bool(json.loads(text or "")["r"] == recovery_id)
+        return bool(_DECODER.raw_decode(text or "")[0]["r"] == recovery_id)
     except (ValueError, TypeError, KeyError):
         return False
 
@@ -204,10 +208,19 @@ def _read(
                 continue
             epoch = cast(int | None, item.leader_epoch)  # the stub says int; it is None too
             known = None if epoch is None or epoch < 0 else epoch
-            found[item.partition] = CommitWithMetadata(item.offset, item.metadata, known)
+            found[item.partition] = CommitWithMetadata(item.offset, _read_metadata(item), known)
         return found
 
     return outlast(limit, call)
+
+
+def _read_metadata(item: TopicPartition) -> str | None:
+    """What was written beside a commit, and perhaps other bytes after it: librdkafka copies it
+    without its end (`rd_kafka_topic_partition_list_update`), and confluent-kafka looks for one."""
+    try:
+        return item.metadata
+    except UnicodeDecodeError as error:
+        return bytes(error.object).decode(errors="replace")
 
 
 # Fences every relay: after this none of them can commit any more (protocol P4.9).

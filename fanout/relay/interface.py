@@ -77,6 +77,7 @@ class RelayTask:
     `group_metadata` is the guard's membership, pinned: it is never refreshed, so that a commit
     made after somebody else joined is refused by the broker (protocol P4.5). `recovery_group` gets
     the same offsets without a membership: nobody resets it, so they are the relay's own position.
+    `compression` is a codec that the group's clients can read.
     """
 
     properties: Mapping[str, str] = field(repr=False)
@@ -91,6 +92,7 @@ class RelayTask:
     partitioner: str = "murmur2"
     transactional_prefix: str = "backlog"
     transaction_timeout_ms: int = 15_000
+    compression: str = "none"
     side_by_side: int = 1  # source partitions that share this process, and its memory
 
     def transactional_id(self, partition: int) -> str:

@@ -337,6 +337,7 @@ class _Relay:
             **{
                 "transactional.id": task.transactional_id(self._part.partition),
                 "transaction.timeout.ms": task.transaction_timeout_ms,
+                "compression.type": task.compression,
             },
         )
 

@@ -37,26 +37,39 @@ if TYPE_CHECKING:
     from backlogctl.config.streams import DeadLetterHeaders
     from backlogctl.spark_backfill.existing.request import RedriveRequest
 
-_TOPICS = ("kafka_dlt-original-topic", "__connect.errors.topic", "x-original-topic")
-_PARTITIONS = ("kafka_dlt-original-partition", "__connect.errors.partition", "x-original-partition")
-_OFFSETS = ("kafka_dlt-original-offset", "__connect.errors.offset", "x-original-offset")
-_TIMES = ("kafka_dlt-original-timestamp", "x-original-timestamp")
+# Spring's DeadLetterPublishingRecoverer, its @RetryableTopic, Connect, Streams (KIP-1034), others.
+_ORIGINS = (
+    *("kafka_dlt-original-", "kafka_original-"),
+    *("__connect.errors.", "__streams.errors.", "x-original-"),
+)
+_TOPICS, _PARTITIONS, _OFFSETS, _TIMES = (
+    tuple(f"{each}{word}" for each in _ORIGINS)
+    for word in ("topic", "partition", "offset", "timestamp")
+)
 _CLASSES = (
     # The listener's own wrapper says nothing.
     "kafka_dlt-exception-cause-fqcn",
     "kafka_dlt-exception-fqcn",
+    "kafka_exception-cause-fqcn",
+    "kafka_exception-fqcn",
+    "__streams.errors.exception",
     "__connect.errors.exception.class.name",
     "x-exception-class",
     "x-exception-fqcn",
 )
 _LINES = (
     "kafka_dlt-exception-message",
+    "kafka_exception-message",
+    "__streams.errors.message",
     "__connect.errors.exception.message",
     "x-exception-message",
 )
 STRIPPED = (
     "kafka_dlt-*",
+    "kafka_original-*",
+    "kafka_exception-*",
     "__connect.errors.*",
+    "__streams.errors.*",
     "retry_topic-*",
     "x-original-*",
     "x-exception-*",

@@ -218,6 +218,7 @@ class InjectionJob:
         topic_id, partitions: of the target topic when the plan was made.
         directory: the recovery's staging directory, `<staging>/<recovery id>`.
         ledger: the Kafka ledger when the plan was made.
+        compression: a codec that the group's clients can read.
         start_offsets: the target topic's ends when the plan was made (`record_target_ends`).
         group: of the stream; where it has members it must commit past the canary.
         messages_per_second: over all slots; None for as fast as it goes.
@@ -241,6 +242,7 @@ class InjectionJob:
     group: str | None = None
     messages_per_second: int | None = None
     prefix: str = DEFAULT_PREFIX
+    compression: str = "none"
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     canary_wait: float = 60.0
     hidden_wait: float = HIDDEN_SECONDS
@@ -256,6 +258,7 @@ class InjectionJob:
             plan_hash=self.plan_hash,
             ledger=self.ledger,
             prefix=self.prefix,
+            compression=self.compression,
             transaction_timeout_ms=self.transaction_timeout_ms,
             max_message_bytes=max_message_bytes,
         )

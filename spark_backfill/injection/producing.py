@@ -117,6 +117,7 @@ class SlotProducer:
         transactional_id: str,
         timeout_ms: int,
         max_message_bytes: int,
+        compression: str = "none",
     ) -> None:
         self.session = ""
         self.subject = f"topic {topic}, transactional.id {transactional_id}"
@@ -133,6 +134,7 @@ class SlotProducer:
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": timeout_ms,
                 "linger.ms": 5,
+                "compression.type": compression,
                 # A batch must not be larger than what the topic takes as one message.
                 "batch.size": min(_MEGABYTE, max_message_bytes),
                 "message.max.bytes": max(1000, min(max_message_bytes, 1_000_000_000)),

@@ -113,6 +113,7 @@ class WriterSettings:
     plan_hash: str
     ledger: LedgerSnapshot
     prefix: str = DEFAULT_PREFIX
+    compression: str = "none"
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
 
@@ -310,6 +311,7 @@ class TransactionalWriter:
             name_transactional_id(settings.prefix, settings.topic, slot),
             settings.transaction_timeout_ms,
             settings.max_message_bytes,
+            settings.compression,
         )
 
     def _take_kept(self, slot: int, after: str) -> SlotProducer | None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -25,8 +24,6 @@ from tests.kit.kafka import StreamStub, move_log_start, properties_of, publish
 # They commit what they have handled, as often as they are told to.
 READERS = ("java-range", "java-map", "java-assign", "java-kip848", "franz", "kafkajs", "librdkafka")
 PER_SECOND = 50
-# Some clients know no lz4.
-PLAIN: dict[str, Any] = {"compression.type": "none"}
 
 
 @pytest.fixture
@@ -76,7 +73,7 @@ def test_fault_88_a_job_that_comes_by_has_skipped_nothing(
     by_log = Watched(ledger, StreamStub(name, group, name=f"{group}-log"), kafka, by_log=True)
     by_samples = Watched(ledger, StreamStub(name, group, name=f"{group}-samples"), kafka, False)
     for visit in range(4):
-        publish(by_log.properties, name, {0: 1000}, **PLAIN)
+        publish(by_log.properties, name, {0: 1000})
         job = Client(kind, kafka.bootstrap, name, group, record=tmp_path / str(visit), once=True)
         with job:
             job.wait()

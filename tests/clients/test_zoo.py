@@ -26,8 +26,6 @@ from tests.kit.kafka import StreamStub, properties_of, publish, read_all, wait_u
 
 TOPIC, PARTITIONS, EACH = "clients", range(3), 100
 EVERY = [(partition, offset) for partition in PARTITIONS for offset in range(EACH)]
-# Some clients know no lz4.
-PLAIN: dict[str, Any] = {"compression.type": "none"}
 WATCH = SimpleNamespace(window=WINDOW, horizon=HORIZON)
 POISON = 7  # its offset, in partition 0
 
@@ -36,7 +34,7 @@ POISON = 7  # its offset, in partition 0
 def full(kafka: EmbeddedKafka, admin: Admin) -> Iterator[str]:
     """A topic that holds messages."""
     create_topic(admin, TOPIC, partitions=3, replication=1, deadline=Deadline(90))
-    publish(properties_of(kafka.bootstrap), TOPIC, dict.fromkeys(PARTITIONS, EACH), **PLAIN)
+    publish(properties_of(kafka.bootstrap), TOPIC, dict.fromkeys(PARTITIONS, EACH))
     yield TOPIC
     admin.delete_topics([TOPIC])[TOPIC].result(60)
 
@@ -110,7 +108,7 @@ def test_a_job_reads_to_the_end_commits_and_leaves(
     orders, record = topic(), tmp_path / "record"
     visit = partial(Client, name, properties["bootstrap.servers"], orders, group, record=record)
     for count in (50, 120):
-        publish(properties, orders, {0: 50, 2: count - 50 or 1}, **PLAIN)
+        publish(properties, orders, {0: 50, 2: count - 50 or 1})
         with visit(once=True) as job:
             job.wait()
         ends = list_offsets(properties, orders, (0, 2), "latest")
@@ -146,7 +144,7 @@ def test_a_killed_client_leaves_what_it_committed_and_another_goes_on(
 
 def make_poison(properties: dict[str, str], topic: str) -> None:
     """Ten messages, of which one cannot be handled."""
-    producer = make_producer(properties, PLAIN)
+    producer = make_producer(properties)
     for number in range(10):
         producer.produce(topic, b"poison" if number == POISON else b"value", partition=0)
     assert producer.flush(90) == 0

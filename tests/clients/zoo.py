@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 from backlogctl.jars import find_java
 from backlogctl.sandbox import watchdog
@@ -178,10 +178,9 @@ class Client:
     def start(self) -> Self:
         """Starts it, and builds it where that was not done before; returns at once."""
         command, environment = self._find_command()
-        words = [f"{name}={value}" for name, value in self._words.items()]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", watchdog.__file__, *command, *words],
+                [sys.executable, "-I", "-S", watchdog.__file__, *command],
                 env={**os.environ, **environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -192,7 +191,16 @@ class Client:
         self.pid = int(self._process.stdout.readline())
         return self
 
+    def become(self) -> NoReturn:
+        """This process is the client from now on."""
+        command, environment = self._find_command()
+        os.execvpe(command[0], command, {**os.environ, **environment})
+
     def _find_command(self) -> tuple[list[str], dict[str, str]]:
+        command, environment = self._find_program()
+        return [*command, *(f"{name}={value}" for name, value in self._words.items())], environment
+
+    def _find_program(self) -> tuple[list[str], dict[str, str]]:
         program = self.kind.program
         match self.kind.language:
             case "Java":
@@ -271,3 +279,23 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def serve(kind: str, record: str, delay_ms: str) -> NoReturn:
+    """A consumer of a stream, as the launcher of backlogctl starts it: a file of records a topic.
+
+    Args:
+        delay_ms: of the original consumers; those of a recovery are as fast as they can be.
+    """
+    topic, group = os.environ["BACKLOG_TOPIC"], os.environ["BACKLOG_GROUP"]
+    is_slow = os.environ["BACKLOG_ROLE"] == "original"
+    Client(
+        *(kind, os.environ["BACKLOG_BOOTSTRAP_SERVERS"], topic, group),
+        record=Path(f"{record}.{topic}"),
+        delay_ms=int(delay_ms) if is_slow else 0,
+        commit_ms=500,
+    ).become()
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -47,8 +46,6 @@ from tests.kit.kafka import (
     wait_until,
 )
 from tests.kit.ledger import create_recovery
-
-PLAIN: Any = {"compression.type": "none"}
 
 
 class Desk:
@@ -295,8 +292,8 @@ def test_fault_67_brokers_with_a_size_limit_keep_all_of_it(tmp_path: Path, ledge
         verbs.create_topic(admin, "orders", partitions=1)
         desk = Desk(ledger, admin, "orders")
         desk.create(partitions=1)
-        publish(properties, "orders", {0: 3000}, value=b"x" * 2000, **PLAIN)
-        publish(properties, desk.name, {0: 3000}, hours_ago=48, value=b"x" * 2000, **PLAIN)
+        publish(properties, "orders", {0: 3000}, value=b"x" * 2000)
+        publish(properties, desk.name, {0: 3000}, hours_ago=48, value=b"x" * 2000)
         wait_until(
             lambda: verbs.list_offsets(admin, "orders", [0], "earliest")[0] > 0,
             what="the brokers' limits delete from the source",

@@ -32,6 +32,7 @@ from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_i
 from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.groups import read_standing
+from backlogctl.kafka.raw_fetch import find_codec
 from backlogctl.ledger import BurndownSample, TemporaryTopic
 from backlogctl.replay.consumers.fleet import (
     Answer,
@@ -440,6 +441,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             order=plan.order,
             partitioner=plan.partitioner,
             transactional_prefix=plan.transactional_prefix,
+            compression=find_codec(self.properties, self.recovery.topic, self.recovery.group),
         )
 
     def _look_at_topics(self) -> None:

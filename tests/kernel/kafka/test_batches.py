@@ -28,12 +28,13 @@ from backlogctl.kafka.raw_fetch import (
     FetchedBatches,
     add_sequence,
     fetch_batches,
+    find_codec,
     scan_batches,
 )
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
-from tests.kit.kafka import move_log_start, properties_of, publish
+from tests.kit.kafka import move_log_start, properties_of, publish, set_offsets_raw
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 
@@ -279,7 +280,6 @@ def test_what_is_refused_for_good_is_asked_once(client: RawClient) -> None:
 
 
 _LARGE = 100_000
-_PLAIN = {"compression.type": "none"}
 _HUGE = {"message.max.bytes": "12000000"}
 
 
@@ -313,8 +313,8 @@ def test_more_than_one_answer_holds(properties: dict[str, str], topic: MakeTopic
     """Batches larger than what a request asks for, too."""
     name = topic(3, {"max.message.bytes": "12000000"})
     value = os.urandom(_LARGE)
-    publish({**properties, **_PLAIN}, name, {0: 120, 1: 90}, value=value)
-    publish({**properties, **_PLAIN, **_HUGE}, name, {0: 2}, value=os.urandom(6_000_000))
+    publish(properties, name, {0: 120, 1: 90}, value=value)
+    publish({**properties, **_HUGE}, name, {0: 2}, value=os.urandom(6_000_000))
     found = list(fetch_batches(properties, name, [OffsetRange(0, 0, 122), OffsetRange(1, 0, 90)]))
     assert len(found) > 4
     headers = collect(found)
@@ -339,7 +339,7 @@ def test_an_open_transaction_is_seen(kafka: EmbeddedKafka, topic: MakeTopic, uni
 
 def test_the_log_start_moves_on(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
     name, properties = topic(1), properties_of(kafka.bootstrap)
-    publish({**properties, **_PLAIN}, name, {0: 120}, value=os.urandom(_LARGE))
+    publish(properties, name, {0: 120}, value=os.urandom(_LARGE))
     found = fetch_batches(properties, name, [OffsetRange(0, 0, 120)])
     first = next(found)
     assert first.next_offset < 100
@@ -384,7 +384,7 @@ def test_properties_that_kafka_python_cannot_take() -> None:
 
 def test_who_looks_may_end_it(kafka: EmbeddedKafka, topic: MakeTopic) -> None:
     name, properties = topic(1), properties_of(kafka.bootstrap)
-    publish({**properties, **_PLAIN}, name, {0: 120}, value=os.urandom(_LARGE))
+    publish(properties, name, {0: 120}, value=os.urandom(_LARGE))
     looks = 0
 
     def look() -> None:
@@ -410,7 +410,7 @@ def test_a_leader_dies(tmp_path: Path) -> None:
         properties = properties_of(kafka.bootstrap)
         create_topic(make_admin(properties), "orders", partitions=4, replication=2)
         counts = dict.fromkeys(range(4), 60)
-        publish({**properties, **_PLAIN}, "orders", counts, value=os.urandom(_LARGE))
+        publish(properties, "orders", counts, value=os.urandom(_LARGE))
         found = fetch_batches(properties, "orders", [OffsetRange(p, 0, 60) for p in range(4)])
         parts = [next(found)]
         kafka.kill(2)
@@ -419,3 +419,23 @@ def test_a_leader_dies(tmp_path: Path) -> None:
     for partition in range(4):
         assert sum(one.record_count for one in headers[partition]) == 60
         assert headers[partition][0].base_offset == 0
+
+
+def test_the_codec_is_one_that_the_group_has_read(
+    properties: dict[str, str], topic: MakeTopic, group: str
+) -> None:
+    name = topic(2)
+    assert find_codec(properties, name, group) == "none", "nothing tells"
+    value = b"value" * 100
+    for codec in ("gzip", "zstd"):
+        publish({**properties, "compression.type": codec}, name, {0: 20}, value=value)
+        if codec == "gzip":
+            set_offsets_raw(properties, group, name, {0: 20})
+    # One that began to write in zstd may be what has stopped the group.
+    assert find_codec(properties, name, group) == "gzip"
+    move_log_start(properties, name, {0: 20})
+    assert find_codec(properties, name, group) == "zstd", "it meets that next"
+    assert find_codec({**properties, "compression.type": "lz4"}, name, group) == "lz4"
+    publish(properties, name, {1: 20})
+    set_offsets_raw(properties, group, name, {0: 20, 1: 20})
+    assert find_codec(properties, name, group) == "none", "all that it read for sure was plain"

@@ -25,7 +25,8 @@ def make_world(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[MakeWorld]:
-    """Makes a world; `config` are settings of its topic; `bootstrap`: on a broker of its own."""
+    """Makes a world; `config` are settings of its topic; `bootstrap`: on a broker of its own;
+    `start`: its consumers."""
     made: list[World] = []
     monkeypatch.setenv(WORLD, str(tmp_path))
     shorten(monkeypatch.setattr)
@@ -34,6 +35,8 @@ def make_world(
         backlog: int = BACKLOG,
         config: dict[str, str] | None = None,
         bootstrap: str | None = None,
+        *,
+        start: bool = True,
     ) -> World:
         if bootstrap is None:
             name = topic(PARTITIONS, config, "orders")
@@ -44,7 +47,8 @@ def make_world(
         world.write_config()
         made.append(world)
         world.publish(backlog)
-        world.start_originals()
+        if start:
+            world.start_originals()
         return world
 
     yield make

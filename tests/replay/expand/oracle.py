@@ -134,9 +134,17 @@ def find_disorder(world: World) -> list[str]:
 
 
 def find_layout_problems(
-    world: World, recovery: Recovery, retention: dict[str, str | None], state: str
+    world: World,
+    recovery: Recovery,
+    retention: dict[str, str | None],
+    state: str,
+    client_id: str = "order-service-original",
 ) -> list[str]:
-    """(d) All is as in normal times, and nothing of the recovery is left."""
+    """(d) All is as in normal times, and nothing of the recovery is left.
+
+    Args:
+        client_id: of the original consumers; "" where each has its own.
+    """
     workspace, properties = world.open(), world.properties
     problems = []
     if (now := world.read(recovery)).state != state:
@@ -159,13 +167,13 @@ def find_layout_problems(
         problems.append(f"processes are left: {left}")
     if (running := len(world.list_pids(Role.ORIGINAL))) != REPLICAS:
         problems.append(f"{running} original consumers run")
-    return [*problems, *_find_members(world, recovery)]
+    return [*problems, *_find_members(world, recovery, client_id)]
 
 
-def _find_members(world: World, recovery: Recovery) -> list[str]:
+def _find_members(world: World, recovery: Recovery, client_id: str) -> list[str]:
     problems = []
     state = describe_group_state(world.properties, world.group)
-    if strangers := [m for m in state.members if m.client_id != "order-service-original"]:
+    if strangers := [m for m in state.members if client_id and m.client_id != client_id]:
         problems.append(f"in the original group: {[str(member) for member in strangers]}")
     if any(member.client_id.startswith(CLIENT_ID) for member in state.members):
         problems.append("the guard is still there")

@@ -121,9 +121,9 @@ class World:
 
     # What happens on the topic.
 
-    def publish(self, count: int) -> None:
+    def publish(self, count: int, **settings: Any) -> None:
         """The next messages of each key, where Java's producers put them."""
-        producer = make_producer(self.properties, {"partitioner": "murmur2_random"})
+        producer = make_producer(self.properties, {"partitioner": "murmur2_random"}, **settings)
         for _ in range(count):
             key = f"k{self.produced.total() % KEYS}"
             producer.produce(self.topic, str(self.produced[key]), key)

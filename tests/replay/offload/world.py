@@ -48,9 +48,9 @@ class OffloadWorld(World):
         document["spark"] = {"master": "local[2]"}
         path.write_text(json.dumps(document, indent=1))
 
-    def publish(self, count: int) -> None:
+    def publish(self, count: int, **settings: Any) -> None:
         """The next messages of each key, written a little apart some minutes ago."""
-        producer = make_producer(self.properties, {"partitioner": "murmur2_random"})
+        producer = make_producer(self.properties, {"partitioner": "murmur2_random"}, **settings)
         for _ in range(count):
             number = self.produced.total()
             key = f"k{number % KEYS}"
