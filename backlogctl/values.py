@@ -132,6 +132,8 @@ class PartitionSample:
 
     `committed` is None where the group has no committed offset (Kafka's -1001). `committed_epoch`
     is the leader epoch in the commit; None where it carries none, as an outside tool's never does.
+    `at_start`: it names the log start, as KafkaJS's do where it goes on there: `committed` is that
+    of now, and which one it has read from is not known.
     """
 
     partition: int
@@ -140,6 +142,7 @@ class PartitionSample:
     lso: int
     high: int
     committed_epoch: int | None = None
+    at_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,10 +45,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A committed offset; `epoch` is the leader epoch in it, None where it carries none."""
+    """A committed offset; `epoch` is the leader epoch in it, None where it carries none;
+    `at_start`: it names the log start, and `offset` is that of now."""
 
     offset: int
     epoch: int | None = None
+    at_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,11 +340,12 @@ def check_commits(
         epoch = cast(int | None, item.leader_epoch)  # the stub says int; it is None too
         known = None if epoch is None or epoch < 0 else epoch
         offset: int | None = item.offset
-        if item.offset == OFFSET_BEGINNING:
+        at_start = item.offset == OFFSET_BEGINNING
+        if at_start:
             offset = (log_starts or {}).get(item.partition)
         if offset is not None and offset < 0:
             offset = None
-        commits[item.partition] = None if offset is None else Commit(offset, known)
+        commits[item.partition] = None if offset is None else Commit(offset, known, at_start)
     return commits
 
 

@@ -197,7 +197,7 @@ def _record_range(
         # `known` is disjoint and sorted: what lies between two of them is new.
         first, until = (end, end) if each is None else get_range(each)
         if cursor < min(end, first):
-            piece = _share_likely(gap, min(end, first) - cursor)
+            piece = _take_part(gap, cursor, min(end, first))
             if date is not None:
                 times = date(cursor, min(end, first))
                 piece = replace(piece, first_time=times.lower, last_time=times.upper)
@@ -211,10 +211,12 @@ def _record_range(
     return last
 
 
-def _share_likely(gap: Gap, count: int) -> Gap:
-    """With what is likely of so many of its offsets."""
-    part = None if gap.likely is None else round(gap.likely * count / (gap.count or 1))
-    return replace(gap, likely=part)
+def _take_part(gap: Gap, start: int | None, end: int | None) -> Gap:
+    """The part of a gap with this range, and its share of what is likely."""
+    part = replace(gap, start=start, end=end)
+    if gap.likely is None or not gap.count or part.count is None:
+        return part
+    return replace(part, likely=round(gap.likely * part.count / gap.count))
 
 
 def _add_likely(*gaps: Gap) -> int | None:
@@ -243,7 +245,7 @@ def _add_piece(
         theirs = (each.end, each.state, each.cause, each.certainty, each.archive, each.maybe_empty)
         if theirs == same and not other:
             # What is not known of one piece is not known of both.
-            likely = _add_likely(each, replace(gap, start=start, end=end))
+            likely = _add_likely(each, gap)
             times = {"end": end, "last_time": gap.last_time}
             return change_gap(connection, each, now, **times, likely=likely)
     return insert_gap(connection, gap, start, end, now)
@@ -254,11 +256,9 @@ def insert_gap(
 ) -> Gap:
     """Adds an open gap with the range given, and what `gap` says besides it."""
     made = replace(
-        gap,
+        _take_part(gap, start, end),
         # By the time of recording: ids are in that order, whenever a loss was detected.
         id=take_id(connection, "g", now),
-        start=start,
-        end=end,
         state=GapState.OPEN,
         recovery_id=None,
         changed_by="",

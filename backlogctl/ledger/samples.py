@@ -178,7 +178,7 @@ def _move_marks(
     moved: dict[_MarkKey, CommitMark] = {}
     for sample, outside in taken:
         for part in sample.partitions:
-            if part.committed is None:
+            if part.committed is None or part.at_start:
                 continue
             key = (sample.stream, sample.group, sample.topic_id, part.partition)
             mark = moved.get(key) or known.get(key)

@@ -282,9 +282,10 @@ def _make_partitions(
         if min(low, lso, high) < 0:
             return None
         commit = commits.get((topic, number))
-        committed = None if commit is None else max(commit.offset, low if commit.offset < 0 else 0)
+        at_start = commit is not None and commit.offset < 0
+        committed = low if at_start else None if commit is None else commit.offset
         if committed is not None and committed > high:
             return None
         epoch = None if commit is None else commit.epoch
-        parts.append(PartitionSample(number, low, committed, lso, high, epoch))
+        parts.append(PartitionSample(number, low, committed, lso, high, epoch, at_start))
     return tuple(parts)

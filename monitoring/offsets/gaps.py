@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from backlogctl.kafka.group_types import SHARE
 from backlogctl.monitoring.offsets.history import (
+    LOG_START,
     READERS_MOVES,
     SIMPLE,
     PartitionMarks,
@@ -103,11 +104,14 @@ def find_gaps(
             continue
         known = (*past.later.get(part.partition, ()), *(commits or {}).get(part.partition, ()))
         steps, later[part.partition] = _list_steps(past, old, current, part, known)
-        marks, lost, outside = _follow(old, current, part, steps, outside)
+        marks = _begin(old, part, steps)
+        if marks is None:
+            continue
+        marks, lost, outside = _follow(marks, current, part, steps, outside)
         found.extend(lost)
         if part.committed > part.high:
             found.append(_report_beyond_end(part, part.committed))
-        elif part.committed < part.low:
+        elif marks.committed < part.low:
             found.extend(_judge_below(past, marks, current, part, outside))
         if old is not None and _has_read_on(past, old, current, part, outside):
             read_to[part.partition] = part.committed
@@ -150,9 +154,12 @@ def _list_steps(
     """The commits up to the one that the sample saw, and later ones: the sample's log start was
     read before these, and says nothing of them."""
     offsets = [commit.offset for commit in known]
-    if part.committed in offsets:
-        last = len(offsets) - offsets[::-1].index(part.committed)
+    seen_at = LOG_START if part.at_start else part.committed
+    if seen_at in offsets:
+        last = len(offsets) - offsets[::-1].index(seen_at)
         return list(known[:last]), tuple(known[last:])
+    if part.at_start:
+        return [], tuple(known)
     if old is not None and part.committed == old.committed:
         return [], tuple(known)
     assert part.committed is not None
@@ -162,8 +169,18 @@ def _list_steps(
     return [*known, seen], ()
 
 
+def _begin(
+    old: PartitionMarks | None, part: PartitionSample, steps: Sequence[SeenCommit]
+) -> PartitionMarks | None:
+    """What is known of a partition; of one that was not seen before, from its first commit on."""
+    first = next((commit for commit in steps if commit.offset != LOG_START), None)
+    if old is not None or first is None:
+        return old
+    return PartitionMarks(min(first.offset, part.high), first.offset, first.at)
+
+
 def _follow(
-    marks: PartitionMarks | None,
+    marks: PartitionMarks,
     current: Sample,
     part: PartitionSample,
     steps: Sequence[SeenCommit],
@@ -172,9 +189,8 @@ def _follow(
     """One partition's commits, one after the other, and what they show to be lost."""
     lost: list[Gap | OffsetFinding] = []
     for commit in steps:
-        if marks is None:
-            marks = PartitionMarks(min(commit.offset, part.high), commit.offset, commit.at)
-            continue
+        if commit.offset == LOG_START:
+            continue  # the next one tells how far it has read from there
         before, alone = marks, commit.members is False
         if commit.offset > max(marks.highest, marks.committed):
             outside = outside or (alone and (commit.has_epoch or marks.moves + 1 >= READERS_MOVES))
@@ -187,7 +203,6 @@ def _follow(
             # Rewound, or a rewind undone: it reads what it had read.
             marks = replace(marks, span=None, passed=())
         marks = _stand(marks, before, commit, part)
-    assert marks is not None
     if marks.is_decided(current.taken_at):
         lost.extend(_report_passed(current, part.partition, marks))
         burst = marks.pace.burst
@@ -244,6 +259,7 @@ def _has_read_on(
     reads = outside or not is_memberless(current)
     return (
         reads
+        and not part.at_start
         and old.passed_by is not None
         and old.committed < (part.committed or 0) < old.passed_by
     )

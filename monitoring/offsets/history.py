@@ -29,6 +29,8 @@ FASTER = 1.5
 KEEPS_UP = timedelta(seconds=20)
 # A commit without members that moved so often is a reader's.
 READERS_MOVES = 3
+# Kafka's word for the log start, which KafkaJS commits where it goes on there.
+LOG_START = -2
 # Commits of a reader after one that its pace does not explain: they show whether it is so fast.
 DECIDING_MOVES = 2
 DECIDING = timedelta(seconds=20)
@@ -41,6 +43,7 @@ class SeenCommit(NamedTuple):
 
     Attributes:
         at: when it was written; of a sample, when it was seen.
+        offset: LOG_START where it names none.
         members: whether somebody was in the group; None where that is not known.
         has_epoch: it carries a leader epoch, as a tool's never does.
         is_record: it is of the commit log; the group stood there at that very time.

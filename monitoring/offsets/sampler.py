@@ -137,4 +137,5 @@ def _sample_partition(
         lso=lso,
         high=high,
         committed_epoch=None if commit is None else commit.epoch,
+        at_start=commit is not None and commit.at_start,
     )

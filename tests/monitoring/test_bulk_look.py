@@ -86,6 +86,30 @@ def test_the_same_samples_as_one_by_one(
     assert found[UNREAD].partitions[0].committed is None
 
 
+def test_a_commit_that_names_the_log_start_is_told_as_such(
+    properties: dict[str, str], topic: MakeTopic, group: str
+) -> None:
+    """As KafkaJS commits it, where it goes on there."""
+    from kafka import KafkaConsumer
+    from kafka.structs import OffsetAndMetadata, TopicPartition
+
+    name = topic(1)
+    publish(properties, name, {0: 9})
+    client = KafkaConsumer(
+        bootstrap_servers=properties["bootstrap.servers"], group_id=group, enable_auto_commit=False
+    )
+    client.assign([TopicPartition(name, 0)])
+    client.commit({TopicPartition(name, 0): OffsetAndMetadata(-2, "", -1)})
+    client.close()
+    move_log_start(properties, name, {0: 4})
+    stream = StreamStub(name, group, name="started")
+    with closing(BulkReader(properties)) as reader:
+        together = take_samples(reader, [stream], timedelta(0))["started"]
+    for seen in (together, take_sample(stream, properties)):
+        (part,) = seen.partitions
+        assert (part.committed, part.at_start) == (4, True)
+
+
 def test_a_commit_beyond_the_end_is_looked_at_alone(
     properties: dict[str, str], streams: list[StreamStub]
 ) -> None:

@@ -18,6 +18,7 @@ from backlogctl.monitoring.offsets.gaps import (
     make_history,
 )
 from backlogctl.monitoring.offsets.history import (
+    LOG_START,
     SeenCommit,
     StreamHistory,
     raise_marks,
@@ -250,11 +251,13 @@ class Model:
     commits: int = 5
     buffer: int = 500
     resets_to_end: bool = False
+    commits_start: bool = False  # as KafkaJS: where it goes on at the log start it commits that
     state: str = "stable"
 
     def __post_init__(self) -> None:
         self.second = self.low = self.high = 0
         self.position = self.fetched = self.committed = self.lost = 0
+        self.at_start = False
         self.rest = 0.0
         self.ends = [0]
         self.log: list[SeenCommit] = []
@@ -273,9 +276,12 @@ class Model:
             self.rest -= count
         self.rest = min(self.rest, 1.0)
         if self.second % self.commits == 0:
-            self.committed = self.position
-            members = self.state == "stable"
-            self.log.append(SeenCommit(self.now, self.position, members, False, is_record=True))
+            self.committed, self.at_start = self.position, False
+            self._note(self.position)
+
+    def _note(self, offset: int) -> None:
+        members = self.state == "stable"
+        self.log.append(SeenCommit(self.now, offset, members, False, is_record=True))
 
     def _fetch(self) -> bool:
         if self.position == self.fetched:
@@ -283,6 +289,9 @@ class Model:
                 after = self.high if self.resets_to_end else self.low
                 self.lost += after - self.position
                 self.position = after
+                if self.commits_start:
+                    self.at_start = True
+                    self._note(LOG_START)
             self.fetched = min(self.high, self.position + self.buffer)
         return self.fetched > self.position
 
@@ -291,7 +300,8 @@ class Model:
         return START + timedelta(seconds=self.second)
 
     def sample(self) -> Sample:
-        part = PartitionSample(0, self.low, self.committed, self.high, self.high)
+        committed = self.low if self.at_start else self.committed
+        part = PartitionSample(0, self.low, committed, self.high, self.high, None, self.at_start)
         return Sample("s", "main", "t", "g", "id", self.now, (part,), self.state)
 
 
@@ -341,6 +351,9 @@ LOSING = [
     Model(buffer=60_000),
     Model(state="simple"),
     Model(resets_to_end=True),
+    Model(commits_start=True, commits=7),
+    Model(commits_start=True, commits=13, buffer=1_000),
+    Model(commits_start=True, commits=7, segment=200),
 ]
 
 

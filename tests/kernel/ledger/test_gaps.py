@@ -254,12 +254,13 @@ def test_a_later_piece_has_its_own_times(ledger: Ledger) -> None:
 
 def test_a_range_that_was_read_in_part_is_told_by_its_rest(ledger: Ledger) -> None:
     bounded = make_gap(100, 500, certainty=Certainty.BOUNDED)
-    first = ledger.gaps.record(bounded)
+    first = ledger.gaps.record(replace(bounded, likely=200))
     sample = make_sample(NOON, 300)
     assert ledger.gaps.trim_read(sample, {first.partition: 300}) == 1
     again = ledger.gaps.record(make_gap(300, 500, certainty=Certainty.BOUNDED))
     assert (again.start, again.end, again.state) == (300, 500, S.OPEN)
     assert again.id != first.id
+    assert again.likely == 100, "its share"
 
 
 def test_what_is_not_known_of_a_piece_is_not_known_of_the_gap(ledger: Ledger) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
@@ -437,6 +438,27 @@ def test_sample_comes_back_as_it_went_in(ledger: Ledger) -> None:
     assert ledger.samples.history("orders", since=second.taken_at) == (second,)
     assert ledger.samples.latest("orders") == second
     assert ledger.samples.latest("nothing") is None
+
+
+def test_a_commit_that_names_the_log_start_marks_nothing(ledger: Ledger, raw: Engine) -> None:
+    """KafkaJS's; where it has read to is told by its next one. An older version knows no such word,
+    and need not, where no such commit is."""
+    plain = make_sample(NOON, 5)
+    (part,) = plain.partitions
+    later = NOON + timedelta(seconds=30)
+    at_start = replace(
+        plain, taken_at=later, partitions=(replace(part, committed=8, at_start=True),)
+    )
+    ledger.samples.add_all([(plain, False), (at_start, False)])
+    assert ledger.samples.history("orders") == (plain, at_start)
+    assert [mark.max_committed for mark in ledger.samples.committed_marks("orders")] == [5]
+    with raw.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT partitions FROM backlog_samples ORDER BY id")
+        stored = [row[0] if isinstance(row[0], str) else json.dumps(row[0]) for row in rows]
+    assert [json.loads(each) for each in stored] == [
+        [[0, 0, 5, 900, 1000]],
+        [[0, 0, 8, 900, 1000, None, True]],
+    ]
 
 
 def test_times_are_kept_in_utc_and_naive_ones_refused(ledger: Ledger) -> None:
