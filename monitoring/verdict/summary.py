@@ -10,6 +10,7 @@ from datetime import datetime
 from backlogctl.formats import format_count, format_duration, format_moment, format_plural
 from backlogctl.kafka.group_types import SHARE
 from backlogctl.kafka.transactions import TransactionFate
+from backlogctl.monitoring.offsets.history import SIMPLE
 from backlogctl.monitoring.offsets.rhythm import Rhythm
 from backlogctl.monitoring.verdict.commands import GroupTrouble, advise_on_group
 from backlogctl.monitoring.verdict.status import (
@@ -96,6 +97,8 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
         case Verdict.BLOCKED:
             kept = _describe_retained(worst, "; retention reaches them")
             return f"{place}: {describe_held(worst)}{kept}{f'; {behind}' if worst.lag else ''}"
+        case Verdict.LOSING if status.group_state == SIMPLE and not worst.consumed_per_second:
+            loss += "; if a reader that never joins is at work is not known yet: look again"
     return f"{place}: {behind}{loss}"
 
 

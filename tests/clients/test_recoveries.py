@@ -122,6 +122,7 @@ def test_what_is_put_back_is_handled_once(
     """By a rebuild, and from the archive of an offload."""
     shop, unread = empty_shop, TOTAL - DONE - LOST
     shop.lose_orders()
+    shop.write_config(deliver="topic")  # for all groups, as the command asks
     out = f"{shop.topic}-out"
     create_topic(admin, out, partitions=1, replication=1, deadline=Deadline(90))
     with ExitStack() as stack:
