@@ -126,14 +126,17 @@ class SequenceRange:
         return self.last - self.first + 1
 
 
+# Kafka's word for the log start, where an offset is meant.
+LOG_START = -2
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionSample:
     """One partition at one moment, read in the order low, committed, LSO, high watermark.
 
     `committed` is None where the group has no committed offset (Kafka's -1001). `committed_epoch`
     is the leader epoch in the commit; None where it carries none, as an outside tool's never does.
-    `at_start`: it names the log start, as KafkaJS's do where it goes on there: `committed` is that
-    of now, and which one it has read from is not known.
+    It is LOG_START where the commit names no offset but that.
     """
 
     partition: int
@@ -142,7 +145,12 @@ class PartitionSample:
     lso: int
     high: int
     committed_epoch: int | None = None
-    at_start: bool = False
+
+    @property
+    def at_start(self) -> bool:
+        """Whether the commit names the log start, as KafkaJS's do where it goes on there:
+        `committed` is that of now, and which one it has read from is not known."""
+        return self.committed_epoch == LOG_START
 
 
 @dataclass(frozen=True, slots=True)

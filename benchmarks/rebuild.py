@@ -262,6 +262,7 @@ def run_rebuild(order: Figures) -> Figures:
             properties=properties,
             ledger=ledger,
             start_offsets=ends,
+            compression="lz4",
         )
         warm_transactions(properties)
         marks: list[tuple[float, InjectionProgress]] = []

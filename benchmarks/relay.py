@@ -92,6 +92,7 @@ def relay(broker: Broker, source: str, order: Order, messages: int, scratch: Pat
         group,
         guard.join(lambda: None),
         order=order,
+        compression="lz4",
         transactional_prefix=f"bench-{target}",
     )
     ranges = [SourceRange(each, 0, ends[each]) for each in range(PARTITIONS)]

@@ -35,6 +35,7 @@ from backlogctl.kafka.clients import (
 )
 from backlogctl.kafka.errors import GroupActive, GroupMissing, TopicMissing
 from backlogctl.kafka.topics import DEFAULT_SECONDS, list_offsets, read_topic_id
+from backlogctl.values import LOG_START
 
 # One slow coordinator must not be asked for hundreds of groups at once.
 GROUPS_AT_ONCE = 64
@@ -45,12 +46,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A committed offset; `epoch` is the leader epoch in it, None where it carries none;
-    `at_start`: it names the log start, and `offset` is that of now."""
+    """A committed offset; `epoch` is the leader epoch in it, None where it carries none, LOG_START
+    where it names the log start, and `offset` is that of now."""
 
     offset: int
     epoch: int | None = None
-    at_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,12 +340,12 @@ def check_commits(
         epoch = cast(int | None, item.leader_epoch)  # the stub says int; it is None too
         known = None if epoch is None or epoch < 0 else epoch
         offset: int | None = item.offset
-        at_start = item.offset == OFFSET_BEGINNING
-        if at_start:
+        if item.offset == OFFSET_BEGINNING:
+            known = LOG_START
             offset = (log_starts or {}).get(item.partition)
         if offset is not None and offset < 0:
             offset = None
-        commits[item.partition] = None if offset is None else Commit(offset, known, at_start)
+        commits[item.partition] = None if offset is None else Commit(offset, known)
     return commits
 
 

@@ -11,15 +11,13 @@ import struct
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
 from backlogctl.kafka.clients import Properties, connect, find_addresses
-from backlogctl.kafka.errors import TopicMissing
-from backlogctl.kafka.groups import committed_offsets
 from backlogctl.kafka.raw_client import (
     RawClient,
     give_back,
@@ -28,7 +26,7 @@ from backlogctl.kafka.raw_client import (
     translate_error,
     translate_properties,
 )
-from backlogctl.kafka.topics import list_offsets, read_topic_id
+from backlogctl.kafka.topics import list_offsets
 from backlogctl.values import OffsetRange
 from backlogctl_delivery.kafka import AccessDenied
 
@@ -518,50 +516,62 @@ class _Fetch:
 
 
 # How many offsets of a partition tell its codec, and of how many partitions.
-_TELLING_OFFSETS, _TELLING_PARTITIONS = 200, 32
-_CODEC_SECONDS = 30.0
+_TELLING_OFFSETS, _TELLING_PARTITIONS = 5, 32
+_CODEC_SECONDS = 10.0
 
 
-def find_codec(properties: Properties, topic: str, group: str) -> str:
-    """The `compression.type` for messages that the group's clients shall read.
+def find_codec(
+    properties: Properties, topic: str, committed: Mapping[int, int | None]
+) -> str | None:
+    """The `compression.type` for messages that the clients of a group shall read.
 
     Not each client knows each codec: KafkaJS by itself only gzip, kafka-python by itself no lz4.
-    What the group went past, it can read; else what it meets next. Without either it is "none",
-    which all can read. What the cluster's `properties` say goes before.
+    What they went past, they can read; else what they meet next. Batches that are not compressed
+    tell nothing where others are. What the cluster's `properties` say goes before.
 
-    Raises:
-        ClusterUnreachable, TopicMissing.
+    Args:
+        committed: where the group is, by partition.
+
+    Returns:
+        None where the batch headers could not be read.
     """
     if told := properties.get("compression.type") or properties.get("compression.codec"):
         return str(told)
     limit = Deadline(_CODEC_SECONDS)
-    admin = connect(properties)
+    numbers = sorted(committed)[:_TELLING_PARTITIONS]
     try:
-        numbers = range(read_topic_id(admin, topic, limit)[1])[:_TELLING_PARTITIONS]
+        admin = connect(properties)
         low = list_offsets(admin, topic, numbers, "earliest", deadline=limit)
-        commits = committed_offsets(admin, group, topic, numbers, limit)
         high = list_offsets(admin, topic, numbers, "latest", "read_uncommitted", limit)
-        read = {
-            p: at if at is not None and low[p] <= at <= high[p] else high[p]
-            for p, at in commits.items()
+        # One whose commit has expired goes on at the log start.
+        places = {
+            n: min(max(at, low[n]), high[n]) for n in numbers if (at := committed[n]) is not None
         }
-        for ranges in (
-            [OffsetRange(p, max(low[p], at - _TELLING_OFFSETS), at) for p, at in read.items()],
-            [OffsetRange(p, at, min(high[p], at + _TELLING_OFFSETS)) for p, at in read.items()],
-        ):
-            found = [
-                header.codec
-                for fetched in fetch_batches(properties, topic, ranges, limit=limit)
-                for header in fetched.headers
-                if not header.is_control
-            ]
-            if found:
+        passed = [
+            OffsetRange(n, max(low[n], at - _TELLING_OFFSETS), at) for n, at in places.items()
+        ]
+        nexts = [
+            OffsetRange(n, at, min(high[n], at + _TELLING_OFFSETS)) for n, at in places.items()
+        ]
+        for ranges in (passed, nexts):
+            if found := _list_codecs(properties, topic, ranges, limit):
                 used = Counter(codec for codec in found if codec in CODECS[1:])
                 return max(used, key=lambda codec: used[codec], default="none")
-    except BacklogError as error:
-        if error.retryable or isinstance(error, TopicMissing):
-            raise
+    except BacklogError:
+        return None
     return "none"
+
+
+def _list_codecs(
+    properties: Properties, topic: str, ranges: Sequence[OffsetRange], limit: Deadline
+) -> list[str]:
+    """Of each batch that holds data."""
+    return [
+        header.codec
+        for fetched in fetch_batches(properties, topic, ranges, limit=limit)
+        for header in fetched.headers
+        if not header.is_control
+    ]
 
 
 def _no_leader(partition: int, subject: str) -> BacklogError:

@@ -73,8 +73,7 @@ TYPES: Mapping[Any, Callable[[], TypeEngine[Any]]] = {
 
 
 class Tuples(JsonText):
-    """A tuple of dataclasses as JSON: an array of each one's fields, without the last ones that
-    have their defaults: what an older version does not know stands there seldom."""
+    """A tuple of dataclasses as JSON: an array of each one's fields."""
 
     cache_ok = True
 
@@ -84,13 +83,9 @@ class Tuples(JsonText):
         self._hints = get_type_hints(item)
         hints = enumerate(self._hints.values())
         self._times = [number for number, hint in hints if datetime in get_args(hint)]
-        self._defaults = [each.default for each in fields(item)]
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
         rows = [[getattr(item, name) for name in self._hints] for item in value]
-        for row in rows:
-            while row and row[-1] == self._defaults[len(row) - 1]:
-                row.pop()
         texts = [[format_time(v) if isinstance(v, datetime) else v for v in row] for row in rows]
         return super().process_bind_param(texts, dialect)
 
@@ -98,8 +93,7 @@ class Tuples(JsonText):
         rows = super().process_result_value(value, dialect)
         for number in self._times:
             for row in rows:
-                if number < len(row):
-                    row[number] = row[number] and read_time(row[number])
+                row[number] = row[number] and read_time(row[number])
         return tuple(starmap(self.item, rows))
 
 

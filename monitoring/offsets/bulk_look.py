@@ -26,7 +26,7 @@ from backlogctl.monitoring.offsets.lag import (
     read_firsts,
 )
 from backlogctl.monitoring.offsets.sampler import StreamLike, find_state
-from backlogctl.values import Gap, PartitionSample, Recovery, RecoveryState, Sample
+from backlogctl.values import LOG_START, Gap, PartitionSample, Recovery, RecoveryState, Sample
 
 if TYPE_CHECKING:
     from backlogctl.kafka.bulk import BulkReader, ClusterLayout, Offsets
@@ -287,5 +287,7 @@ def _make_partitions(
         if committed is not None and committed > high:
             return None
         epoch = None if commit is None else commit.epoch
-        parts.append(PartitionSample(number, low, committed, lso, high, epoch, at_start))
+        if at_start:
+            epoch = LOG_START if low < high else None
+        parts.append(PartitionSample(number, low, committed, lso, high, epoch))
     return tuple(parts)

@@ -13,8 +13,9 @@ from backlogctl.kafka.clients import Connection
 from backlogctl.kafka.commit_log import CommitLog, LogCondition, LogRecord, LogState
 from backlogctl.kafka.commit_records import CommitRecord
 from backlogctl.monitoring.offsets.gaps import Commits
-from backlogctl.monitoring.offsets.history import LOG_START, SeenCommit
+from backlogctl.monitoring.offsets.history import SeenCommit
 from backlogctl.monitoring.offsets.sampler import StreamLike
+from backlogctl.values import LOG_START
 
 # A login that may not read the log is asked again so seldom.
 ASK_AGAIN_SECONDS = 300.0
@@ -77,7 +78,7 @@ class CommitFeed:
         if not isinstance(record, CommitRecord):
             self._members[record.group] = None if record.members is None else record.members > 0
         # Else it is gone, which the sample shows.
-        elif record.offset is not None and record.offset >= LOG_START:
+        elif record.offset is not None and (record.offset >= 0 or record.offset == LOG_START):
             commits = self._kept[record.group, record.topic].setdefault(record.partition, [])
             members = self._members.get(record.group, False)
             has_epoch = record.epoch is not None

@@ -13,7 +13,6 @@ from enum import StrEnum
 
 from backlogctl.kafka.group_types import SHARE
 from backlogctl.monitoring.offsets.history import (
-    LOG_START,
     READERS_MOVES,
     SIMPLE,
     PartitionMarks,
@@ -22,7 +21,7 @@ from backlogctl.monitoring.offsets.history import (
     is_memberless,
     is_missing,
 )
-from backlogctl.values import Cause, Certainty, Gap, GapState, PartitionSample, Sample
+from backlogctl.values import LOG_START, Cause, Certainty, Gap, GapState, PartitionSample, Sample
 
 # A reader that never joins is gone when it has rested so much longer than ever before.
 REST_UNTIL = 3
@@ -104,10 +103,9 @@ def find_gaps(
             continue
         known = (*past.later.get(part.partition, ()), *(commits or {}).get(part.partition, ()))
         steps, later[part.partition] = _list_steps(past, old, current, part, known)
-        marks = _begin(old, part, steps)
-        if marks is None:
-            continue
-        marks, lost, outside = _follow(marks, current, part, steps, outside)
+        marks, lost, outside = _follow(
+            old or _begin(current, part, steps), current, part, steps, outside
+        )
         found.extend(lost)
         if part.committed > part.high:
             found.append(_report_beyond_end(part, part.committed))
@@ -169,14 +167,13 @@ def _list_steps(
     return [*known, seen], ()
 
 
-def _begin(
-    old: PartitionMarks | None, part: PartitionSample, steps: Sequence[SeenCommit]
-) -> PartitionMarks | None:
-    """What is known of a partition; of one that was not seen before, from its first commit on."""
-    first = next((commit for commit in steps if commit.offset != LOG_START), None)
-    if old is not None or first is None:
-        return old
-    return PartitionMarks(min(first.offset, part.high), first.offset, first.at)
+def _begin(current: Sample, part: PartitionSample, steps: Sequence[SeenCommit]) -> PartitionMarks:
+    """Of a partition that was not seen before: where its first commit is."""
+    for first in steps:
+        if first.offset != LOG_START:
+            return PartitionMarks(min(first.offset, part.high), first.offset, first.at)
+    # It began here or before: what expires from now on is lost.
+    return PartitionMarks(part.low, part.low, current.taken_at)
 
 
 def _follow(
@@ -246,7 +243,8 @@ def _stand(
 
 
 def _passed_by(marks: PartitionMarks, part: PartitionSample) -> int | None:
-    if marks.committed >= part.low:
+    # From where it reads on after a reset is not known.
+    if marks.committed >= part.low or part.at_start:
         return None
     return marks.passed_by or part.low
 

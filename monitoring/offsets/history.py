@@ -29,8 +29,6 @@ FASTER = 1.5
 KEEPS_UP = timedelta(seconds=20)
 # A commit without members that moved so often is a reader's.
 READERS_MOVES = 3
-# Kafka's word for the log start, which KafkaJS commits where it goes on there.
-LOG_START = -2
 # Commits of a reader after one that its pace does not explain: they show whether it is so fast.
 DECIDING_MOVES = 2
 DECIDING = timedelta(seconds=20)

@@ -18,7 +18,7 @@ from backlogctl.kafka.admin import (
 from backlogctl.kafka.clients import Admin, Connection, connect
 from backlogctl.kafka.group_types import SHARE, GroupListing, read_group_listing
 from backlogctl.monitoring.offsets.history import SIMPLE
-from backlogctl.values import PartitionSample, Sample
+from backlogctl.values import LOG_START, PartitionSample, Sample
 
 TRIES = 5
 PAUSE = 1.0
@@ -130,12 +130,13 @@ def find_state(state: str, *, is_simple: bool) -> str:
 def _sample_partition(
     partition: int, low: int, commit: Commit | None, lso: int, high: int
 ) -> PartitionSample:
+    # An empty log begins where it ends: nothing is left to read on the way there.
+    epoch = None if commit is None or (commit.epoch == LOG_START and low == high) else commit.epoch
     return PartitionSample(
         partition=partition,
         low=low,
         committed=None if commit is None else commit.offset,
         lso=lso,
         high=high,
-        committed_epoch=None if commit is None else commit.epoch,
-        at_start=commit is not None and commit.at_start,
+        committed_epoch=epoch,
     )

@@ -98,7 +98,10 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
             kept = _describe_retained(worst, "; retention reaches them")
             return f"{place}: {describe_held(worst)}{kept}{f'; {behind}' if worst.lag else ''}"
         case Verdict.LOSING if status.group_state == SIMPLE and not worst.consumed_per_second:
-            loss += "; if a reader that never joins is at work is not known yet: look again"
+            loss += (
+                "; no commit was seen to move, and it never has members: whether anybody reads "
+                "is not known, look again"
+            )
     return f"{place}: {behind}{loss}"
 
 

@@ -237,7 +237,10 @@ def _group_by_partition(
             past.ends.append((seconds, part.high))
             if near:
                 end = find_partition_end(_skip_empty(part, marks), isolation)
-                past.points.append(Point(seconds, part.low, part.committed, end, part.high))
+                committed = part.committed
+                if part.at_start and past.points:
+                    committed = past.points[-1].committed  # it has not moved since
+                past.points.append(Point(seconds, part.low, committed, end, part.high))
     return pasts
 
 

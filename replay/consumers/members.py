@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from backlogctl.clock import Deadline, format_time
@@ -85,10 +85,14 @@ def describe_members(workspace: Workspace, stream: Stream) -> dict[str, Any]:
     return {**document, "state": group.state, "type": kind or group.type or None}
 
 
-def count_rebalancing(workspace: Workspace, stream: Stream) -> tuple[int, int]:
-    """In how many samples of the window the group was rebalancing, and how many there are."""
-    samples = _read_window(workspace, stream)
-    return _count_rebalancing(samples), len(samples)
+def count_rebalancing(samples: Sequence[Sample], window: timedelta) -> tuple[int, int]:
+    """In how many of the last samples the group was rebalancing, and how many these are.
+
+    Args:
+        samples: of the group, oldest first.
+    """
+    recent = [one for one in samples if samples[-1].taken_at - one.taken_at <= window]
+    return _count_rebalancing(recent), len(recent)
 
 
 def describe_trouble(

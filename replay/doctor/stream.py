@@ -333,7 +333,7 @@ def _judge_stream(
         f"lag and commits of group {stream.group}",
         lambda limit: shared.look(stream, admin, samples, limit),
     )
-    _read_group(parts, workspace, stream, admin, shared)
+    _read_group(parts, workspace, stream, admin, shared, samples or ())
     yield from (one.to_finding() for one in parts.unread)
     subject = f"stream {stream.name}"
     yield from apply_rules(_STREAM_ROOMS, parts.known, subject)
@@ -380,7 +380,12 @@ def _read_topic(
 
 
 def _read_group(
-    parts: _Parts, workspace: Workspace, stream: Stream, admin: Admin, shared: _Shared
+    parts: _Parts,
+    workspace: Workspace,
+    stream: Stream,
+    admin: Admin,
+    shared: _Shared,
+    samples: Sequence[Sample],
 ) -> None:
     group, known = stream.group, len(parts.unread)
     kind = parts.read(
@@ -396,4 +401,6 @@ def _read_group(
         lambda limit: shared.read_state(stream, admin, limit),
     )
     if state is not None:
-        parts.known["rebalancing"], parts.known["samples"] = count_rebalancing(workspace, stream)
+        parts.known["rebalancing"], parts.known["samples"] = count_rebalancing(
+            samples, workspace.config.watch.window
+        )

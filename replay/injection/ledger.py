@@ -11,7 +11,6 @@ from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, ConfigurationError, PlanStale, Refused
 from backlogctl.formats import format_plural
 from backlogctl.kafka.errors import TopicMissing
-from backlogctl.kafka.raw_fetch import find_codec
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.injection.archived import ARCHIVE, find_source_archive, name_redrive
@@ -409,7 +408,6 @@ def make_job(context: InjectionContext) -> InjectionJob:
     from backlogctl.spark_backfill.injection.job import InjectionJob
 
     recovery, plan = context.recovery, context.plan
-    properties = context.workspace.properties(context.stream)
     if context.ledger_topic is None:
         raise RuntimeError("the Kafka ledger was not opened")
     return InjectionJob(
@@ -420,8 +418,7 @@ def make_job(context: InjectionContext) -> InjectionJob:
         plan_hash=recovery.plan_hash,
         manifest=context.manifest,
         directory=context.directory,
-        properties=properties,
-        compression=find_codec(properties, plan.target_topic, recovery.group),
+        properties=context.workspace.properties(context.stream),
         ledger=context.ledger_topic,
         start_offsets=plan.topic_end_offsets,
         group=recovery.group if plan.delivers else None,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import PlanStale, Refused, StagingError
-from backlogctl.kafka.admin import describe_topic, list_topic_readers
+from backlogctl.kafka.admin import committed_offsets, describe_topic, list_topic_readers
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.raw_fetch import find_codec
 from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.brakes import check_brakes, check_requests
 from backlogctl.replay.engine.guards import (
@@ -188,6 +190,10 @@ class Inject(Step[InjectionContext]):
         from backlogctl.spark_backfill.injection.waves import inject
 
         job = make_job(context)
+        place = (job.topic, range(job.partitions))
+        committed = committed_offsets(job.properties, context.stream.group, *place)
+        codec = find_codec(job.properties, job.topic, committed)
+        job = replace(job, compression=codec or "none")  # which every client reads
         brakes: list[Brake] = [
             _RunBrake(context),
             DiskBrake(job.properties, job.topic, job.manifest),

@@ -13,6 +13,8 @@ import pytest
 from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import Admin
+from backlogctl.kafka.raw_fetch import fetch_batches
+from backlogctl.values import OffsetRange, Recovery
 from tests.clients.test_zoo import POISON, make_poison
 from tests.clients.zoo import Client, Place
 from tests.kit.kafka import read_all, wait_until
@@ -44,6 +46,15 @@ def read_record(path: Path) -> list[Place]:
     """What consumers of one topic handled."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(partition), int(offset)) for partition, offset in map(str.split, lines)]
+
+
+def list_codecs(world: World, recovery: Recovery) -> set[str]:
+    """Those of the temporary topic."""
+    topic, count = recovery.plan["temporary"]["topic"], recovery.plan["temporary"]["partitions"]
+    ends = list_offsets(world.properties, topic, range(count), "latest")
+    ranges = [OffsetRange(number, 0, end) for number, end in ends.items()]
+    found = fetch_batches(world.properties, topic, ranges)
+    return {one.codec for batches in found for one in batches.headers if not one.is_control}
 
 
 class ZooWorld:
@@ -85,7 +96,10 @@ def test_an_expansion_of_its_consumers(make_world: MakeWorld, kind: str) -> None
     world = zoo.world
     wait_until(lambda: zoo.handled(world.topic), 120, "its consumers work")
     recovery = world.plan_approved()
+    codecs: set[str] = set()
+    world.at("p4.9.fenced", lambda: codecs.update(list_codecs(world, recovery)))
     world.run(recovery)
+    assert codecs == {CODEC}
     copied = world.list_copied()
     assert copied
     # All that was relayed was handled by its consumers, and the rest by those of before.

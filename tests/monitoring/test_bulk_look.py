@@ -18,6 +18,7 @@ from backlogctl.ledger import Ledger
 from backlogctl.ledger.samples import Samples
 from backlogctl.monitoring.offsets import bulk_look
 from backlogctl.monitoring.offsets.bulk_look import BulkLooker, read_facts, take_samples
+from backlogctl.monitoring.offsets.commits import CommitFeed
 from backlogctl.monitoring.offsets.lag import (
     FirstMessage,
     judge_tails,
@@ -30,7 +31,7 @@ from backlogctl.monitoring.offsets.timeline import WINDOW
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch import look, loop
 from backlogctl.monitoring.watch.loop import watch_streams
-from backlogctl.values import PartitionSample, Sample
+from backlogctl.values import LOG_START, PartitionSample, Sample
 from tests.conftest import MakeTopic
 from tests.kit.kafka import (
     StreamStub,
@@ -99,15 +100,26 @@ def test_a_commit_that_names_the_log_start_is_told_as_such(
         bootstrap_servers=properties["bootstrap.servers"], group_id=group, enable_auto_commit=False
     )
     client.assign([TopicPartition(name, 0)])
-    client.commit({TopicPartition(name, 0): OffsetAndMetadata(-2, "", -1)})
+    stream = StreamStub(name, group, name="started")
+    with closing(CommitFeed(properties, [stream])) as feed:
+        feed.read(Deadline(30))
+        for offset in (5, -1, -2):
+            client.commit({TopicPartition(name, 0): OffsetAndMetadata(offset, "", -1)})
+        feed.read(Deadline(30))
+        followed = feed.take(stream)
+    assert followed is not None
+    # -1 is the log end, as other clients say "none".
+    assert [commit.offset for commit in followed[0]] == [5, LOG_START]
     client.close()
     move_log_start(properties, name, {0: 4})
-    stream = StreamStub(name, group, name="started")
     with closing(BulkReader(properties)) as reader:
         together = take_samples(reader, [stream], timedelta(0))["started"]
     for seen in (together, take_sample(stream, properties)):
         (part,) = seen.partitions
         assert (part.committed, part.at_start) == (4, True)
+    move_log_start(properties, name, {0: 9})
+    (part,) = take_sample(stream, properties).partitions
+    assert (part.committed, part.at_start) == (9, False), "of an empty log it is known"
 
 
 def test_a_commit_beyond_the_end_is_looked_at_alone(

@@ -18,13 +18,12 @@ from backlogctl.monitoring.offsets.gaps import (
     make_history,
 )
 from backlogctl.monitoring.offsets.history import (
-    LOG_START,
     SeenCommit,
     StreamHistory,
     raise_marks,
 )
 from backlogctl.monitoring.watch.look import StreamContext, assess_stream
-from backlogctl.values import Cause, Certainty, Gap, PartitionSample, Sample
+from backlogctl.values import LOG_START, Cause, Certainty, Gap, PartitionSample, Sample
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -301,7 +300,8 @@ class Model:
 
     def sample(self) -> Sample:
         committed = self.low if self.at_start else self.committed
-        part = PartitionSample(0, self.low, committed, self.high, self.high, None, self.at_start)
+        epoch = LOG_START if self.at_start and self.low < self.high else None
+        part = PartitionSample(0, self.low, committed, self.high, self.high, epoch)
         return Sample("s", "main", "t", "g", "id", self.now, (part,), self.state)
 
 
@@ -431,3 +431,24 @@ def test_a_fast_reader_under_short_retention_has_no_gap(
         watched.run(1200)
         assert watched.model.lost == 0
         assert watched.gaps == []
+
+
+STARTED = sample(0, 5_000, 5_000, 9_000, members=1, epoch=LOG_START)
+
+
+def test_what_expires_behind_a_commit_of_the_log_start_is_lost() -> None:
+    """Seen for the first time like that, its group read nothing below the log start of then."""
+    past = [sample(0, 0, 0, 9_000, epoch=LOG_START)]
+    judged = find_gaps(past, sample(30, 5_000, 5_000, 9_000, epoch=LOG_START))
+    assert spans(judged.gaps) == [(Cause.EXPIRED, Certainty.EXACT, 0, 5_000)]
+
+
+def test_a_commit_of_the_log_start_is_no_position() -> None:
+    """Where it reads on from there its next commit tells; it is no rewind, and trims no gap."""
+    past = make_history([sample(0, 0, 100, 9_000, members=1)])
+    started = find_gaps(past, replace(STARTED, taken_at=START + timedelta(seconds=5)))
+    (finding,) = started.findings
+    assert (finding.kind, finding.start, finding.end) == (Suspicion.SUSPECTED_EXPIRED, 100, 5_000)
+    judged = find_gaps(started.history, sample(10, 6_000, 4_500, 9_000, members=1))
+    assert judged.read_to == {}
+    assert judged.history.partitions[0].highest == 4_500

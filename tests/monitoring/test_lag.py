@@ -279,14 +279,13 @@ def summarize(*parts: PartitionStatus, **known: object) -> GroupStatus:
 def test_whether_a_reader_that_never_joins_is_at_work_is_not_known_at_first() -> None:
     """A group without members looks deserted then, and its messages may be gone soon."""
     part = replace(PART, verdict=Verdict.LOSING, course=Verdict.LOSING, seconds_to_loss=60.0)
-    doubt = "if a reader that never joins is at work is not known yet: look again"
+    doubt = "whether anybody reads is not known, look again"
     at_first = summarize(part, group_state="simple")
     assert doubt in at_first.sentence
     assert [one for one in at_first.next_commands if one.startswith("backlogctl hold")]
     assert doubt not in summarize(part, group_state="empty").sentence, "its members have left"
     moving = replace(part, consumed_per_second=4.0)
     assert doubt not in summarize(moving, group_state="simple").sentence
-
 
 
 LOSING = replace(

@@ -441,8 +441,14 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             order=plan.order,
             partitioner=plan.partitioner,
             transactional_prefix=plan.transactional_prefix,
-            compression=find_codec(self.properties, self.recovery.topic, self.recovery.group),
+            compression=self._codec,
         )
+
+    @cached_property
+    def _codec(self) -> str:
+        """By where the consumers stopped: what was relayed since, they have not read. Where nothing
+        tells, as before: the canary shows whether they read it, and the disk was reckoned so."""
+        return find_codec(self.properties, self.recovery.topic, self.begun) or "lz4"
 
     def _look_at_topics(self) -> None:
         if self.closing or time.monotonic() < self._topics_at:

@@ -34,7 +34,7 @@ from backlogctl.kafka.raw_fetch import (
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
-from tests.kit.kafka import move_log_start, properties_of, publish, set_offsets_raw
+from tests.kit.kafka import move_log_start, properties_of, publish, wait_until
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 
@@ -111,9 +111,10 @@ def test_transactions(kafka: EmbeddedKafka, topic: MakeTopic, unique: str) -> No
             producer.produce(name, str(number).encode(), partition=0)
         producer.flush(30)
         end(30)
-    ends = list_offsets(properties, name, [0], "latest")
+    # The producer does not wait for the markers.
+    wait_until(lambda: list_offsets(properties, name, [0], "latest") == {0: 12})
     scan = scan_batches(read_raw(properties, name))
-    assert scan.next_offset == ends[0] == 12
+    assert scan.next_offset == 12
     assert all(one.is_transactional for one in scan.headers)
     # A committed and an aborted transaction look alike but for the record in the control batch.
     data = [one for one in scan.headers if not one.is_control]
@@ -422,20 +423,28 @@ def test_a_leader_dies(tmp_path: Path) -> None:
 
 
 def test_the_codec_is_one_that_the_group_has_read(
-    properties: dict[str, str], topic: MakeTopic, group: str
+    properties: dict[str, str], topic: MakeTopic
 ) -> None:
-    name = topic(2)
-    assert find_codec(properties, name, group) == "none", "nothing tells"
-    value = b"value" * 100
+    name, value = topic(2), b"value" * 100
+    assert find_codec(properties, name, {0: None, 1: 0}) == "none", "nothing tells"
     for codec in ("gzip", "zstd"):
         publish({**properties, "compression.type": codec}, name, {0: 20}, value=value)
-        if codec == "gzip":
-            set_offsets_raw(properties, group, name, {0: 20})
     # One that began to write in zstd may be what has stopped the group.
-    assert find_codec(properties, name, group) == "gzip"
-    move_log_start(properties, name, {0: 20})
-    assert find_codec(properties, name, group) == "zstd", "it meets that next"
-    assert find_codec({**properties, "compression.type": "lz4"}, name, group) == "lz4"
+    assert find_codec(properties, name, {0: 20}) == "gzip"
+    assert find_codec(properties, name, {0: 40}) == "zstd"
+    assert find_codec(properties, name, {0: None}) == "none", "of no group nothing is known"
+    move_log_start(properties, name, {0: 10})
+    for committed in (3, 10, 12):
+        assert find_codec(properties, name, {0: committed}) == "gzip", "it meets that next"
+    assert find_codec({**properties, "compression.type": "lz4"}, name, {0: 20}) == "lz4"
     publish(properties, name, {1: 20})
-    set_offsets_raw(properties, group, name, {0: 20, 1: 20})
-    assert find_codec(properties, name, group) == "none", "all that it read for sure was plain"
+    assert find_codec(properties, name, {0: 0, 1: 20}) == "none", "all that it read was plain"
+    assert (
+        find_codec(
+            {**properties, "sasl.mechanism": "GSSAPI", "security.protocol": "SASL_SSL"},
+            name,
+            {0: 20},
+        )
+        is None
+    )
+    assert find_codec(properties, f"{name}-gone", {0: 20}) is None
