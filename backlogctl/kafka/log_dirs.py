@@ -7,7 +7,7 @@ a reason, never an error: a disk that cannot be seen must not stop an emergency 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,11 +64,17 @@ class LogDirs:
 
 
 def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None = None) -> LogDirs:
-    """The disks of every broker, and what the topic takes there.
+    """`read_topics_log_dirs` of one topic; "" for the disks alone."""
+    return read_topics_log_dirs(properties, [topic], deadline)[topic]
+
+
+def read_topics_log_dirs(
+    properties: Properties, topics: Collection[str], deadline: Deadline | None = None
+) -> dict[str, LogDirs]:
+    """The disks of every broker, and what each of the topics takes there.
 
     Args:
         properties: the cluster's client properties, as librdkafka takes them.
-        topic: "" for the disks alone.
 
     Returns:
         Within the deadline, whatever happens; unknown with a reason where they cannot be read.
@@ -76,11 +82,11 @@ def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None 
     limit = deadline or Deadline(15.0)
     translated, reason = translate_properties(properties)
     if translated is None:
-        return LogDirs(None, f"the disks cannot be asked for {reason}")
-    answer: list[LogDirs] = []
+        return dict.fromkeys(topics, LogDirs(None, f"the disks cannot be asked for {reason}"))
+    answer: list[dict[str, LogDirs]] = []
 
     def work() -> None:
-        answer.append(_ask(translated, properties, topic, limit))
+        answer.append(_ask(translated, properties, topics, limit))
 
     # A thread, because not every wait of the client has a limit.
     thread = threading.Thread(target=work, name="backlog-log-dirs", daemon=True)
@@ -88,17 +94,20 @@ def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None 
     thread.join(limit.remaining() + 1.0)
     if answer:
         return answer[0]
-    return LogDirs(None, f"{find_addresses(properties)} did not answer in {limit.seconds:g} s")
+    why = f"{find_addresses(properties)} did not answer in {limit.seconds:g} s"
+    return dict.fromkeys(topics, LogDirs(None, why))
 
 
 def _ask(
-    settings: Mapping[str, Any], properties: Properties, topic: str, limit: Deadline
-) -> LogDirs:
+    settings: Mapping[str, Any], properties: Properties, topics: Collection[str], limit: Deadline
+) -> dict[str, LogDirs]:
     try:
         with lend_client(settings, limit, properties) as client:
-            return _to_log_dirs(client.admin.describe_log_dirs([topic] if topic else []), topic)
+            answers = client.admin.describe_log_dirs([topic for topic in topics if topic])
+        return {topic: _to_log_dirs(answers, topic) for topic in topics}
     except Exception as error:  # noqa: BLE001 - an answer about disks is never worth a failure
-        return LogDirs(None, f"the disks cannot be read: {_describe(error, properties)}")
+        why = f"the disks cannot be read: {_describe(error, properties)}"
+        return dict.fromkeys(topics, LogDirs(None, why))
 
 
 def _to_log_dirs(answers: list[dict[str, Any]], topic: str) -> LogDirs:

@@ -17,13 +17,16 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import ConfigurationError
 from backlogctl.kafka.clients import Properties
 from backlogctl.kafka.groups import Commit
+from backlogctl.kafka.log_dirs import LogDirs, read_topics_log_dirs
 from backlogctl.ledger import Hold, Ledger
 from backlogctl.monitoring.offsets.lag import (
     FirstMessage,
     TopicOffset,
+    count_lag,
     list_places,
     list_unread,
     read_firsts,
+    read_size_limit,
 )
 from backlogctl.monitoring.offsets.sampler import StreamLike, find_state
 from backlogctl.values import LOG_START, Gap, PartitionSample, Recovery, RecoveryState, Sample
@@ -111,6 +114,7 @@ class BulkLook:
     Attributes:
         samples: by stream.
         settings: by topic what its retention goes by, where that may be read.
+        log_dirs: by topic that retention by size may delete from in front of a group, its sizes.
         firsts: by topic, partition and offset the first message that is read from there on, None
             where no data lies there; of readers of committed data, and of others.
     """
@@ -119,6 +123,7 @@ class BulkLook:
     samples: Mapping[str, Sample] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     firsts: Mapping[bool, Mapping[TopicOffset, FirstMessage | None]] = field(default_factory=dict)
+    log_dirs: Mapping[str, LogDirs] = field(default_factory=dict)
 
 
 _Place = tuple[bool, str, TopicOffset]  # committed data only, the topic's id, where it begins
@@ -154,7 +159,17 @@ class BulkLooker:
         if not in_full:
             return BulkLook(facts, samples)
         settings = reader.read_retentions({one.topic for one in samples.values()})
-        return BulkLook(facts, samples, settings, self._peek(streams, samples, facts, limit))
+        firsts = self._peek(streams, samples, facts, limit)
+        sized = {
+            one.topic
+            for one in streams
+            if (sample := samples.get(one.name)) is not None
+            and read_size_limit(settings.get(one.topic, {})) is not None
+            and any(count_lag(part, one.isolation) for part in sample.partitions)
+        }
+        within = Deadline(limit.remaining(PEEK_SECONDS))
+        log_dirs = read_topics_log_dirs(self._properties, sized, within) if sized else {}
+        return BulkLook(facts, samples, settings, firsts, log_dirs)
 
     def _open_reader(self) -> BulkReader | None:
         """None for a login that it cannot use: each stream is read alone."""

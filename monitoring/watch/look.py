@@ -378,7 +378,8 @@ def assess_now(
             held=held,
             held_oldest=_read_held(properties, stream.topic, held, around.retention, limit),
             sizes=_read_sizes(
-                *(properties, stream.topic, behind | held.keys(), around.retention, limit, unseen)
+                *(properties, stream.topic, behind | held.keys(), around.retention, limit, unseen),
+                bulk=bulk,
             ),
         ),
         undecided=seen.undecided,
@@ -551,10 +552,14 @@ def _read_sizes(
     retention: Retention,
     limit: Deadline,
     unseen: list[Unseen],
+    *,
+    bulk: BulkLook | None,
 ) -> dict[int, int]:
     if retention.bytes is None or not starts:
         return {}
-    log_dirs = read_log_dirs(properties, topic, Deadline(limit.remaining(PEEK_SECONDS)))
+    log_dirs = None if bulk is None else bulk.log_dirs.get(topic)
+    if log_dirs is None:
+        log_dirs = read_log_dirs(properties, topic, Deadline(limit.remaining(PEEK_SECONDS)))
     if log_dirs.brokers is None:
         unseen.append(make_unseen("disks", log_dirs.reason, f"topic {topic}"))
     sizes = {number: log_dirs.partition_bytes(number) for number in starts}

@@ -38,8 +38,8 @@ broker. Each row is from a run of `make test-clients`, which writes this page wi
 - **What is put back**: by a rebuild of lost messages, and by a redrive from an offload's archive; it handles each once.
 - **Its dead letters put back**: by a redrive, without what the framework added, and known by their first place.
 
-`?` is not known: nobody has tried it with this client. KafkaJS was tried with `fromBeginning: true`; by default it goes on
-at the end where its offsets have expired. An expansion is tried on your consumers, without any risk, by `plan
+`?` is not known: nobody has tried it with this client. KafkaJS was tried with `fromBeginning: true`; of its
+default, which goes on at the end, a loss of 28,622 in five minutes was told as 28,620 by the commit log. An expansion is tried on your consumers, without any risk, by `plan
 expand --try`.
 
 **A consumer of librdkafka (2.11 to 2.16 tried; of Python, Go, .NET, Node) that hangs since all brokers were stopped in

@@ -13,7 +13,9 @@ import pytest
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ClusterUnreachable, LedgerError
+from backlogctl.kafka.admin import alter_topic_config
 from backlogctl.kafka.bulk import BulkReader
+from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.samples import Samples
 from backlogctl.monitoring.offsets import bulk_look
@@ -166,9 +168,19 @@ def test_a_pass_says_the_same_as_looks_one_by_one(
         return take_sample(stream, *rest)
 
     monkeypatch.setattr("backlogctl.monitoring.offsets.observation.take_sample", note)
+    sizes: list[str] = []
+
+    def note_sizes(properties: dict[str, str], name: str, limit: Deadline) -> LogDirs:
+        sizes.append(name)
+        return read_log_dirs(properties, name, limit)
+
+    monkeypatch.setattr(look, "read_log_dirs", note_sizes)
+    by_size = next(one.topic for one in streams if one.name == READ)
+    alter_topic_config(properties, by_size, {"retention.bytes": "100000"})
     gone = StreamStub("no-such-topic", streams[0].group, name="gone")
     seen, told = watch_once(properties, [*streams, gone], ledger)
     assert asked == ["gone"]
+    assert sizes == [], "those of all topics were asked for at once"
     assert told.keys() == {"stream gone"}, "the others go on"
     assert {name: status.lag for name, status in seen.items()} == {
         READ: 2, OUTSIDE: None, LOSING: 3, MARKED: 0, UNREAD: None,
@@ -183,6 +195,7 @@ def test_a_pass_says_the_same_as_looks_one_by_one(
         patch.setattr(bulk_look, "LEAST_STREAMS", 100)
         alone, _ = watch_once(properties, streams, ledger)
     assert set(asked[1:]) == {one.name for one in streams}
+    assert sizes == [by_size]
     for name, status in alone.items():
         shown = (status.verdict, status.lag, status.lost, status.undecided, status.possible)
         other = seen[name]
