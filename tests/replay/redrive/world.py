@@ -106,6 +106,31 @@ def connect(topic: str, partition: int, offset: int) -> list[Header]:
     ]
 
 
+def streams(topic: str, partition: int, offset: int) -> list[Header]:
+    """What Kafka Streams adds (KIP-1034)."""
+    return [
+        ("__streams.errors.exception", b"java.lang.ArithmeticException"),
+        ("__streams.errors.message", b"/ by zero"),
+        ("__streams.errors.stacktrace", b"at A"),
+        ("__streams.errors.topic", topic.encode()),
+        ("__streams.errors.partition", str(partition).encode()),
+        ("__streams.errors.offset", str(offset).encode()),
+    ]
+
+
+def retryable(topic: str, partition: int, offset: int) -> list[Header]:
+    """What Spring's @RetryableTopic adds."""
+    return [
+        ("kafka_original-topic", topic.encode()),
+        ("kafka_original-partition", partition.to_bytes(4, "big")),
+        ("kafka_original-offset", offset.to_bytes(8, "big")),
+        ("kafka_exception-fqcn", b"org.springframework.kafka.listener.ListenerFailed"),
+        ("kafka_exception-cause-fqcn", b"java.lang.NullPointerException"),
+        ("kafka_exception-message", b"null"),
+        ("retry_topic-attempts", b"\x00\x00\x00\x03"),
+    ]
+
+
 def generic(topic: str, partition: int, offset: int) -> list[Header]:
     return [
         ("x-original-topic", topic.encode()),
