@@ -37,6 +37,7 @@ MEMBERS = (
     *("spring-record", "spring-batch", "spring-manual"),
     *("franz", "sarama", "kafkajs", "librdkafka", "kafka-python"),
 )
+LETTERS = ("connect-sink", "streams", "spring-retry")
 SLOW_MS = 200
 # The only one that each client knows by itself.
 CODEC = "gzip"
@@ -163,7 +164,7 @@ def test_what_is_put_back_is_handled_once(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["connect-sink", "streams", "spring-retry"])
+@pytest.mark.parametrize("kind", LETTERS)
 def test_its_dead_letters_are_put_back(
     empty_shop: Shop, spark: SparkSession, admin: Admin, tmp_path: Path, kind: str
 ) -> None:
