@@ -28,7 +28,7 @@ from backlogctl.monitoring.offsets.lag import (
     read_firsts,
     read_size_limit,
 )
-from backlogctl.monitoring.offsets.sampler import StreamLike, find_state
+from backlogctl.monitoring.offsets.sampler import StreamLike, find_state, sample_partition
 from backlogctl.values import LOG_START, Gap, PartitionSample, Recovery, RecoveryState, Sample
 
 if TYPE_CHECKING:
@@ -297,12 +297,9 @@ def _make_partitions(
         if min(low, lso, high) < 0:
             return None
         commit = commits.get((topic, number))
-        at_start = commit is not None and commit.offset < 0
-        committed = low if at_start else None if commit is None else commit.offset
-        if committed is not None and committed > high:
+        if commit is not None and commit.offset < 0:
+            commit = Commit(low, LOG_START)
+        if commit is not None and commit.offset > high:
             return None
-        epoch = None if commit is None else commit.epoch
-        if at_start:
-            epoch = LOG_START if low < high else None
-        parts.append(PartitionSample(number, low, committed, lso, high, epoch))
+        parts.append(sample_partition(number, low, commit, lso, high))
     return tuple(parts)

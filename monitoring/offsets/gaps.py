@@ -427,7 +427,9 @@ def _judge_below(
     alone = is_memberless(current)
     # A sample reads first who is in the group: what its last members read is committed.
     if alone and not outside and not marks.moves:
-        yield _make_gap(*place, Certainty.EXACT, "")
+        # By a commit of the log start it gave up what it had read since the one before.
+        reason = "its last commit names no offset but the log start" if part.at_start else ""
+        yield _make_gap(*place, Certainty.BOUNDED if reason else Certainty.EXACT, reason)
         return
     rested = current.taken_at - marks.at
     if alone and rested > max(REST_UNTIL * marks.rests, LEAST_REST):

@@ -96,7 +96,7 @@ def take_sample(
             topic_id=topic_id,
             taken_at=taken_at,
             partitions=tuple(
-                _sample_partition(p, low[p], commits.get(p), lso[p], high[p]) for p in partitions
+                sample_partition(p, low[p], commits.get(p), lso[p], high[p]) for p in partitions
             ),
             group_state=state,
             took=took,
@@ -127,9 +127,10 @@ def find_state(state: str, *, is_simple: bool) -> str:
     return SIMPLE if is_simple and state == "empty" else state
 
 
-def _sample_partition(
+def sample_partition(
     partition: int, low: int, commit: Commit | None, lso: int, high: int
 ) -> PartitionSample:
+    """One partition at one moment."""
     # An empty log begins where it ends: nothing is left to read on the way there.
     epoch = None if commit is None or (commit.epoch == LOG_START and low == high) else commit.epoch
     return PartitionSample(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.errors import PlanStale, Refused, StagingError
+from backlogctl.errors import BacklogError, PlanStale, Refused, StagingError
 from backlogctl.kafka.admin import committed_offsets, describe_topic, list_topic_readers
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.raw_fetch import find_codec
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from backlogctl.spark_backfill.injection.brakes import InjectionProgress
+    from backlogctl.spark_backfill.injection.job import InjectionJob
     from backlogctl.spark_backfill.injection.transactional import ChunkResult
 
 _AGAIN = "`backlogctl cancel {id}`, then plan again"
@@ -164,6 +165,15 @@ class StageCheck(Step[InjectionContext]):
 _KEPT = 10_000
 
 
+def _choose_codec(job: InjectionJob, group: str) -> str:
+    """Where nothing tells which one the group reads, "none", which every client does."""
+    try:
+        committed = committed_offsets(job.properties, group, job.topic, range(job.partitions))
+    except BacklogError:
+        return "none"
+    return find_codec(job.properties, job.topic, committed) or "none"
+
+
 class Inject(Step[InjectionContext]):
     """Puts every staged message into the topic."""
 
@@ -190,10 +200,7 @@ class Inject(Step[InjectionContext]):
         from backlogctl.spark_backfill.injection.waves import inject
 
         job = make_job(context)
-        place = (job.topic, range(job.partitions))
-        committed = committed_offsets(job.properties, context.stream.group, *place)
-        codec = find_codec(job.properties, job.topic, committed)
-        job = replace(job, compression=codec or "none")  # which every client reads
+        job = replace(job, compression=_choose_codec(job, context.stream.group))
         brakes: list[Brake] = [
             _RunBrake(context),
             DiskBrake(job.properties, job.topic, job.manifest),

@@ -440,7 +440,7 @@ def test_what_expires_behind_a_commit_of_the_log_start_is_lost() -> None:
     """Seen for the first time like that, its group read nothing below the log start of then."""
     past = [sample(0, 0, 0, 9_000, epoch=LOG_START)]
     judged = find_gaps(past, sample(30, 5_000, 5_000, 9_000, epoch=LOG_START))
-    assert spans(judged.gaps) == [(Cause.EXPIRED, Certainty.EXACT, 0, 5_000)]
+    assert spans(judged.gaps) == [(Cause.EXPIRED, Certainty.BOUNDED, 0, 5_000)]
 
 
 def test_a_commit_of_the_log_start_is_no_position() -> None:
