@@ -2,7 +2,7 @@
 
 `python -m benchmarks.streams [--streams 500]`. A real broker, SQLite as ledger. Every group lags on
 one of three partitions, of every fiftieth some messages are gone unread. A pass is that of
-`backlogctl watch`, after the first; the commands run as a person runs them, as processes, when the
+`backlogctl watch`, after the first; the commands run as a person runs them, as processes. The
 ledger has the samples that six hours of watching leave.
 """
 
@@ -62,7 +62,7 @@ def lose_some(bootstrap: str, streams: int) -> None:
 
 
 def measure_passes(config_path: Path, rounds: int) -> Figures:
-    """Seconds and CPU seconds of ours, the median of the passes after the first."""
+    """Seconds and CPU seconds of ours, the median of the passes after the first, if there are."""
     workspace = open_workspace(load_config(config_path))
     took: list[tuple[float, float]] = []
     began = time.monotonic(), _read_cpu()
@@ -82,8 +82,8 @@ def measure_passes(config_path: Path, rounds: int) -> Figures:
     workspace.ledger.close()
     return {
         "first_pass_seconds": round(took[0][0], 2),
-        "pass_seconds": round(statistics.median(one for one, _ in took[1:]), 2),
-        "pass_cpu_seconds": round(statistics.median(cpu for _, cpu in took[1:]), 2),
+        "pass_seconds": round(statistics.median(one for one, _ in took[1:] or took), 2),
+        "pass_cpu_seconds": round(statistics.median(cpu for _, cpu in took[1:] or took), 2),
     }
 
 
@@ -119,9 +119,10 @@ def measure(options: Namespace, say: Say) -> Figures:
         make_groups(broker.bootstrap, "stream", options.streams, PARTITIONS, options.streams)
         lose_some(broker.bootstrap, options.streams)
         path = write_config(directory, broker.bootstrap, options.streams)
+        measure_passes(path, 0)
+        add_past(path)
         found: Figures = {"watch": measure_passes(path, options.rounds)}
         say(f"watch: {found['watch']}")
-        add_past(path)
         for name in ("status", "doctor"):
             found[name] = measure_command(path, name)
             say(f"{name}: {found[name]}")

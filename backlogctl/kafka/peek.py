@@ -28,7 +28,8 @@ _ENDS = (KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._
 
 _SETTINGS = {
     "enable.partition.eof": True,
-    "fetch.wait.max.ms": 100,
+    # The end of a partition is told by a fetch that has waited so long for more.
+    "fetch.wait.max.ms": 10,
     "fetch.message.max.bytes": 65536,
     # A partition with an answer is not fetched further.
     "queued.min.messages": 1,

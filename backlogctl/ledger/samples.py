@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
+from itertools import groupby
 
 from sqlalchemy import (
     Connection,
@@ -19,7 +20,7 @@ from sqlalchemy import (
     update,
 )
 
-from backlogctl.ledger.schema import Manager, read_values, table_of
+from backlogctl.ledger.schema import Manager, among, read_values, table_of
 from backlogctl.values import PartitionSample, Sample
 from backlogctl_delivery.database import UtcTime
 
@@ -89,12 +90,27 @@ class CommitMark:
     outside: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPast:
+    """What a watch made of a group's past up to the sample of that time, and of its rhythm: JSON
+    for the modules that wrote it."""
+
+    stream: str
+    cluster: str
+    topic: str
+    group: str
+    taken_at: datetime
+    past: str
+    rhythm: str
+
+
 samples = table_of(
     "backlog_samples", Sample, Index("backlog_samples_by_time", "stream", "taken_at")
 )
 _MARK_KEY = ("stream", "group", "topic_id", "partition")
 _MarkKey = tuple[str, str, str, int]
 commit_marks = table_of("backlog_commit_marks", CommitMark, key=_MARK_KEY)
+kept_pasts = table_of("backlog_kept_pasts", KeptPast, key=("stream",))
 
 
 class Samples(Manager):
@@ -139,11 +155,42 @@ class Samples(Manager):
             query = query.where(samples.c.taken_at < before)
         return self._list(query.order_by(samples.c.taken_at, samples.c.id), Sample)
 
-    def committed_marks(self, stream: str) -> tuple[CommitMark, ...]:
-        """What was ever seen committed, by group, topic id and partition."""
-        keys = (commit_marks.c.group, commit_marks.c.topic_id, commit_marks.c.partition)
-        query = select(commit_marks).where(commit_marks.c.stream == stream).order_by(*keys)
-        return self._list(query, CommitMark)
+    def histories(
+        self, streams: Collection[str], since: datetime
+    ) -> Mapping[str, tuple[Sample, ...]]:
+        """By stream the samples of many, oldest first; `since` is included."""
+        order = (samples.c.stream, samples.c.taken_at, samples.c.id)
+        query = select(samples).where(samples.c.taken_at >= since).order_by(*order)
+        found = self._list(among(query, samples.c.stream, streams), Sample)
+        return {name: tuple(some) for name, some in groupby(found, lambda one: one.stream)}
+
+    def firsts(self, streams: Collection[str]) -> tuple[Sample, ...]:
+        """The oldest that are kept, of each stream and life of its topic."""
+        place = (samples.c.stream, samples.c.topic_id)
+        ours = among(
+            select(*place, func.min(samples.c.taken_at).label("taken_at")), samples.c.stream, streams
+        )
+        oldest = ours.group_by(*place).subquery()
+        same = [samples.c[name] == oldest.c[name] for name in ("stream", "topic_id", "taken_at")]
+        return self._list(select(samples).join(oldest, and_(*same)), Sample)
+
+    def committed_marks(self, streams: str | Collection[str]) -> tuple[CommitMark, ...]:
+        """What was ever seen committed, by stream, group, topic id and partition."""
+        query = among(select(commit_marks), commit_marks.c.stream, streams)
+        return self._list(query.order_by(*commit_marks.primary_key), CommitMark)
+
+    def keep_pasts(self, pasts: Sequence[KeptPast]) -> None:
+        """Each in the place of the one before."""
+        if not pasts:
+            return
+        old = delete(kept_pasts).where(kept_pasts.c.stream.in_([one.stream for one in pasts]))
+        with self._database.write() as connection:
+            connection.execute(old)
+            connection.execute(insert(kept_pasts), [asdict(one) for one in pasts])
+
+    def kept_pasts(self, streams: Collection[str]) -> tuple[KeptPast, ...]:
+        """Those that there are."""
+        return self._list(among(select(kept_pasts), kept_pasts.c.stream, streams), KeptPast)
 
     def thin(self, now: datetime, horizon: timedelta) -> int:
         """Deletes samples with age; doing it twice deletes nothing more.

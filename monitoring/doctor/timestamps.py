@@ -3,7 +3,7 @@ unit than milliseconds, or older than retention when they came."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from backlogctl.clock import read_millis
@@ -75,18 +75,22 @@ def judge_arrivals(
     topic: Topic,
     newest: Newest,
     now: datetime,
-    history: Sequence[Sample] = (),
+    read_history: Callable[[], Sequence[Sample]] = tuple,
     brokers: BrokerFacts | None = None,
 ) -> Iterator[CheckFinding]:
     """Whether messages were older than retention when they came.
 
     Args:
-        history: the stream's samples, oldest first: what lies behind an end came later.
+        read_history: the stream's samples, oldest first: what lies behind an end came later.
     """
     kept = read_retention(topic.settings)
     if kept is None or topic.settings.get("message.timestamp.type") == "LogAppendTime":
         return
     retention, now_ms = kept.total_seconds() * 1000, now.timestamp() * 1000
+    stamps = [at for tail in newest.times.values() for _, at in tail]
+    if not any(now_ms - at > retention for at in stamps):
+        return
+    history = read_history()
     checks = [] if brokers is None else brokers.read_numbers("log.retention.check.interval.ms")
     check_ms = max(checks, default=_CHECK_MS)
     expired = [
@@ -98,11 +102,11 @@ def judge_arrivals(
         return
     age = now_ms - min(expired)
     unit = guess_unit(min(expired), now_ms)
-    count = sum(map(len, newest.times.values()))
+    newest_messages = format_plural(len(stamps), "message")
     told = (
-        f"{len(expired):,} of its newest {format_plural(count, 'message')} had expired when they "
-        f"came: retention is {format_duration(retention / 1000)}, and by their own timestamps the "
-        f"oldest is {format_duration(age / 1000)} old"
+        f"{len(expired):,} of its newest {newest_messages} had expired when they came: retention "
+        f"is {format_duration(retention / 1000)}, and by their own timestamps the oldest is "
+        f"{format_duration(age / 1000)} old"
     )
     advice = advise_on_expired_arrivals(topic, stream, round(age), unit)
     yield CheckFinding(

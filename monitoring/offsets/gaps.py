@@ -134,9 +134,13 @@ def find_gaps(
     )
 
 
-def make_history(samples: Iterable[Sample]) -> StreamHistory:
-    """What is kept of samples, oldest first."""
-    history = StreamHistory()
+def make_history(samples: Iterable[Sample], before: StreamHistory | None = None) -> StreamHistory:
+    """What is kept of samples, oldest first.
+
+    Args:
+        before: of earlier ones.
+    """
+    history = before or StreamHistory()
     for sample in samples:
         history = find_gaps(history, sample).history
     return history

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cache
 from statistics import fmean
 from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
 
 from backlogctl.ledger.samples import CommitMark
 from backlogctl.values import Sample
@@ -290,6 +293,24 @@ class StreamHistory:
         """The committed offset, moved past control records that follow it."""
         first, end = self.empty_tails.get(partition, (0, 0))
         return end if first <= committed < end else committed
+
+
+@cache
+def _adapt() -> TypeAdapter[StreamHistory]:
+    return TypeAdapter(StreamHistory)
+
+
+def dump_past(history: StreamHistory) -> str:
+    """As JSON, for `parse_past`."""
+    return _adapt().dump_json(history).decode()
+
+
+def parse_past(text: str) -> StreamHistory | None:
+    """None of one that another version of the tool wrote in another form."""
+    try:
+        return _adapt().validate_json(text)
+    except ValidationError:
+        return None
 
 
 def is_memberless(sample: Sample) -> bool:

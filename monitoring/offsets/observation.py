@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
 
@@ -13,6 +14,7 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Admin, Connection, connect
 from backlogctl.ledger import Ledger
+from backlogctl.ledger.samples import CommitMark, KeptPast
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.bulk_look import BulkLook, LedgerFacts, read_facts
 from backlogctl.monitoring.offsets.certainty import find_doubts, limit_certainty
@@ -24,13 +26,13 @@ from backlogctl.monitoring.offsets.gaps import (
     find_gaps,
     make_history,
 )
-from backlogctl.monitoring.offsets.history import StreamHistory, raise_marks
+from backlogctl.monitoring.offsets.history import StreamHistory, parse_past, raise_marks
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
-from backlogctl.monitoring.offsets.timeline import Timeline
+from backlogctl.monitoring.offsets.timeline import RECENT, WINDOW, Timeline
 from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState, PartitionSample, Sample
 
-# What decides on the next sample lies within these: the settling times, and the group's pace.
-RECENT = timedelta(hours=6)
+# A past may be read for a sample that was taken so long before.
+READ_BEFORE = timedelta(minutes=1)
 PAUSE = 0.5
 LOOKS_AT_MOVING_LOW = 3
 OBSERVE_SECONDS = 30.0
@@ -70,36 +72,67 @@ class Observation:
         return found
 
 
-def read_recent(ledger: Ledger, stream: StreamLike) -> tuple[Sample, ...]:
-    """The samples of a stream that its past is made of."""
-    return ledger.samples.history(stream.name, utc_now() - RECENT)
+@dataclass(frozen=True, slots=True)
+class StreamPast:
+    """What the ledger knows of a stream.
 
-
-def cut_recent(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The same of all that were read."""
-    since = utc_now() - RECENT
-    return tuple(one for one in samples if one.taken_at >= since)
-
-
-def load_history(
-    ledger: Ledger, stream: StreamLike, recent: Sequence[Sample] | None = None
-) -> StreamHistory:
-    """The past of a stream, from its samples and commit marks in the ledger.
-
-    Args:
-        recent: of `read_recent`, where that was read already.
+    Attributes:
+        history: what the next sample is judged by.
+        samples: those of its present topic and group since `since`, oldest first.
+        first: the oldest that is kept of the topic, whatever the group was.
+        rhythm: for `RhythmBook.recall`.
     """
-    samples = read_recent(ledger, stream) if recent is None else recent
-    if not samples:
-        latest = ledger.samples.latest(stream.name)
-        samples = () if latest is None else (latest,)
-    history = make_history(_of_stream(samples, stream))
-    marks = [
-        mark
-        for mark in ledger.samples.committed_marks(stream.name)
-        if mark.group == stream.group and mark.topic_id == history.topic_id
-    ]
-    return raise_marks(history, marks)
+
+    history: StreamHistory
+    samples: tuple[Sample, ...]
+    since: datetime
+    first: Sample | None = None
+    rhythm: str = ""
+
+
+def read_pasts(
+    ledger: Ledger, streams: Collection[StreamLike], window: timedelta = WINDOW
+) -> dict[str, StreamPast]:
+    """By name the pasts of some streams: as a watch has left them, and the samples since; else
+    made of the samples of some hours.
+
+    Raises:
+        LedgerError.
+    """
+    now, names = utc_now(), [one.name for one in streams]
+    known = {one.stream: one for one in ledger.samples.kept_pasts(names)}
+    marks: defaultdict[str, list[CommitMark]] = defaultdict(list)
+    for mark in ledger.samples.committed_marks(names):
+        marks[mark.stream].append(mark)
+    firsts = {(one.stream, one.topic_id): one for one in ledger.samples.firsts(names)}
+    begun: dict[str, tuple[StreamHistory, datetime]] = {}
+    for stream in streams:
+        kept = known.get(stream.name)
+        if kept is None or kept.taken_at < now - RECENT or not _is_of(kept, stream):
+            continue
+        if (history := parse_past(kept.past)) is not None:
+            begun[stream.name] = history, kept.taken_at
+    young = now - 2 * window - READ_BEFORE
+    near = {name for name, (_, at) in begun.items() if at >= young}
+    found: dict[str, StreamPast] = {}
+    for some, since in ((near, young), ({*names} - near, now - RECENT)):
+        samples = ledger.samples.histories(some, since) if some else {}
+        for stream in (one for one in streams if one.name in some):
+            ours = _of_stream(samples.get(stream.name, ()), stream)
+            history, at = begun.get(stream.name, (StreamHistory(), None))
+            later = [one for one in ours if at is None or one.taken_at > at]
+            if at is None and not later and (latest := ledger.samples.latest(stream.name)):
+                later = [*_of_stream([latest], stream)]
+            history = make_history(later, history)
+            own = [
+                mark
+                for mark in marks[stream.name]
+                if mark.group == stream.group and mark.topic_id == history.topic_id
+            ]
+            rhythm = known[stream.name].rhythm if at is not None else ""
+            first = firsts.get((stream.name, history.topic_id))
+            found[stream.name] = StreamPast(raise_marks(history, own), ours, since, first, rhythm)
+    return found
 
 
 def observe_stream(
@@ -131,7 +164,7 @@ def observe_stream(
     """
     admin, limit = connect(connection), deadline or Deadline(OBSERVE_SECONDS)
     facts = read_facts(ledger, [stream.name]) if bulk is None else bulk.facts
-    past = load_history(ledger, stream) if history is None else history
+    past = read_pasts(ledger, [stream])[stream.name].history if history is None else history
     past = replace(past, empty_tails=facts.list_empty(stream.name, past.topic_id))
     given = None if bulk is None else bulk.samples.get(stream.name)
     taken: list[Sample] = []
@@ -208,12 +241,12 @@ def _close(ledger: Ledger, sample: Sample, judgement: Judgement, facts: LedgerFa
 
 def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
     """Without samples from before the stream was pointed at another topic or group."""
-    return tuple(
-        sample
-        for sample in samples
-        if (sample.cluster, sample.topic, sample.group)
-        == (stream.cluster, stream.topic, stream.group)
-    )
+    return tuple(sample for sample in samples if _is_of(sample, stream))
+
+
+def _is_of(known: Sample | KeptPast, stream: StreamLike) -> bool:
+    place = stream.cluster, stream.topic, stream.group
+    return (known.cluster, known.topic, known.group) == place
 
 
 def _date_gaps(

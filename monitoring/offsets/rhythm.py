@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import pairwise
 from statistics import median_high
+
+from pydantic import TypeAdapter, ValidationError
 
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.history import is_memberless
@@ -108,12 +112,33 @@ def _reads_all(visit: _Visit, isolation: str) -> bool:
     )
 
 
+# Cluster, topic and group; the topic's id; by partition the commit.
+_Place = tuple[tuple[str, str, str], str, tuple[int | None, ...]]
+_Known = tuple[_Place, Rhythm | None]
+
+
+@cache
+def _adapt() -> TypeAdapter[_Known]:
+    return TypeAdapter(_Known)
+
+
 class RhythmBook:
     """Rhythms of streams, learned anew where a commit moved or a job is late."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._known: dict[str, tuple[object, Rhythm | None]] = {}
+        self._known: dict[str, _Known] = {}
+
+    def dump(self, stream: str) -> str:
+        """What is known of a stream as JSON, for `recall`; "" where nothing is."""
+        known = self._known.get(stream)
+        return "" if known is None else _adapt().dump_json(known).decode()
+
+    def recall(self, stream: str, text: str) -> None:
+        """Of another book; left where another version of the tool wrote it in another form."""
+        if text:
+            with suppress(ValidationError):
+                self._known[stream] = _adapt().validate_json(text)
 
     def find(
         self, stream: StreamLike, sample: Sample, history: Sequence[Sample] = ()

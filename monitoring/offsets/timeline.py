@@ -14,6 +14,10 @@ from backlogctl.values import Gap, Sample, TimeBounds
 READ_SLACK = timedelta(seconds=1)
 # Trends are judged over it.
 WINDOW = timedelta(minutes=10)
+# What decides on the next sample lies within these: the settling times, and the group's pace.
+RECENT = timedelta(hours=6)
+# Older ones only date what is unread: they are gone back through step by step.
+_STEPS_BACK = (RECENT, timedelta(days=2), None)
 
 
 def list_ends(
@@ -114,28 +118,53 @@ def read_timeline(
     stream: StreamLike,
     sample: Sample | None = None,
     window: timedelta = WINDOW,
-    known: Sequence[Sample] | None = None,
+    known: tuple[Sequence[Sample], datetime, Sample | None] | None = None,
 ) -> tuple[Sample, ...]:
     """The samples of the stream's present topic and group, oldest first.
 
     Args:
         sample: the present one; old ones that say nothing of it are left out. None: all.
-        known: the last ones, where they were read already: none between them is missing.
+        known: those of the stream since a time, and the oldest of its topic, where they were read
+            already.
     """
     if sample is None:
         return _list_own(ledger.samples.history(stream.name), stream)
-    since = sample.taken_at - reach_of(window)
-    young = ledger.samples.history(stream.name, since) if known is None else known
-    recent = _list_own((one for one in young if one.taken_at >= since), stream)
+    # Who keeps the samples may need the last hour at a later one.
+    begin = sample.taken_at - reach_of(window, None if known is None else sample)
+    young, since, first = ((), sample.taken_at, None) if known is None else known
+    if begin < since:
+        young = (*_list_own(ledger.samples.history(stream.name, begin, since), stream), *young)
+        since = begin
+    recent = [one for one in young if one.taken_at >= begin]
     if reaches_back([*recent, sample], sample):
-        return recent
-    older = ledger.samples.history(stream.name, before=young[0].taken_at if young else None)
-    return (*_list_own(older, stream), *_list_own(young, stream))
+        return tuple(recent)
+    if first is None or first.topic_id != sample.topic_id:
+        firsts = ledger.samples.firsts([stream.name])
+        first = next((one for one in firsts if one.topic_id == sample.topic_id), None)
+    if first is None or not _dates_any(first, sample):
+        return tuple(young)
+    for step in _STEPS_BACK:
+        begin = first.taken_at if step is None else sample.taken_at - step
+        if begin < since and not reaches_back([*young, sample], sample):
+            older = ledger.samples.history(stream.name, begin, since)
+            young, since = (*_list_own(older, stream), *young), begin
+    return tuple(young)
 
 
-def reach_of(window: timedelta) -> timedelta:
-    """How far back samples are needed for more than to date what is unread."""
-    return max(2 * window, LEARN_FROM)
+def reach_of(window: timedelta, sample: Sample | None = None) -> timedelta:
+    """How far back samples are needed for more than to date what is unread: at one, or at any."""
+    stands = sample is None or any(part.lso < part.high for part in sample.partitions)
+    return max(2 * window, LEARN_FROM) if stands else 2 * window
+
+
+def _dates_any(first: Sample, sample: Sample) -> bool:
+    """Whether the oldest sample was taken before some of what is unread was written."""
+    ends = {part.partition: part.high for part in first.partitions}
+    return any(
+        ends.get(part.partition, part.high) <= part.committed < part.high
+        for part in sample.partitions
+        if part.committed is not None
+    )
 
 
 def reaches_back(history: Sequence[Sample], sample: Sample) -> bool:

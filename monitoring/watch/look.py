@@ -35,10 +35,9 @@ from backlogctl.monitoring.offsets.lag import (
 from backlogctl.monitoring.offsets.observation import (
     OBSERVE_SECONDS,
     Observation,
-    cut_recent,
-    load_history,
+    StreamPast,
     observe_stream,
-    read_recent,
+    read_pasts,
 )
 from backlogctl.monitoring.offsets.rhythm import Rhythm, RhythmBook, learn_rhythm
 from backlogctl.monitoring.offsets.sampler import StreamLike
@@ -247,7 +246,8 @@ def _group_by_partition(
 def _skip_empty(part: PartitionSample, marks: StreamHistory) -> PartitionSample:
     if part.committed is None:
         return part
-    return replace(part, committed=marks.skip_empty(part.partition, part.committed))
+    committed = marks.skip_empty(part.partition, part.committed)
+    return part if committed == part.committed else replace(part, committed=committed)
 
 
 def _measure_age(
@@ -283,14 +283,14 @@ def look_at_stream(
     deadline: Deadline | None = None,
     *,
     admin: Admin | None = None,
-    samples: Sequence[Sample] | None = None,
+    past: StreamPast | None = None,
     bulk: BulkLook | None = None,
 ) -> StreamLook:
     """Samples a stream, records its gaps, and judges it.
 
     Args:
         admin: kept from the last look by those who look often.
-        samples: all that the ledger has, oldest first, by those who have read them.
+        past: of `read_pasts`, by those who have read many.
         bulk: read for many streams at once; the caller stores the samples of all.
 
     Raises:
@@ -298,13 +298,15 @@ def look_at_stream(
     """
     limit = deadline or Deadline(OBSERVE_SECONDS)
     connection = admin or connect(properties)
-    recent = read_recent(ledger, stream) if samples is None else cut_recent(samples)
-    past = load_history(ledger, stream, recent)
-    seen = observe_stream(ledger, stream, connection, limit, history=past, bulk=bulk)
-    timeline = samples or read_timeline(ledger, stream, seen.sample, watch.window, recent)
+    known = past or read_pasts(ledger, [stream], watch.window)[stream.name]
+    seen = observe_stream(ledger, stream, connection, limit, history=known.history, bulk=bulk)
+    timeline = read_timeline(
+        ledger, stream, seen.sample, watch.window, (known.samples, known.since, known.first)
+    )
+    rhythms = RhythmBook(ledger)
+    rhythms.recall(stream.name, known.rhythm)
     status = assess_now(
-        *(ledger, stream, properties, watch, seen, timeline, limit, connection),
-        RhythmBook(ledger),
+        *(ledger, stream, properties, watch, seen, timeline, limit, connection, rhythms),
         bulk=bulk,
     )
     return StreamLook(seen, status)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event, Thread
@@ -19,11 +19,17 @@ from backlogctl.formats import format_duration, format_plural
 from backlogctl.kafka.clients import connect, reach_cluster
 from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.ledger import Ledger
+from backlogctl.ledger.samples import KeptPast
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.bulk_look import BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.commits import CommitFeed
-from backlogctl.monitoring.offsets.history import StreamHistory
-from backlogctl.monitoring.offsets.observation import OBSERVE_SECONDS, Observation, observe_stream
+from backlogctl.monitoring.offsets.history import StreamHistory, dump_past
+from backlogctl.monitoring.offsets.observation import (
+    OBSERVE_SECONDS,
+    Observation,
+    observe_stream,
+    read_pasts,
+)
 from backlogctl.monitoring.offsets.rhythm import RhythmBook
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.offsets.timeline import WINDOW, reach_of, reaches_back, read_timeline
@@ -31,6 +37,8 @@ from backlogctl.monitoring.verdict.status import STREAM_WHATS, GroupStatus, Part
 from backlogctl.monitoring.watch.look import assess_now
 from backlogctl.values import Sample
 
+# So seldom it is put on record: it may be large, and what came since is in the samples.
+KEEP_PAST_SECONDS = 300.0
 # Called with what cannot be read and why when an outage begins, and with None when it ends.
 OnOutage = Callable[[str, BacklogError | None], None]
 
@@ -259,6 +267,7 @@ class _StreamWatcher:
         self._on_status = on_status
         self._clusters: dict[str, _ClusterWatcher] = {}
         self._pasts: dict[str, StreamHistory] = {}
+        self._kept_at: dict[str, float] = {}
         self._unstored: list[tuple[Sample, bool]] = []
         self._was_slow = False
 
@@ -284,12 +293,23 @@ class _StreamWatcher:
                 pass  # each stream is asked alone, and tells what fails
             except Exception:
                 LOG.exception("cluster %s: each stream is asked alone", cluster)
+            self._recall(some)
             try:
                 # Disks, transactions and tails are asked for stream by stream.
                 with keep_clients():
                     yield from some
             finally:
                 self._store()
+
+    def _recall(self, streams: Sequence[StreamLike]) -> None:
+        """The pasts of those that were not looked at yet."""
+        new = [one for one in streams if one.name not in self._pasts]
+        if not new:
+            return
+        with suppress(BacklogError):  # each look reads it then, and tells what fails
+            for name, past in read_pasts(self._ledger, new, self._judging.window).items():
+                self._pasts[name] = past.history
+                self._rhythms.recall(name, past.rhythm)
 
     def note_pass(self, took: float, seconds: float) -> None:
         """Tells of passes that take longer than their interval, from the second in a row on."""
@@ -314,6 +334,30 @@ class _StreamWatcher:
         else:
             self._unstored.clear()
             self._outages.end("storing samples")
+            self._keep_pasts()
+
+    def _keep_pasts(self) -> None:
+        """Puts on record what the samples and the commit log have shown: who looks next, or a watch
+        that is started again, knows it too."""
+        now = time.monotonic()
+        due = [
+            (stream, past)
+            for name, stream in self._config.streams.items()
+            if (past := self._pasts.get(name)) is not None
+            and now - self._kept_at.get(name, -KEEP_PAST_SECONDS) >= KEEP_PAST_SECONDS
+        ]
+        with suppress(BacklogError):  # with the next ones; storing samples tells it
+            self._ledger.samples.keep_pasts(
+                [
+                    KeptPast(
+                        *(stream.name, stream.cluster, stream.topic, stream.group),
+                        *(past.taken_at, dump_past(past), self._rhythms.dump(stream.name)),
+                    )
+                    for stream, past in due
+                    if past.taken_at is not None
+                ]
+            )
+            self._kept_at |= dict.fromkeys((stream.name for stream, _ in due), now)
 
     def look(self, stream: StreamLike) -> BacklogError | None:
         """One look; what failed is returned, so that the others go on."""
@@ -378,6 +422,8 @@ class _StreamWatcher:
         return self._clusters[name]
 
     def close(self) -> None:
+        self._kept_at.clear()
+        self._keep_pasts()
         for cluster in self._clusters.values():
             cluster.close()
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
 
@@ -36,6 +37,7 @@ from backlogctl.monitoring.doctor.checks import (
     sort_findings,
 )
 from backlogctl.monitoring.doctor.facts import read_brokers, read_newest, read_topic
+from backlogctl.monitoring.offsets.observation import StreamPast, read_pasts
 from backlogctl.monitoring.producers.reader import read_newest_log
 from backlogctl.monitoring.verdict.commands import create_index
 from backlogctl.monitoring.verdict.status import GroupStatus
@@ -215,8 +217,13 @@ class _Shared:
         result: Part = found
         return result
 
+    def read_past(self, stream: Stream) -> StreamPast:
+        ledger, window = self._workspace.ledger, self._workspace.config.watch.window
+        pasts = self.read_once("pasts", "", lambda: read_pasts(ledger, self._streams, window))
+        return pasts[stream.name]
+
     def look(
-        self, stream: Stream, admin: Admin, samples: Sequence[Sample] | None, limit: Deadline
+        self, stream: Stream, admin: Admin, past: StreamPast | None, limit: Deadline
     ) -> GroupStatus:
         workspace, cluster = self._workspace, stream.cluster
         ours = [one for one in self._streams if one.cluster == cluster]
@@ -225,7 +232,7 @@ class _Shared:
             *(workspace.ledger, stream, workspace.properties(stream), workspace.config.watch),
             limit,
             admin=admin,
-            samples=samples,
+            past=past,
             bulk=bulk,
         )
         self.unstored.extend(look.observation.unstored)
@@ -321,19 +328,21 @@ def _judge_stream(
         group=stream.group,
         horizon=workspace.config.watch.horizon,
         now=utc_now(),
+        read_history=partial(read_history, workspace, stream),
     )
     admin = shared.connect(stream)
     _read_topic(parts, workspace, stream, admin, shared)
     if any(one.error.retryable for one in parts.unread):
         yield parts.unread[0].to_finding()  # nobody answers: nothing else would be read either
         return
-    samples = parts.read("history", "its samples", lambda _: read_history(workspace, stream))
+    past = parts.read("past", "its samples", lambda _: shared.read_past(stream))
     parts.read(
         "status",
         f"lag and commits of group {stream.group}",
-        lambda limit: shared.look(stream, admin, samples, limit),
+        lambda limit: shared.look(stream, admin, past, limit),
     )
-    _read_group(parts, workspace, stream, admin, shared, samples or ())
+    samples = () if past is None else past.samples
+    _read_group(parts, workspace, stream, admin, shared, samples)
     yield from (one.to_finding() for one in parts.unread)
     subject = f"stream {stream.name}"
     yield from apply_rules(_STREAM_ROOMS, parts.known, subject)
