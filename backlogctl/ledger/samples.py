@@ -168,7 +168,9 @@ class Samples(Manager):
         """The oldest that are kept, of each stream and life of its topic."""
         place = (samples.c.stream, samples.c.topic_id)
         ours = among(
-            select(*place, func.min(samples.c.taken_at).label("taken_at")), samples.c.stream, streams
+            select(*place, func.min(samples.c.taken_at).label("taken_at")),
+            samples.c.stream,
+            streams,
         )
         oldest = ours.group_by(*place).subquery()
         same = [samples.c[name] == oldest.c[name] for name in ("stream", "topic_id", "taken_at")]
