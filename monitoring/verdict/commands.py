@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backlogctl.kafka.clients import find_addresses
-from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.monitoring.verdict.status import Urgency, Verdict, find_urgency
 from backlogctl_delivery.visible import quote_word
 
 HOUR, DAY = 3_600, 86_400
@@ -69,6 +69,7 @@ class GroupTrouble:
         seconds_to_loss, seconds_to_drain: None where they are not known.
         seconds_held: how long an operator's hold lasts yet; a shorter one would end it sooner.
         is_blocked: messages lie behind an open transaction, where no consumer gets to.
+        seconds_unseen: until retention takes something, if a reader that is not seen does not read.
     """
 
     verdict: Verdict
@@ -81,6 +82,7 @@ class GroupTrouble:
     seconds_to_drain: float | None = None
     seconds_held: float = 0.0
     is_blocked: bool = False
+    seconds_unseen: float | None = None
 
 
 def advise_on_group(of: GroupTrouble) -> tuple[str, ...]:
@@ -93,6 +95,9 @@ def advise_on_group(of: GroupTrouble) -> tuple[str, ...]:
         return (f"backlogctl status {place}",) if needs_one else ()
     expand = f"backlogctl plan expand {of.stream}"
     match of.verdict:
+        case Verdict.LAGGING if find_urgency(of.seconds_unseen) is Urgency.NOW:
+            least = find_hold_seconds(of.seconds_unseen or 0.0, None)
+            return (suggest_hold(of.stream, max(least, of.seconds_held)), look_at_stream(of.stream))
         case Verdict.OK | Verdict.LAGGING:
             return ()
         case Verdict.LOSING:

@@ -161,6 +161,7 @@ class PartitionView:
     Attributes:
         points: oldest first, the newest is now; those older than the window are left out here.
         members: whether the group has members; None where that is not known.
+        assigns: nobody ever joined it: whoever reads assigns its partitions, and is not seen.
         lost: offsets lost and not put back; None where nobody knows.
         likely: about how many of them, by the group's pace.
         undecided: offsets that are gone, and that the group may have read.
@@ -183,6 +184,7 @@ class PartitionView:
     partition: int
     points: Sequence[Point]
     members: bool | None = None
+    assigns: bool = False
     lost: int | None = None
     likely: int | None = None
     undecided: int = 0
@@ -357,11 +359,14 @@ def _find_pace(view: PartitionView, points: Sequence[Point]) -> float | None:
     """How fast it goes on; None where that is not known yet.
 
     A commit that has not moved for a part of the window is no evidence: the next may come. Without
-    members it is, until one is seen to move: a reader that never joins.
+    members it is, until one is seen to move, or where nobody ever joined: such a reader is not
+    seen.
     """
-    if view.members is False and len({point.committed for point in points}) == 1:
+    is_covered = _is_covered(view, points)
+    left = view.members is False and (is_covered or not view.assigns)
+    if left and len({point.committed for point in points}) == 1:
         return 0.0
-    return _measure_consumed(points) if _is_covered(view, points) else None
+    return _measure_consumed(points) if is_covered else None
 
 
 def _is_covered(view: PartitionView, points: Sequence[Point]) -> bool:

@@ -25,6 +25,10 @@ from backlogctl.monitoring.verdict.status import (
     find_worst,
 )
 
+_UNSEEN = (
+    "; no commit was seen to move, and it never has members: whether anybody reads is not known, "
+    "look again"
+)
 _URGENCIES = {
     Urgency.NOW: "act now",
     Urgency.SOON: "act within the hour",
@@ -57,6 +61,7 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
     behind = f"{format_count(worst.lag)} behind{_describe_drain(worst.seconds_to_drain)}"
     loss = _describe_loss(worst, status.consumers_to_win)
     over = format_duration(window)
+    is_unseen = status.group_state == SIMPLE and not worst.consumed_per_second
     match verdict:
         case Verdict.LOST:
             text = f"{format_plural(lost or 0, 'message')} lost at most"
@@ -93,15 +98,13 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
         case Verdict.LAGGING if status.rhythm is not None:
             return f"{place}: {behind}{_describe_rhythm(status.rhythm, status.taken_at, worst)}"
         case Verdict.LAGGING:
-            return f"{place}: {behind}{_describe_retained(worst)}; too few samples to say more"
+            more = _UNSEEN if is_unseen else "; too few samples to say more"
+            return f"{place}: {behind}{_describe_retained(worst)}{more}"
         case Verdict.BLOCKED:
             kept = _describe_retained(worst, "; retention reaches them")
             return f"{place}: {describe_held(worst)}{kept}{f'; {behind}' if worst.lag else ''}"
-        case Verdict.LOSING if status.group_state == SIMPLE and not worst.consumed_per_second:
-            loss += (
-                "; no commit was seen to move, and it never has members: whether anybody reads "
-                "is not known, look again"
-            )
+        case Verdict.LOSING if is_unseen:
+            loss += _UNSEEN
     return f"{place}: {behind}{loss}"
 
 
@@ -288,6 +291,9 @@ def summarize_group(
         lag_at_least=lag_at_least,
         rhythm=rhythm if any(part.lag for part in parts) else None,
     )
+    retained = min(
+        (part.seconds_retained for part in parts if part.seconds_retained is not None), default=None
+    )
     commands = [
         command
         for word in (course, verdict)  # what is lost already can wait; an ongoing loss cannot
@@ -298,6 +304,7 @@ def summarize_group(
                 status.seconds_to_drain,
                 seconds_held,
                 status.held > 0,
+                retained if group_state == SIMPLE else None,
             )
         )
     ]

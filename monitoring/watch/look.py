@@ -17,7 +17,7 @@ from backlogctl.kafka.peek import peek_at
 from backlogctl.ledger import Hold, Ledger
 from backlogctl.ledger.holds import OPERATOR, keeps_longer
 from backlogctl.monitoring.offsets.bulk_look import BulkLook
-from backlogctl.monitoring.offsets.history import StreamHistory, is_memberless
+from backlogctl.monitoring.offsets.history import SIMPLE, StreamHistory, is_memberless
 from backlogctl.monitoring.offsets.lag import (
     TAIL_AT_MOST,
     TailReading,
@@ -174,6 +174,7 @@ def assess_stream(
                 partition=part.partition,
                 points=pasts[part.partition].points,
                 members=None if not sample.group_state else not is_memberless(sample),
+                assigns=sample.group_state == SIMPLE,
                 lost=lost[part.partition].lost,
                 likely=lost[part.partition].likely,
                 undecided=lost[part.partition].undecided,

@@ -213,6 +213,13 @@ def test_a_reader_that_never_joins_is_as_fast_as_it_commits() -> None:
     # Nobody there, and nothing ever committed as far as is known: that is gone.
     gone = replace(view, points=make_points([1000] * 3, [2000] * 3), oldest_seconds=60.0)
     assert judge_partition(gone).verdict is Verdict.LOSING
+    # Of one that nobody ever joined that is not known until the window has passed.
+    unseen = replace(gone, assigns=True)
+    judged = judge_partition(unseen)
+    assert (judged.verdict, judged.seconds_to_loss) == (Verdict.LAGGING, None)
+    assert judged.seconds_retained == pytest.approx(3_540.0)
+    still = replace(unseen, points=make_points([1000] * FULL, [2000] * FULL))
+    assert judge_partition(still).verdict is Verdict.LOSING
 
 
 def test_fault_20_a_transaction_behind_an_old_control_record_is_no_stall() -> None:

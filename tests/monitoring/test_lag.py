@@ -278,14 +278,22 @@ def summarize(*parts: PartitionStatus, **known: object) -> GroupStatus:
 
 def test_whether_a_reader_that_never_joins_is_at_work_is_not_known_at_first() -> None:
     """A group without members looks deserted then, and its messages may be gone soon."""
-    part = replace(PART, verdict=Verdict.LOSING, course=Verdict.LOSING, seconds_to_loss=60.0)
+    lagging = Verdict.LAGGING
+    part = replace(PART, verdict=lagging, course=lagging, seconds_retained=1_200.0)
     doubt = "whether anybody reads is not known, look again"
     at_first = summarize(part, group_state="simple")
+    assert "retention reaches it in 20 min at the earliest; no commit was seen" in at_first.sentence
     assert doubt in at_first.sentence
-    assert [one for one in at_first.next_commands if one.startswith("backlogctl hold")]
-    assert doubt not in summarize(part, group_state="empty").sentence, "its members have left"
+    assert at_first.next_commands == ("backlogctl hold orders --for 6h", "backlogctl status orders")
+    later = replace(part, seconds_retained=80_000.0)
+    assert summarize(later, group_state="simple").next_commands == ()
+    assert summarize(part, group_state="stable").next_commands == ()
     moving = replace(part, consumed_per_second=4.0)
     assert doubt not in summarize(moving, group_state="simple").sentence
+    # Nothing was committed for the whole window.
+    losing = replace(part, verdict=Verdict.LOSING, course=Verdict.LOSING, seconds_to_loss=60.0)
+    assert doubt in summarize(losing, group_state="simple").sentence
+    assert doubt not in summarize(losing, group_state="empty").sentence, "its members have left"
 
 
 LOSING = replace(
