@@ -19,6 +19,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
 from backlogctl.ledger.schema import Manager, among, read_values, table_of
 from backlogctl.values import PartitionSample, Sample
@@ -93,13 +94,14 @@ class CommitMark:
 @dataclass(frozen=True, slots=True)
 class KeptPast:
     """What a watch made of a group's past up to the sample of that time, and of its rhythm: JSON
-    for the modules that wrote it."""
+    for the modules that wrote it. `form`: what it means to them."""
 
     stream: str
     cluster: str
     topic: str
     group: str
     taken_at: datetime
+    form: str
     past: str
     rhythm: str
 
@@ -165,15 +167,11 @@ class Samples(Manager):
         return {name: tuple(some) for name, some in groupby(found, lambda one: one.stream)}
 
     def firsts(self, streams: Collection[str]) -> tuple[Sample, ...]:
-        """The oldest that are kept, of each stream and life of its topic."""
-        place = (samples.c.stream, samples.c.topic_id)
-        ours = among(
-            select(*place, func.min(samples.c.taken_at).label("taken_at")),
-            samples.c.stream,
-            streams,
-        )
-        oldest = ours.group_by(*place).subquery()
-        same = [samples.c[name] == oldest.c[name] for name in ("stream", "topic_id", "taken_at")]
+        """The oldest that is kept of each stream."""
+        # The index alone tells it.
+        times = select(samples.c.stream, func.min(samples.c.taken_at).label("taken_at"))
+        oldest = among(times, samples.c.stream, streams).group_by(samples.c.stream).subquery()
+        same = [samples.c[name] == oldest.c[name] for name in ("stream", "taken_at")]
         return self._list(select(samples).join(oldest, and_(*same)), Sample)
 
     def committed_marks(self, streams: str | Collection[str]) -> tuple[CommitMark, ...]:
@@ -182,13 +180,18 @@ class Samples(Manager):
         return self._list(query.order_by(*commit_marks.primary_key), CommitMark)
 
     def keep_pasts(self, pasts: Sequence[KeptPast]) -> None:
-        """Each in the place of the one before."""
+        """Each in the place of an older one."""
         if not pasts:
             return
-        old = delete(kept_pasts).where(kept_pasts.c.stream.in_([one.stream for one in pasts]))
+        new = (sqlite if self._database.is_sqlite else postgresql).insert(kept_pasts)
+        newer = new.on_conflict_do_update(
+            index_elements=[kept_pasts.c.stream],
+            set_={one.key: new.excluded[one.key] for one in kept_pasts.c},
+            where=new.excluded.taken_at > kept_pasts.c.taken_at,
+        )
         with self._database.write() as connection:
-            connection.execute(old)
-            connection.execute(insert(kept_pasts), [asdict(one) for one in pasts])
+            self._database.lock_name(connection, "kept pasts")
+            connection.execute(newer, [asdict(one) for one in pasts])
 
     def kept_pasts(self, streams: Collection[str]) -> tuple[KeptPast, ...]:
         """Those that there are."""

@@ -25,7 +25,9 @@ from backlogctl.monitoring.groups.windows import (
     fit,
     judge_busy,
 )
+from backlogctl.monitoring.offsets.history import SIMPLE
 from backlogctl.monitoring.offsets.lag import TAIL_AT_MOST
+from backlogctl.monitoring.offsets.sampler import find_state
 from backlogctl.monitoring.offsets.standstills import MOMENT, USUAL_TIMES, measure_standstill
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
 from backlogctl.monitoring.verdict.status import (
@@ -144,6 +146,7 @@ class GroupJudge:
         consumed = _measure_rates(past.commits, when.rows, when.ages, self.window)
         produced = _measure_rates(of.high, when.rows, when.ages, self.window)
         members = None if not group.state else group.state not in ("empty", "dead")
+        state = find_state(group.state, is_simple=group.is_simple)
         has_commit = now.committed >= 0
         active = has_commit & (
             (now.lag > 0) | (now.committed < now.low) | (now.committed > now.high)
@@ -166,6 +169,7 @@ class GroupJudge:
                     partition=number,
                     points=seen,
                     members=members,
+                    assigns=state == SIMPLE,
                     lost=_count_lost(tail, now, seen, members, tails),
                     tail_without_data=tails.is_empty(tail),
                     empty_tail=tails.find_range(topic, of.topic_id, number, commits),
@@ -186,7 +190,7 @@ class GroupJudge:
             cluster=self.cluster,
             topic=topic,
             group=group.name,
-            group_state=group.state,
+            group_state=state,
             taken_at=self.taken_at,
             # A partition that nobody answers for may have been written.
             written=((now.high > 0) | ~now.known).tolist(),

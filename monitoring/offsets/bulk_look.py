@@ -28,6 +28,7 @@ from backlogctl.monitoring.offsets.lag import (
     read_firsts,
     read_size_limit,
 )
+from backlogctl.monitoring.offsets.pasts import PastReader
 from backlogctl.monitoring.offsets.sampler import StreamLike, find_state, sample_partition
 from backlogctl.values import LOG_START, Gap, PartitionSample, Recovery, RecoveryState, Sample
 
@@ -114,6 +115,7 @@ class BulkLook:
     Attributes:
         samples: by stream.
         settings: by topic what its retention goes by, where that may be read.
+        pasts: of those that have a sample.
         log_dirs: by topic that retention by size may delete from in front of a group, its sizes.
         firsts: by topic, partition and offset the first message that is read from there on, None
             where no data lies there; of readers of committed data, and of others.
@@ -124,6 +126,7 @@ class BulkLook:
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     firsts: Mapping[bool, Mapping[TopicOffset, FirstMessage | None]] = field(default_factory=dict)
     log_dirs: Mapping[str, LogDirs] = field(default_factory=dict)
+    pasts: PastReader | None = None
 
 
 _Place = tuple[bool, str, TopicOffset]  # committed data only, the topic's id, where it begins
@@ -156,8 +159,9 @@ class BulkLooker:
         if reader is None:
             return BulkLook(facts)
         samples = take_samples(reader, streams, facts.skew)
+        pasts = PastReader(self._ledger, streams, samples)
         if not in_full:
-            return BulkLook(facts, samples)
+            return BulkLook(facts, samples, pasts=pasts)
         settings = reader.read_retentions({one.topic for one in samples.values()})
         firsts = self._peek(streams, samples, facts, limit)
         sized = {
@@ -169,7 +173,7 @@ class BulkLooker:
         }
         within = Deadline(limit.remaining(PEEK_SECONDS))
         log_dirs = read_topics_log_dirs(self._properties, sized, within) if sized else {}
-        return BulkLook(facts, samples, settings, firsts, log_dirs)
+        return BulkLook(facts, samples, settings, firsts, log_dirs, pasts)
 
     def _open_reader(self) -> BulkReader | None:
         """None for a login that it cannot use: each stream is read alone."""

@@ -5,10 +5,12 @@ Why these numbers: docs/decisions/0014-a-live-group-that-retention-overtakes.md.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache
+from hashlib import sha256
 from statistics import fmean
 from typing import NamedTuple
 
@@ -35,6 +37,8 @@ READERS_MOVES = 3
 # Commits of a reader after one that its pace does not explain: they show whether it is so fast.
 DECIDING_MOVES = 2
 DECIDING = timedelta(seconds=20)
+# Of what is kept; another number where a field gets another meaning.
+_MEANING = 1
 # What is remembered apart; more is remembered as one.
 MOST_PASSED = 64
 
@@ -300,13 +304,20 @@ def _adapt() -> TypeAdapter[StreamHistory]:
     return TypeAdapter(StreamHistory)
 
 
+@cache
+def find_form() -> str:
+    """Of what is kept: another one where a field is added, renamed or of another type."""
+    schema = json.dumps(_adapt().json_schema(), sort_keys=True)
+    return f"{_MEANING}-{sha256(schema.encode()).hexdigest()[:16]}"
+
+
 def dump_past(history: StreamHistory) -> str:
     """As JSON, for `parse_past`."""
     return _adapt().dump_json(history).decode()
 
 
 def parse_past(text: str) -> StreamHistory | None:
-    """None of one that another version of the tool wrote in another form."""
+    """None of one that does not parse."""
     try:
         return _adapt().validate_json(text)
     except ValidationError:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from itertools import count
 
-from backlogctl.clock import Deadline, utc_now
+from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Admin, Connection, connect
 from backlogctl.ledger import Ledger
-from backlogctl.ledger.samples import CommitMark, KeptPast
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.bulk_look import BulkLook, LedgerFacts, read_facts
 from backlogctl.monitoring.offsets.certainty import find_doubts, limit_certainty
@@ -24,15 +22,13 @@ from backlogctl.monitoring.offsets.gaps import (
     OffsetFinding,
     Suspicion,
     find_gaps,
-    make_history,
 )
-from backlogctl.monitoring.offsets.history import StreamHistory, parse_past, raise_marks
+from backlogctl.monitoring.offsets.history import StreamHistory
+from backlogctl.monitoring.offsets.pasts import StreamPast, is_of, read_pasts
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
-from backlogctl.monitoring.offsets.timeline import RECENT, WINDOW, Timeline
+from backlogctl.monitoring.offsets.timeline import WINDOW, Timeline
 from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState, PartitionSample, Sample
 
-# A past may be read for a sample that was taken so long before.
-READ_BEFORE = timedelta(minutes=1)
 PAUSE = 0.5
 LOOKS_AT_MOVING_LOW = 3
 OBSERVE_SECONDS = 30.0
@@ -72,67 +68,17 @@ class Observation:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPast:
-    """What the ledger knows of a stream.
-
-    Attributes:
-        history: what the next sample is judged by.
-        samples: those of its present topic and group since `since`, oldest first.
-        first: the oldest that is kept of the topic, whatever the group was.
-        rhythm: for `RhythmBook.recall`.
-    """
-
-    history: StreamHistory
-    samples: tuple[Sample, ...]
-    since: datetime
-    first: Sample | None = None
-    rhythm: str = ""
-
-
-def read_pasts(
-    ledger: Ledger, streams: Collection[StreamLike], window: timedelta = WINDOW
-) -> dict[str, StreamPast]:
-    """By name the pasts of some streams: as a watch has left them, and the samples since; else
-    made of the samples of some hours.
+def find_past(
+    ledger: Ledger, stream: StreamLike, bulk: BulkLook | None, window: timedelta = WINDOW
+) -> StreamPast:
+    """A stream's past for the sample that is taken next, or that the bulk look has taken.
 
     Raises:
         LedgerError.
     """
-    now, names = utc_now(), [one.name for one in streams]
-    known = {one.stream: one for one in ledger.samples.kept_pasts(names)}
-    marks: defaultdict[str, list[CommitMark]] = defaultdict(list)
-    for mark in ledger.samples.committed_marks(names):
-        marks[mark.stream].append(mark)
-    firsts = {(one.stream, one.topic_id): one for one in ledger.samples.firsts(names)}
-    begun: dict[str, tuple[StreamHistory, datetime]] = {}
-    for stream in streams:
-        kept = known.get(stream.name)
-        if kept is None or kept.taken_at < now - RECENT or not _is_of(kept, stream):
-            continue
-        if (history := parse_past(kept.past)) is not None:
-            begun[stream.name] = history, kept.taken_at
-    young = now - 2 * window - READ_BEFORE
-    near = {name for name, (_, at) in begun.items() if at >= young}
-    found: dict[str, StreamPast] = {}
-    for some, since in ((near, young), ({*names} - near, now - RECENT)):
-        samples = ledger.samples.histories(some, since) if some else {}
-        for stream in (one for one in streams if one.name in some):
-            ours = _of_stream(samples.get(stream.name, ()), stream)
-            history, at = begun.get(stream.name, (StreamHistory(), None))
-            later = [one for one in ours if at is None or one.taken_at > at]
-            if at is None and not later and (latest := ledger.samples.latest(stream.name)):
-                later = [*_of_stream([latest], stream)]
-            history = make_history(later, history)
-            own = [
-                mark
-                for mark in marks[stream.name]
-                if mark.group == stream.group and mark.topic_id == history.topic_id
-            ]
-            rhythm = known[stream.name].rhythm if at is not None else ""
-            first = firsts.get((stream.name, history.topic_id))
-            found[stream.name] = StreamPast(raise_marks(history, own), ours, since, first, rhythm)
-    return found
+    if bulk is None or bulk.pasts is None:
+        return read_pasts(ledger, [stream], window)[stream.name]
+    return bulk.pasts.take(stream, window)
 
 
 def observe_stream(
@@ -164,7 +110,7 @@ def observe_stream(
     """
     admin, limit = connect(connection), deadline or Deadline(OBSERVE_SECONDS)
     facts = read_facts(ledger, [stream.name]) if bulk is None else bulk.facts
-    past = read_pasts(ledger, [stream])[stream.name].history if history is None else history
+    past = find_past(ledger, stream, bulk).history if history is None else history
     past = replace(past, empty_tails=facts.list_empty(stream.name, past.topic_id))
     given = None if bulk is None else bulk.samples.get(stream.name)
     taken: list[Sample] = []
@@ -239,16 +185,6 @@ def _close(ledger: Ledger, sample: Sample, judgement: Judgement, facts: LedgerFa
     return unbounded or possible or bool(judgement.read_to)
 
 
-def _of_stream(samples: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
-    """Without samples from before the stream was pointed at another topic or group."""
-    return tuple(sample for sample in samples if _is_of(sample, stream))
-
-
-def _is_of(known: Sample | KeptPast, stream: StreamLike) -> bool:
-    place = stream.cluster, stream.topic, stream.group
-    return (known.cluster, known.topic, known.group) == place
-
-
 def _date_gaps(
     ledger: Ledger,
     stream: StreamLike,
@@ -261,7 +197,8 @@ def _date_gaps(
         yield from ((gap, None) for gap in gaps)
         return
     timeline = Timeline(
-        (*_of_stream(ledger.samples.history(stream.name), stream), sample), sample.topic_id
+        (*(one for one in ledger.samples.history(stream.name) if is_of(one, stream)), sample),
+        sample.topic_id,
     )
     for gap in gaps:
         if gap.start is None or gap.end is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backlogctl.ledger import Ledger
@@ -18,6 +19,16 @@ WINDOW = timedelta(minutes=10)
 RECENT = timedelta(hours=6)
 # Older ones only date what is unread: they are gone back through step by step.
 _STEPS_BACK = (RECENT, timedelta(days=2), None)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSamples:
+    """Those of a stream's present topic and group since `since`, oldest first, and the oldest that
+    the ledger has of the stream."""
+
+    samples: tuple[Sample, ...]
+    since: datetime
+    first: Sample | None = None
 
 
 def list_ends(
@@ -118,36 +129,32 @@ def read_timeline(
     stream: StreamLike,
     sample: Sample | None = None,
     window: timedelta = WINDOW,
-    known: tuple[Sequence[Sample], datetime, Sample | None] | None = None,
+    known: KnownSamples | None = None,
 ) -> tuple[Sample, ...]:
     """The samples of the stream's present topic and group, oldest first.
 
     Args:
         sample: the present one; old ones that say nothing of it are left out. None: all.
-        known: those of the stream since a time, and the oldest of its topic, where they were read
-            already.
+        known: where they were read already; then older ones are read only as far back as they say
+            anything of this sample. None: as far back as they may say something of a later one.
     """
     if sample is None:
         return _list_own(ledger.samples.history(stream.name), stream)
-    # Who keeps the samples may need the last hour at a later one.
     begin = sample.taken_at - reach_of(window, None if known is None else sample)
-    young, since, first = ((), sample.taken_at, None) if known is None else known
+    young, since = ((), sample.taken_at) if known is None else (known.samples, known.since)
     if begin < since:
         young = (*_list_own(ledger.samples.history(stream.name, begin, since), stream), *young)
         since = begin
     recent = [one for one in young if one.taken_at >= begin]
     if reaches_back([*recent, sample], sample):
         return tuple(recent)
-    if first is None or first.topic_id != sample.topic_id:
-        firsts = ledger.samples.firsts([stream.name])
-        first = next((one for one in firsts if one.topic_id == sample.topic_id), None)
-    if first is None or not _dates_any(first, sample):
+    if known is not None and known.first is not None and not _dates_any(known.first, sample):
         return tuple(young)
-    for step in _STEPS_BACK:
-        begin = first.taken_at if step is None else sample.taken_at - step
-        if begin < since and not reaches_back([*young, sample], sample):
-            older = ledger.samples.history(stream.name, begin, since)
-            young, since = (*_list_own(older, stream), *young), begin
+    for step in (None,) if known is None else _STEPS_BACK:
+        start = None if step is None else sample.taken_at - step
+        if (start is None or start < since) and not reaches_back([*young, sample], sample):
+            older = ledger.samples.history(stream.name, start, since)
+            young, since = (*_list_own(older, stream), *young), start or since
     return tuple(young)
 
 
@@ -159,9 +166,11 @@ def reach_of(window: timedelta, sample: Sample | None = None) -> timedelta:
 
 def _dates_any(first: Sample, sample: Sample) -> bool:
     """Whether the oldest sample was taken before some of what is unread was written."""
+    if first.topic_id != sample.topic_id:
+        return True  # later ones may be of this topic
     ends = {part.partition: part.high for part in first.partitions}
     return any(
-        ends.get(part.partition, part.high) <= part.committed < part.high
+        ends.get(part.partition, 0) <= max(part.committed, part.low) < part.high
         for part in sample.partitions
         if part.committed is not None
     )
@@ -175,7 +184,7 @@ def reaches_back(history: Sequence[Sample], sample: Sample) -> bool:
         return True
     ends = {part.partition: part.high for part in oldest.partitions}
     return all(
-        part.committed >= min(part.high, ends.get(part.partition, 0))
+        max(part.committed, part.low) >= min(part.high, ends.get(part.partition, 0))
         for part in sample.partitions
         if part.committed is not None
     )

@@ -161,7 +161,8 @@ class PartitionView:
     Attributes:
         points: oldest first, the newest is now; those older than the window are left out here.
         members: whether the group has members; None where that is not known.
-        assigns: nobody ever joined it: whoever reads assigns its partitions, and is not seen.
+        assigns: nobody ever joined it, and its commit has not stood for a window: whoever reads
+            assigns its partitions, and is not seen.
         lost: offsets lost and not put back; None where nobody knows.
         likely: about how many of them, by the group's pace.
         undecided: offsets that are gone, and that the group may have read.

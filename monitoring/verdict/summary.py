@@ -291,9 +291,11 @@ def summarize_group(
         lag_at_least=lag_at_least,
         rhythm=rhythm if any(part.lag for part in parts) else None,
     )
-    retained = min(
-        (part.seconds_retained for part in parts if part.seconds_retained is not None), default=None
-    )
+    unseen = [
+        part.seconds_retained
+        for part in parts
+        if part.lag and part.seconds_retained is not None and not part.consumed_per_second
+    ]
     commands = [
         command
         for word in (course, verdict)  # what is lost already can wait; an ongoing loss cannot
@@ -304,7 +306,7 @@ def summarize_group(
                 status.seconds_to_drain,
                 seconds_held,
                 status.held > 0,
-                retained if group_state == SIMPLE else None,
+                min(unseen, default=None) if group_state == SIMPLE and rhythm is None else None,
             )
         )
     ]

@@ -35,9 +35,8 @@ from backlogctl.monitoring.offsets.lag import (
 from backlogctl.monitoring.offsets.observation import (
     OBSERVE_SECONDS,
     Observation,
-    StreamPast,
+    find_past,
     observe_stream,
-    read_pasts,
 )
 from backlogctl.monitoring.offsets.rhythm import Rhythm, RhythmBook, learn_rhythm
 from backlogctl.monitoring.offsets.sampler import StreamLike
@@ -174,7 +173,8 @@ def assess_stream(
                 partition=part.partition,
                 points=pasts[part.partition].points,
                 members=None if not sample.group_state else not is_memberless(sample),
-                assigns=sample.group_state == SIMPLE,
+                assigns=sample.group_state == SIMPLE
+                and pasts[part.partition].stands > -window.total_seconds(),
                 lost=lost[part.partition].lost,
                 likely=lost[part.partition].likely,
                 undecided=lost[part.partition].undecided,
@@ -218,10 +218,13 @@ def assess_stream(
 
 @dataclass(slots=True)
 class _PartitionHistory:
-    """One partition's points within two windows, and its ends as far back as is known."""
+    """One partition's points within two windows, and its ends as far back as is known; `stands`:
+    since when something is unread behind the same commit, in seconds, at most 0."""
 
     points: list[Point]
     ends: list[tuple[float, int]]
+    committed: int | None = None
+    stands: float = 0.0
 
 
 def _group_by_partition(
@@ -235,6 +238,8 @@ def _group_by_partition(
         for part in sample.partitions:
             past = pasts.setdefault(part.partition, _PartitionHistory([], []))
             past.ends.append((seconds, part.high))
+            if part.committed != past.committed or not count_lag(part, isolation):
+                past.committed, past.stands = part.committed, seconds
             if near:
                 end = find_partition_end(_skip_empty(part, marks), isolation)
                 committed = part.committed
@@ -272,8 +277,11 @@ class WatchLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamLook:
+    """`samples`: earlier ones, of `read_timeline`."""
+
     observation: Observation
     status: GroupStatus
+    samples: Sequence[Sample]
 
 
 def look_at_stream(
@@ -284,14 +292,12 @@ def look_at_stream(
     deadline: Deadline | None = None,
     *,
     admin: Admin | None = None,
-    past: StreamPast | None = None,
     bulk: BulkLook | None = None,
 ) -> StreamLook:
     """Samples a stream, records its gaps, and judges it.
 
     Args:
         admin: kept from the last look by those who look often.
-        past: of `read_pasts`, by those who have read many.
         bulk: read for many streams at once; the caller stores the samples of all.
 
     Raises:
@@ -299,18 +305,16 @@ def look_at_stream(
     """
     limit = deadline or Deadline(OBSERVE_SECONDS)
     connection = admin or connect(properties)
-    known = past or read_pasts(ledger, [stream], watch.window)[stream.name]
-    seen = observe_stream(ledger, stream, connection, limit, history=known.history, bulk=bulk)
-    timeline = read_timeline(
-        ledger, stream, seen.sample, watch.window, (known.samples, known.since, known.first)
-    )
+    past = find_past(ledger, stream, bulk, watch.window)
+    seen = observe_stream(ledger, stream, connection, limit, history=past.history, bulk=bulk)
+    timeline = read_timeline(ledger, stream, seen.sample, watch.window, past.known)
     rhythms = RhythmBook(ledger)
-    rhythms.recall(stream.name, known.rhythm)
+    rhythms.recall(stream.name, past.rhythm)
     status = assess_now(
         *(ledger, stream, properties, watch, seen, timeline, limit, connection, rhythms),
         bulk=bulk,
     )
-    return StreamLook(seen, status)
+    return StreamLook(seen, status, timeline)
 
 
 def assess_now(

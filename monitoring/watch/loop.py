@@ -6,9 +6,9 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from threading import Event, Thread
 from typing import Self
 
@@ -19,17 +19,17 @@ from backlogctl.formats import format_duration, format_plural
 from backlogctl.kafka.clients import connect, reach_cluster
 from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.ledger import Ledger
-from backlogctl.ledger.samples import KeptPast
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.bulk_look import BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.commits import CommitFeed
-from backlogctl.monitoring.offsets.history import StreamHistory, dump_past
+from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import (
     OBSERVE_SECONDS,
     Observation,
+    find_past,
     observe_stream,
-    read_pasts,
 )
+from backlogctl.monitoring.offsets.pasts import keep_past
 from backlogctl.monitoring.offsets.rhythm import RhythmBook
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.offsets.timeline import WINDOW, reach_of, reaches_back, read_timeline
@@ -267,7 +267,7 @@ class _StreamWatcher:
         self._on_status = on_status
         self._clusters: dict[str, _ClusterWatcher] = {}
         self._pasts: dict[str, StreamHistory] = {}
-        self._kept_at: dict[str, float] = {}
+        self._kept: dict[str, tuple[float, datetime | None]] = {}  # when, and up to which sample
         self._unstored: list[tuple[Sample, bool]] = []
         self._was_slow = False
 
@@ -293,23 +293,12 @@ class _StreamWatcher:
                 pass  # each stream is asked alone, and tells what fails
             except Exception:
                 LOG.exception("cluster %s: each stream is asked alone", cluster)
-            self._recall(some)
             try:
                 # Disks, transactions and tails are asked for stream by stream.
                 with keep_clients():
                     yield from some
             finally:
                 self._store()
-
-    def _recall(self, streams: Sequence[StreamLike]) -> None:
-        """The pasts of those that were not looked at yet."""
-        new = [one for one in streams if one.name not in self._pasts]
-        if not new:
-            return
-        with suppress(BacklogError):  # each look reads it then, and tells what fails
-            for name, past in read_pasts(self._ledger, new, self._judging.window).items():
-                self._pasts[name] = past.history
-                self._rhythms.recall(name, past.rhythm)
 
     def note_pass(self, took: float, seconds: float) -> None:
         """Tells of passes that take longer than their interval, from the second in a row on."""
@@ -343,21 +332,24 @@ class _StreamWatcher:
         due = [
             (stream, past)
             for name, stream in self._config.streams.items()
-            if (past := self._pasts.get(name)) is not None
-            and now - self._kept_at.get(name, -KEEP_PAST_SECONDS) >= KEEP_PAST_SECONDS
+            if (past := self._pasts.get(name)) is not None and self._is_due(name, past, now)
         ]
-        with suppress(BacklogError):  # with the next ones; storing samples tells it
-            self._ledger.samples.keep_pasts(
-                [
-                    KeptPast(
-                        *(stream.name, stream.cluster, stream.topic, stream.group),
-                        *(past.taken_at, dump_past(past), self._rhythms.dump(stream.name)),
-                    )
-                    for stream, past in due
-                    if past.taken_at is not None
-                ]
-            )
-            self._kept_at |= dict.fromkeys((stream.name for stream, _ in due), now)
+        told: BacklogError | None = None
+        try:
+            kept = [keep_past(one, past, self._rhythms.dump(one.name)) for one, past in due]
+            self._ledger.samples.keep_pasts([one for one in kept if one is not None])
+        except BacklogError as error:
+            told = error
+        except Exception as error:
+            LOG.exception("keeping pasts")
+            told = BacklogError(f"internal error ({type(error).__name__})", subject="watch")
+        else:
+            self._kept |= {stream.name: (now, past.taken_at) for stream, past in due}
+        self._outages.note("keeping pasts", told)
+
+    def _is_due(self, name: str, past: StreamHistory, now: float) -> bool:
+        at, kept = self._kept.get(name, (-KEEP_PAST_SECONDS, None))
+        return past.taken_at != kept and now - at >= KEEP_PAST_SECONDS
 
     def look(self, stream: StreamLike) -> BacklogError | None:
         """One look; what failed is returned, so that the others go on."""
@@ -402,9 +394,13 @@ class _StreamWatcher:
 
     def _observe(self, stream: StreamLike, limit: Deadline, *, settle: bool = True) -> Observation:
         cluster = self._reach(stream.cluster)
+        if stream.name not in self._pasts:
+            past = find_past(self._ledger, stream, cluster.seen, self._judging.window)
+            self._rhythms.recall(stream.name, past.rhythm)
+            self._pasts[stream.name] = past.history
         seen = observe_stream(
             *(self._ledger, stream, cluster.admin, limit),
-            history=self._pasts.get(stream.name),
+            history=self._pasts[stream.name],
             settle=settle,
             bookmarker=self._bookmarker,
             feed=cluster.feed,
@@ -422,7 +418,7 @@ class _StreamWatcher:
         return self._clusters[name]
 
     def close(self) -> None:
-        self._kept_at.clear()
+        self._kept = {name: (-KEEP_PAST_SECONDS, at) for name, (_, at) in self._kept.items()}
         self._keep_pasts()
         for cluster in self._clusters.values():
             cluster.close()

@@ -37,11 +37,9 @@ from backlogctl.monitoring.doctor.checks import (
     sort_findings,
 )
 from backlogctl.monitoring.doctor.facts import read_brokers, read_newest, read_topic
-from backlogctl.monitoring.offsets.observation import StreamPast, read_pasts
 from backlogctl.monitoring.producers.reader import read_newest_log
 from backlogctl.monitoring.verdict.commands import create_index
-from backlogctl.monitoring.verdict.status import GroupStatus
-from backlogctl.monitoring.watch.look import look_at_stream
+from backlogctl.monitoring.watch.look import StreamLook, look_at_stream
 from backlogctl.replay.consumers.members import count_rebalancing
 from backlogctl.replay.doctor.tool import judge_host, judge_rights
 from backlogctl.replay.engine.kind import Workspace
@@ -217,14 +215,7 @@ class _Shared:
         result: Part = found
         return result
 
-    def read_past(self, stream: Stream) -> StreamPast:
-        ledger, window = self._workspace.ledger, self._workspace.config.watch.window
-        pasts = self.read_once("pasts", "", lambda: read_pasts(ledger, self._streams, window))
-        return pasts[stream.name]
-
-    def look(
-        self, stream: Stream, admin: Admin, past: StreamPast | None, limit: Deadline
-    ) -> GroupStatus:
+    def look(self, stream: Stream, admin: Admin, limit: Deadline) -> StreamLook:
         workspace, cluster = self._workspace, stream.cluster
         ours = [one for one in self._streams if one.cluster == cluster]
         _, bulk = self.read_once("offsets", cluster, lambda: read_at_once(workspace, cluster, ours))
@@ -232,11 +223,10 @@ class _Shared:
             *(workspace.ledger, stream, workspace.properties(stream), workspace.config.watch),
             limit,
             admin=admin,
-            past=past,
             bulk=bulk,
         )
         self.unstored.extend(look.observation.unstored)
-        return look.status
+        return look
 
     def read_kind(self, stream: Stream, limit: Deadline) -> str | None:
         properties = self._workspace.properties(stream)
@@ -335,14 +325,14 @@ def _judge_stream(
     if any(one.error.retryable for one in parts.unread):
         yield parts.unread[0].to_finding()  # nobody answers: nothing else would be read either
         return
-    past = parts.read("past", "its samples", lambda _: shared.read_past(stream))
-    parts.read(
-        "status",
+    look = parts.read(
+        "look",
         f"lag and commits of group {stream.group}",
-        lambda limit: shared.look(stream, admin, past, limit),
+        lambda limit: shared.look(stream, admin, limit),
     )
-    samples = () if past is None else past.samples
-    _read_group(parts, workspace, stream, admin, shared, samples)
+    if look is not None:
+        parts.known["status"] = look.status
+    _read_group(parts, workspace, stream, admin, shared, () if look is None else look.samples)
     yield from (one.to_finding() for one in parts.unread)
     subject = f"stream {stream.name}"
     yield from apply_rules(_STREAM_ROOMS, parts.known, subject)

@@ -21,12 +21,7 @@ from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type,
 from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.monitoring.offsets.bulk_look import LEAST_STREAMS, BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion
-from backlogctl.monitoring.offsets.observation import (
-    Observation,
-    StreamPast,
-    observe_stream,
-    read_pasts,
-)
+from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.offsets.timeline import read_timeline
 from backlogctl.monitoring.watch import look as looking
 from backlogctl.monitoring.watch.notes import without_ledger
@@ -181,8 +176,6 @@ def _sample_streams(
         for name, away in clusters.items()
         if not isinstance(away, BacklogError)
     }
-    reached = [one for one in streams if one.cluster in at_once]
-    pasts = read_pasts(workspace.ledger, reached, workspace.config.watch.window)
     unstored: list[tuple[Sample, bool]] = []
     for stream in streams:
         away = clusters[stream.cluster]
@@ -193,11 +186,7 @@ def _sample_streams(
         limit = Deadline(AWAY_SECONDS if away else LOOK_SECONDS)
         try:
             seen, entry = sample_stream(
-                *(workspace, stream, limit),
-                ledger_error=ledger_error,
-                admin=admin,
-                past=pasts[stream.name],
-                bulk=bulk,
+                *(workspace, stream, limit), ledger_error=ledger_error, admin=admin, bulk=bulk
             )
         except LedgerError:
             raise
@@ -241,7 +230,6 @@ def sample_stream(
     *,
     ledger_error: BacklogError | None = None,
     admin: Admin | None = None,
-    past: StreamPast | None = None,
     bulk: BulkLook | None = None,
 ) -> tuple[Observation, dict[str, Any]]:
     """Samples a stream, records its gaps, and gives its entry of `status`.
@@ -249,7 +237,6 @@ def sample_stream(
     Args:
         ledger_error: why the workspace has a passing ledger in place of its own.
         admin: of its cluster.
-        past: of `read_pasts`, where that was read for many.
         bulk: read for many streams at once; the caller stores the samples of all.
     """
     ledger = workspace.ledger
@@ -260,7 +247,6 @@ def sample_stream(
         workspace.config.watch,
         deadline or Deadline(LOOK_SECONDS),
         admin=admin,
-        past=past,
         bulk=bulk,
     )
     status = look.status

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from backlogctl.clock import utc_now
 from backlogctl.ledger import open_ledger
-from backlogctl.monitoring.offsets import bulk_look, observation, sampler
+from backlogctl.monitoring.offsets import bulk_look, pasts, sampler
 from backlogctl.monitoring.offsets.bulk_look import CLOCK_NOISE, measure_clock_skew
 from backlogctl.monitoring.offsets.gaps import find_gaps
 from backlogctl.monitoring.offsets.lag import count_lag, read_retention, read_size_limit
@@ -248,13 +248,38 @@ def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
         publish(properties, name, {0: 10})
         commit(properties, group, name, {0: 10 * round_ + 5})
         slow = timedelta(minutes=5) if round_ % 2 else timedelta(0)
-        for module in (bulk_look, observation, sampler):
+        for module in (bulk_look, pasts, sampler):
             monkeypatch.setattr(module, "utc_now", lambda slow=slow: utc_now() - slow)
         observe_stream(ledger, stream, properties)
     history = ledger.samples.history("orders")
     assert [one.partitions[0].committed for one in history] == [5, 15, 25]
     status = assess_stream(history[-1], "read_committed", history)
     assert status.verdict == "lagging", "no rewind"
+
+
+@pytest.mark.parametrize(
+    ("state", "commits", "verdict"),
+    [
+        ("simple", {60: 5}, "losing"),  # it stood for an hour, as two samples show
+        ("simple", {5: 5}, "lagging"),
+        ("simple", {60: 5, 5: 4}, "lagging"),  # it moved
+        ("simple", {60: 10, 5: 5}, "lagging"),
+        ("empty", {5: 5}, "losing"),
+    ],
+)
+def test_a_reader_that_is_not_seen_is_gone_once_its_commit_stood(
+    state: str, commits: dict[int, int], verdict: str
+) -> None:
+    """However far apart the samples are."""
+    now = utc_now()
+    place = ("orders", "main", "orders", "job", "id-1")
+    seen = [
+        Sample(*place, now - timedelta(minutes=ago), (PartitionSample(0, 0, at, 9, 9),), state)
+        for ago, at in {**commits, 0: 5}.items()
+    ]
+    around = StreamContext(Retention(timedelta(hours=2)), oldest={0: now - timedelta(minutes=90)})
+    told = assess_stream(seen[-1], "read_committed", seen[:-1], around=around)
+    assert told.verdict == verdict
 
 
 PART = PartitionStatus(2, 0, 800_000, 2_000_000, 1_200_000, 3000.0, 0)
@@ -290,6 +315,9 @@ def test_whether_a_reader_that_never_joins_is_at_work_is_not_known_at_first() ->
     assert summarize(part, group_state="stable").next_commands == ()
     moving = replace(part, consumed_per_second=4.0)
     assert doubt not in summarize(moving, group_state="simple").sentence
+    assert summarize(moving, group_state="simple").next_commands == ()
+    read = replace(part, lag=0)
+    assert summarize(read, group_state="simple").next_commands == ()
     # Nothing was committed for the whole window.
     losing = replace(part, verdict=Verdict.LOSING, course=Verdict.LOSING, seconds_to_loss=60.0)
     assert doubt in summarize(losing, group_state="simple").sentence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,13 +14,15 @@ from backlogctl.ledger import Ledger
 from backlogctl.ledger.samples import KeptPast
 from backlogctl.monitoring.offsets.gaps import find_gaps, make_history
 from backlogctl.monitoring.offsets.history import StreamHistory, dump_past, parse_past
-from backlogctl.monitoring.offsets.observation import read_pasts
+from backlogctl.monitoring.offsets.pasts import PastReader, keep_past, read_pasts
 from backlogctl.monitoring.offsets.rhythm import Rhythm, RhythmBook
-from backlogctl.monitoring.offsets.timeline import read_timeline
+from backlogctl.monitoring.offsets.timeline import KnownSamples, read_timeline
+from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.monitoring.watch.loop import watch_streams
-from backlogctl.values import PartitionSample, Sample
+from backlogctl.values import Cause, PartitionSample, Sample
 from tests.conftest import MakeTopic
 from tests.kit.kafka import StreamStub, commit, publish
+from tests.monitoring.test_certainty import WATCH
 from tests.monitoring.test_gaps import Model
 from tests.monitoring.test_observing import ClusterStub, ConfigStub
 
@@ -68,54 +70,88 @@ def test_commits_of_the_log_that_came_after_the_sample_are_kept() -> None:
     assert parse_past(dump_past(past)) == past
 
 
-def keep(ledger: Ledger, ago: timedelta, past: str, group: str = "order-service") -> None:
-    ledger.samples.keep_pasts([KeptPast("orders", "main", "orders", group, NOW - ago, past, "")])
-
-
-def make_known(ago: timedelta) -> str:
+def make_known(ago: timedelta) -> KeptPast:
     """A past that the samples of the ledger do not show."""
-    return dump_past(make_history([take(ago, 7, 900)]))
+    kept = keep_past(STREAM, make_history([take(ago, 7, 900)]), "")
+    assert kept is not None
+    return kept
 
 
 def test_only_later_samples_are_gone_through(ledger: Ledger) -> None:
     samples = [take(timedelta(minutes=n), 100 - n, 900) for n in (30, 5, 4, 1)]
     ledger.samples.add_all([(one, False) for one in samples])
     assert read_pasts(ledger, [STREAM])["orders"].history.partitions[0].committed == 99
-    keep(ledger, timedelta(minutes=3), make_known(timedelta(minutes=3)))
+    ledger.samples.keep_pasts([make_known(timedelta(minutes=3))])
     found = read_pasts(ledger, [STREAM])["orders"]
     marks = found.history.partitions[0]
     # From 7 to 99, and at 7 before: none of the ledger's older samples.
     assert (marks.committed, marks.moved_at) == (99, samples[-1].taken_at)
     assert marks.rests == timedelta(0)
-    assert [one.taken_at for one in found.samples] == [one.taken_at for one in samples[1:]]
+    assert found.known.samples == tuple(samples[1:])
+    # An older one, of a watch that has not reached the brokers, does not take its place.
+    ledger.samples.keep_pasts([make_known(timedelta(minutes=9))])
+    assert read_pasts(ledger, [STREAM])["orders"].history == found.history
+
+
+def test_what_came_after_the_sample_is_not_its_past(ledger: Ledger) -> None:
+    """Others store samples and pasts between a look at many streams and what is made of each."""
+    samples = [take(timedelta(minutes=n), 100 - n, 900) for n in (5, 4, 1)]
+    ledger.samples.add_all([(one, False) for one in samples])
+    ledger.samples.keep_pasts([make_known(timedelta(minutes=2))])
+    taken = take(timedelta(minutes=3), 97, 900)
+    reader = PastReader(ledger, [STREAM], {"orders": taken})
+    found = reader.take(STREAM)
+    assert found.known.samples == tuple(samples[:2])
+    assert found.history == make_history(samples[:2])
+    # Of one that is looked at again, or was not among them, it is what is known now.
+    again = reader.take(STREAM)
+    assert again.history.partitions[0].committed == 99
+
+
+def test_many_are_read_some_at_a_time(ledger: Ledger) -> None:
+    streams = [StreamStub("orders", "order-service", f"orders-{n}") for n in range(120)]
+    at = {one.name: replace(take(timedelta(0), 9, 9), stream=one.name) for one in streams}
+    before = [
+        (replace(take(timedelta(minutes=1), n, 9), stream=one.name), False)
+        for n, one in enumerate(streams)
+    ]
+    ledger.samples.add_all(before)
+    reader = PastReader(ledger, streams, at)
+    for number in (0, 60, 1, 119, 61, 2, *range(3, 60), *range(62, 119)):
+        found = reader.take(streams[number])
+        assert found.history.partitions[0].committed == number
+        assert len(found.known.samples) == 1
 
 
 @pytest.mark.parametrize(
-    ("ago", "past", "group"),
+    "kept",
     [
-        (timedelta(minutes=3), make_known(timedelta(minutes=3)), "another"),
-        (timedelta(hours=7), make_known(timedelta(hours=7)), "order-service"),
-        (
-            timedelta(minutes=3),
-            '{"partitions": {"0": {"pace": "of another version"}}}',
-            "order-service",
-        ),
+        replace(make_known(timedelta(minutes=3)), group="another"),
+        make_known(timedelta(hours=7)),
+        replace(make_known(timedelta(minutes=3)), form="of another version"),
+        replace(make_known(timedelta(minutes=3)), past="damaged"),
     ],
-    ids=["of another group", "too old", "in another form"],
+    ids=["of another group", "too old", "in another form", "damaged"],
 )
-def test_one_that_does_not_fit_is_left(
-    ledger: Ledger, ago: timedelta, past: str, group: str
-) -> None:
+def test_one_that_does_not_fit_is_left(ledger: Ledger, kept: KeptPast) -> None:
     samples = [take(timedelta(minutes=n), 100 - n, 900) for n in (40, 1)]
     ledger.samples.add_all([(one, False) for one in samples])
-    keep(ledger, ago, past, group)
+    ledger.samples.keep_pasts([kept])
     assert read_pasts(ledger, [STREAM])["orders"].history == make_history(samples)
+
+
+def test_of_a_topic_that_was_made_anew_nothing_is_known(ledger: Ledger) -> None:
+    ledger.samples.keep_pasts([make_known(timedelta(minutes=3))])
+    past = read_pasts(ledger, [STREAM])["orders"].history
+    anew = find_gaps(past, replace(take(timedelta(0), 2, 5), topic_id="id-2"))
+    assert [gap.cause for gap in anew.gaps] == [Cause.TOPIC_RECREATED]
+    assert anew.history.partitions[0].committed == 2
 
 
 def test_one_of_some_hours_ago_goes_on_with_all_samples_since(ledger: Ledger) -> None:
     samples = [take(timedelta(hours=n), 100 - n, 900) for n in (5, 3, 2)]
     ledger.samples.add_all([(one, False) for one in samples])
-    keep(ledger, timedelta(hours=4), make_known(timedelta(hours=4)))
+    ledger.samples.keep_pasts([make_known(timedelta(hours=4))])
     marks = read_pasts(ledger, [STREAM])["orders"].history.partitions[0]
     assert (marks.committed, marks.moved_at) == (98, samples[-1].taken_at)
     assert marks.rests == timedelta(hours=1)
@@ -135,33 +171,41 @@ def test_a_rhythm_is_learned_once(ledger: Ledger) -> None:
     assert other.find(STREAM, replace(away, taken_at=NOW + timedelta(hours=1))) is None
 
 
+HISTORY = {
+    timedelta(days=6): 1,
+    timedelta(hours=40): 20,
+    timedelta(hours=5): 60,
+    timedelta(minutes=50): 90,
+    timedelta(minutes=15): 100,
+}
+
+
 @pytest.mark.parametrize(
-    ("committed", "oldest"),
+    ("part", "oldest"),
     [
-        (100, timedelta(minutes=15)),  # all is read
-        (60, timedelta(hours=5)),  # written within six hours
-        (20, timedelta(hours=40)),  # and within two days
-        (0, timedelta(days=6)),
-        (-1, timedelta(minutes=15)),  # no sample is old enough: none but the window's is read
+        (PartitionSample(0, 0, 100, 100, 100), timedelta(minutes=15)),  # all is read
+        (PartitionSample(0, 0, 99, 99, 100), timedelta(minutes=50)),  # a transaction is open
+        (PartitionSample(0, 0, 60, 100, 100), timedelta(hours=5)),
+        (PartitionSample(0, 0, 20, 100, 100), timedelta(hours=40)),
+        (PartitionSample(0, 0, 1, 100, 100), timedelta(days=6)),
+        (PartitionSample(0, 0, 0, 100, 100), timedelta(minutes=15)),  # no sample is old enough
+        (PartitionSample(0, 70, 0, 100, 100), timedelta(hours=5)),  # from the log start on
+        (PartitionSample(1, 0, 0, 5, 5), timedelta(minutes=15)),  # it was not there yet
     ],
 )
 def test_samples_are_read_as_far_back_as_they_date_something(
-    ledger: Ledger, committed: int, oldest: timedelta
+    ledger: Ledger, part: PartitionSample, oldest: timedelta
 ) -> None:
-    ends = {
-        timedelta(days=6): 0,
-        timedelta(hours=40): 20,
-        timedelta(hours=5): 60,
-        timedelta(minutes=15): 100,
-    }
-    samples = [take(ago, 0, high) for ago, high in ends.items()]
+    samples = [take(ago, 0, high) for ago, high in HISTORY.items()]
     ledger.samples.add_all([(one, False) for one in samples])
-    now = take(timedelta(0), committed, 100)
-    alone = read_timeline(ledger, STREAM, now)
-    assert alone[0].taken_at == NOW - oldest
-    past = read_pasts(ledger, [STREAM])["orders"]
-    known = read_timeline(ledger, STREAM, now, known=(past.samples, past.since, past.first))
-    assert known[-len(alone) :] == alone
+    now = replace(take(timedelta(0), 0, 0), partitions=(part,))
+    known = read_timeline(ledger, STREAM, now, known=KnownSamples((), NOW, samples[0]))
+    assert known[0].taken_at == NOW - oldest
+    assert known == tuple(samples[-len(known) :])
+    # Who keeps them has them for a later sample too.
+    kept = read_timeline(ledger, STREAM, now)
+    assert kept == tuple(samples[-len(kept) :])
+    assert len(kept) >= max(2, len(known))
 
 
 def test_a_watch_keeps_what_it_has_seen(
@@ -190,8 +234,12 @@ def test_a_watch_keeps_what_it_has_seen(
     assert past is not None
     assert past.partitions[0] == seen[-1].partitions[0]
     assert past.partitions[0].committed == 4
-    # The next one goes on from there.
-    commit(properties, group, name, {0: 6})
+    # The next one goes on from there, not from the samples.
+    other = replace(past, partitions={0: replace(past.partitions[0], rests=timedelta(hours=3))})
+    at = kept.taken_at + timedelta(microseconds=1)
+    later = replace(kept, taken_at=at)
+    ledger.samples.keep_pasts([replace(later, past=dump_past(other))])
     look(1)
-    assert seen[-1].partitions[0].ends[0] == past.partitions[0].ends[0]
-    assert datetime.now(UTC) - seen[-1].partitions[0].ends[0][0] < timedelta(minutes=5)
+    assert seen[-1].partitions[0].rests == timedelta(hours=3)
+    told = look_at_stream(ledger, stream, properties, WATCH)
+    assert told.observation.history.partitions[0].rests == timedelta(hours=3)
