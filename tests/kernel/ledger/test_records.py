@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
@@ -14,6 +15,7 @@ from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.errors import InvalidTransition, Refused, UsageError
 from backlogctl.ledger import ArchiveRecord, ChunkRecord, CommitMark, Hold, Ledger
 from backlogctl.ledger.measurements import KEPT, AuditRecord, DiskReading
+from backlogctl.ledger.samples import KeptPast
 from backlogctl.values import LOG_START, Bookmark, Cause, ChunkState, Gap, GapState, RecoveryState
 from tests.kernel.ledger.conftest import change
 from tests.kit.ledger import NOON, approve, make_chunk, make_gap, make_sample, plan
@@ -437,6 +439,41 @@ def test_sample_comes_back_as_it_went_in(ledger: Ledger) -> None:
     assert ledger.samples.history("orders", since=second.taken_at) == (second,)
     assert ledger.samples.latest("orders") == second
     assert ledger.samples.latest("nothing") is None
+
+
+def test_samples_of_many_streams(ledger: Ledger) -> None:
+    first, second = make_sample(NOON, 5), make_sample(NOON + timedelta(seconds=30), 6)
+    other, unasked = make_sample(NOON, 1, stream="invoices"), make_sample(NOON, 1, stream="x")
+    ledger.samples.add_all([(one, False) for one in (second, first, other, unasked)])
+    asked = ("orders", "invoices", "nothing")
+    assert ledger.samples.histories(asked, NOON) == {
+        "orders": (first, second),
+        "invoices": (other,),
+    }
+    assert ledger.samples.histories(asked, second.taken_at) == {"orders": (second,)}
+    assert {one.stream: one for one in ledger.samples.firsts(asked)} == {
+        "orders": first,
+        "invoices": other,
+    }
+
+
+def test_of_two_watches_the_newer_past_is_kept(ledger: Ledger) -> None:
+    def make(at: datetime, past: str, stream: str = "orders") -> KeptPast:
+        return KeptPast(stream, "main", "orders", "order-service", at, "1", past, "")
+
+    minute = timedelta(minutes=1)
+    ledger.samples.keep_pasts([make(NOON, "a"), make(NOON, "b", "invoices")])
+    ledger.samples.keep_pasts([make(NOON - minute, "older"), make(NOON + minute, "c", "invoices")])
+    found = {one.stream: one for one in ledger.samples.kept_pasts(("orders", "invoices", "x"))}
+    assert found == {"orders": make(NOON, "a"), "invoices": make(NOON + minute, "c", "invoices")}
+
+    def keep(number: int) -> None:
+        for second in range(number, 40, 4):
+            ledger.samples.keep_pasts([make(NOON + timedelta(seconds=second), str(second))])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(keep, range(4)))
+    assert ledger.samples.kept_pasts(["orders"])[0].past == "39"
 
 
 def test_a_commit_that_names_the_log_start_marks_nothing(ledger: Ledger) -> None:
