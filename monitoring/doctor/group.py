@@ -31,7 +31,10 @@ _OTHER_WAY = {"disabled": "either way", "upgrade": "back to classic", "downgrade
 )
 def judge_course(status: GroupStatus) -> Iterator[CheckFinding]:
     """What `status` says of it, where that is bad."""
-    if (level := _BAD.get(status.verdict)) is not None:
+    level = _BAD.get(status.verdict)
+    if status.verdict is Verdict.LAGGING and status.next_commands:
+        level = CheckLevel.UNKNOWN  # a reader that is not seen, and retention is near
+    if level is not None:
         yield CheckFinding(
             *("group-course", level, f"group {status.group}", status.sentence, ""),
             tuple(dict.fromkeys((*status.next_commands[:1], look_at_stream(status.stream)))),

@@ -32,7 +32,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.kafka import AccessDenied
 from tests.conftest import MakeTopic
-from tests.kit.kafka import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.kafka import join, leave_at, properties_of, publish, set_offsets_raw, wait_until
 from tests.kit.secured import deny, start_guarded
 from tests.monitoring.producers.makers import Log, fold
 from tests.replay.doctor.world import examine, make_workspace
@@ -109,7 +109,14 @@ def test_a_group_that_stands_still(
     name, group = topic(partitions=1, config={"retention.ms": "3600000"}), f"group-{unique}"
     publish(properties, name, {0: 20})
     set_offsets_raw(properties, group, name, {0: 5})
-    finding = examine(make_workspace(tmp_path, properties, name, group))["group-course"]
+    workspace = make_workspace(tmp_path, properties, name, group)
+    # Nobody ever joined it: whoever reads it would not be seen.
+    unseen = examine(workspace)["group-course"]
+    assert unseen.level is CheckLevel.UNKNOWN
+    assert "whether anybody reads is not known" in unseen.found
+    assert unseen.commands[0] == "backlogctl hold orders --for 6h"
+    leave_at(properties, group, name, {0: 5})
+    finding = examine(workspace)["group-course"]
     assert finding.level is CheckLevel.LOSES
     assert "15 behind" in finding.found
     assert finding.commands[0] == "backlogctl hold orders --for 6h"

@@ -37,6 +37,7 @@ from tests.kit.java import run_line, write_script
 from tests.kit.kafka import (
     commit,
     delete_topic,
+    leave_at,
     properties_of,
     publish,
     set_config,
@@ -268,7 +269,7 @@ def test_a_hold_outlasts_the_loss_that_it_is_for(
     config = {"retention.ms": str(retention)}
     create_topic(properties, name, partitions=1, replication=1, config=config)
     publish(properties, name, {0: 9}, hours_ago=minutes_old / 60)
-    set_offsets_raw(properties, group, name, {0: 4})
+    leave_at(properties, group, name, {0: 4})
     make_workspace(tmp_path, properties, name, group, watch={"horizon": "7d"})
     if held is not None:
         run_line(f"backlogctl hold orders --for {held}", shell, tmp_path)
