@@ -427,6 +427,8 @@ def upgrade_database(database: LedgerDatabase) -> None:
         database.lock_name(connection, "upgrade")
         revision = read_revision(connection)
         if revision == HEAD:
+            # Until the first release a table may be added to the first revision.
+            metadata.create_all(connection)
             return
         _refuse_newer(revision, database)
         from alembic import command

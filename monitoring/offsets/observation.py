@@ -24,9 +24,9 @@ from backlogctl.monitoring.offsets.gaps import (
     find_gaps,
 )
 from backlogctl.monitoring.offsets.history import StreamHistory
-from backlogctl.monitoring.offsets.pasts import StreamPast, is_of, read_pasts
+from backlogctl.monitoring.offsets.pasts import StreamPast, read_pasts
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
-from backlogctl.monitoring.offsets.timeline import WINDOW, Timeline
+from backlogctl.monitoring.offsets.timeline import WINDOW, Timeline, read_timeline
 from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState, PartitionSample, Sample
 
 PAUSE = 0.5
@@ -196,10 +196,7 @@ def _date_gaps(
     if all(_is_recorded(gap, known) for gap in gaps):
         yield from ((gap, None) for gap in gaps)
         return
-    timeline = Timeline(
-        (*(one for one in ledger.samples.history(stream.name) if is_of(one, stream)), sample),
-        sample.topic_id,
-    )
+    timeline = Timeline((*read_timeline(ledger, stream), sample), sample.topic_id)
     for gap in gaps:
         if gap.start is None or gap.end is None:
             yield gap, None

@@ -20,7 +20,7 @@ from backlogctl.monitoring.offsets.history import (
     raise_marks,
 )
 from backlogctl.monitoring.offsets.sampler import StreamLike
-from backlogctl.monitoring.offsets.timeline import RECENT, WINDOW, KnownSamples
+from backlogctl.monitoring.offsets.timeline import RECENT, WINDOW, KnownSamples, is_of
 from backlogctl.values import Sample
 
 # So many are read at once: the samples of all would take much memory.
@@ -162,9 +162,3 @@ def _make_history(
         mark for mark in marks if (mark.group, mark.topic_id) == (stream.group, history.topic_id)
     ]
     return raise_marks(history, own)
-
-
-def is_of(known: Sample | KeptPast, stream: StreamLike) -> bool:
-    """Whether it is of the topic and group that the stream is about now."""
-    place = stream.cluster, stream.topic, stream.group
-    return (known.cluster, known.topic, known.group) == place

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backlogctl.ledger import Ledger
+from backlogctl.ledger.samples import KeptPast
 from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.offsets.standstills import LEARN_FROM
 from backlogctl.values import Gap, Sample, TimeBounds
@@ -190,6 +191,11 @@ def reaches_back(history: Sequence[Sample], sample: Sample) -> bool:
     )
 
 
+def is_of(known: Sample | KeptPast, stream: StreamLike) -> bool:
+    """Whether it is of the topic and group that the stream is about now."""
+    place = stream.cluster, stream.topic, stream.group
+    return (known.cluster, known.topic, known.group) == place
+
+
 def _list_own(found: Iterable[Sample], stream: StreamLike) -> tuple[Sample, ...]:
-    place = (stream.cluster, stream.topic, stream.group)
-    return tuple(one for one in found if (one.cluster, one.topic, one.group) == place)
+    return tuple(one for one in found if is_of(one, stream))

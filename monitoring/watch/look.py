@@ -174,7 +174,7 @@ def assess_stream(
                 points=pasts[part.partition].points,
                 members=None if not sample.group_state else not is_memberless(sample),
                 assigns=sample.group_state == SIMPLE
-                and pasts[part.partition].stands > -window.total_seconds(),
+                and (pasts[part.partition].stands or 0.0) > -window.total_seconds(),
                 lost=lost[part.partition].lost,
                 likely=lost[part.partition].likely,
                 undecided=lost[part.partition].undecided,
@@ -219,12 +219,12 @@ def assess_stream(
 @dataclass(slots=True)
 class _PartitionHistory:
     """One partition's points within two windows, and its ends as far back as is known; `stands`:
-    since when something is unread behind the same commit, in seconds, at most 0."""
+    since when something was seen unread behind the same commit, in seconds, at most 0."""
 
     points: list[Point]
     ends: list[tuple[float, int]]
     committed: int | None = None
-    stands: float = 0.0
+    stands: float | None = None
 
 
 def _group_by_partition(
@@ -238,8 +238,11 @@ def _group_by_partition(
         for part in sample.partitions:
             past = pasts.setdefault(part.partition, _PartitionHistory([], []))
             past.ends.append((seconds, part.high))
-            if part.committed != past.committed or not count_lag(part, isolation):
-                past.committed, past.stands = part.committed, seconds
+            if not count_lag(part, isolation):
+                past.stands = None
+            elif past.stands is None or part.committed != past.committed:
+                past.stands = seconds
+            past.committed = part.committed
             if near:
                 end = find_partition_end(_skip_empty(part, marks), isolation)
                 committed = part.committed

@@ -394,13 +394,14 @@ class _StreamWatcher:
 
     def _observe(self, stream: StreamLike, limit: Deadline, *, settle: bool = True) -> Observation:
         cluster = self._reach(stream.cluster)
-        if stream.name not in self._pasts:
+        history = self._pasts.get(stream.name)
+        if history is None:
             past = find_past(self._ledger, stream, cluster.seen, self._judging.window)
             self._rhythms.recall(stream.name, past.rhythm)
-            self._pasts[stream.name] = past.history
+            history = past.history
         seen = observe_stream(
             *(self._ledger, stream, cluster.admin, limit),
-            history=self._pasts[stream.name],
+            history=history,
             settle=settle,
             bookmarker=self._bookmarker,
             feed=cluster.feed,

@@ -260,22 +260,23 @@ def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
 @pytest.mark.parametrize(
     ("state", "commits", "verdict"),
     [
-        ("simple", {60: 5}, "losing"),  # it stood for an hour, as two samples show
-        ("simple", {5: 5}, "lagging"),
-        ("simple", {60: 5, 5: 4}, "lagging"),  # it moved
-        ("simple", {60: 10, 5: 5}, "lagging"),
-        ("empty", {5: 5}, "losing"),
+        ("simple", {60: (5, 9)}, "losing"),  # it stood for an hour, as two samples show
+        ("simple", {60: (5, 5)}, "lagging"),  # it had read all
+        ("simple", {90: (5, 9), 60: (5, 5), 5: (5, 9)}, "lagging"),
+        ("simple", {5: (5, 9)}, "lagging"),
+        ("simple", {60: (5, 9), 5: (4, 9)}, "lagging"),  # it moved
+        ("empty", {5: (5, 9)}, "losing"),
     ],
 )
 def test_a_reader_that_is_not_seen_is_gone_once_its_commit_stood(
-    state: str, commits: dict[int, int], verdict: str
+    state: str, commits: dict[int, tuple[int, int]], verdict: str
 ) -> None:
     """However far apart the samples are."""
     now = utc_now()
     place = ("orders", "main", "orders", "job", "id-1")
     seen = [
-        Sample(*place, now - timedelta(minutes=ago), (PartitionSample(0, 0, at, 9, 9),), state)
-        for ago, at in {**commits, 0: 5}.items()
+        Sample(*place, now - timedelta(minutes=ago), (PartitionSample(0, 0, at, end, end),), state)
+        for ago, (at, end) in {**commits, 0: (5, 9)}.items()
     ]
     around = StreamContext(Retention(timedelta(hours=2)), oldest={0: now - timedelta(minutes=90)})
     told = assess_stream(seen[-1], "read_committed", seen[:-1], around=around)

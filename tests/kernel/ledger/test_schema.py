@@ -114,6 +114,19 @@ def test_revisions_are_those_of_the_migrations() -> None:
     assert tuple(each.revision for each in reversed(scripts)) == schema.REVISIONS
 
 
+def test_a_table_that_was_added_since_is_made_by_the_command_that_is_named(
+    url: str, raw: Engine
+) -> None:
+    with raw.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE backlog_kept_pasts")
+    with open_ledger(url) as ledger:
+        with pytest.raises(LedgerError, match="backlog_kept_pasts") as caught:
+            ledger.samples.kept_pasts(["orders"])
+        assert caught.value.hint == "run `backlogctl db upgrade`"
+        schema.upgrade(url)
+        assert ledger.samples.kept_pasts(["orders"]) == ()
+
+
 def test_older_tables_are_refused_until_they_are_upgraded(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
