@@ -118,11 +118,13 @@ class Admin(AdminClient):
         why = explain_encryption(self._properties, asked, _PROBE_SECONDS)
         return refuse_encryption(why, subject, doing, self.addresses) if why else None
 
-    def look_around(self) -> None:
-        """Learns anew which brokers there are. librdkafka sends many requests to the one that its
-        last metadata calls the controller; where that has died it waits for minutes."""
+    def look_around(self, topic: str = "") -> None:
+        """Learns anew which brokers there are, and who leads the topic. librdkafka sends many
+        requests to the one that its last metadata calls the controller; where that has died it
+        waits for minutes. It asks with the leader epochs of its last metadata; where a broker was
+        restarted it is refused (FENCED_LEADER_EPOCH, KIP-320) until these are 15 minutes old."""
         with suppress(KafkaException):
-            self.list_topics(_ANY_TOPIC, timeout=_PROBE_SECONDS)
+            self.list_topics(topic or _ANY_TOPIC, timeout=_PROBE_SECONDS)
 
     def _tell_refused_login(self, subject: str, doing: str) -> BacklogError | None:
         if (refusal := self.reports.refusal) is None:
@@ -326,11 +328,16 @@ def retry_transient(
     limit: Deadline,
     call: Callable[[], Result],
     is_transient: Callable[[KafkaFailure], bool] | None = None,
+    *,
+    topic: str = "",
 ) -> Result:
     """Calls again while a leader or coordinator moves, until the deadline.
 
-    `is_transient` names more errors that are transient here. An unreachable cluster is not
-    retried: that call has used up the deadline already.
+    An unreachable cluster is not retried: that call has used up the deadline already.
+
+    Args:
+        is_transient: names more errors that are transient here.
+        topic: whose leaders are asked; they are looked up again before each further call.
     """
     known: KafkaFailure | None = None
     while True:
@@ -349,6 +356,8 @@ def retry_transient(
                 raise
             known = error
             admin.poll(min(_PAUSE, limit.remaining()))
+            if topic:
+                admin.look_around(topic)
 
 
 def ask_for_one(

@@ -69,6 +69,18 @@ def test_a_missing_topic_is_a_clear_error(kafka: EmbeddedKafka, unique: str) -> 
         verbs.read_topic_id(properties_of(kafka.bootstrap), f"nothing-{unique}")
 
 
+def test_a_broker_that_was_restarted_is_asked_with_its_new_leader_epochs(tmp_path: Path) -> None:
+    """librdkafka asks with those that it knows, and is refused for as long as it keeps them."""
+    with EmbeddedKafka.start(tmp_path, heap="256m") as kafka:
+        admin = make_admin(properties_of(kafka.bootstrap))
+        verbs.create_topic(admin, "orders", partitions=2)
+        for _ in range(2):
+            assert list_offsets(admin, "orders", range(2), "latest") == {0: 0, 1: 0}
+            kafka.kill()
+            kafka.restart()
+        assert delete_records(admin, "orders", {0: 0, 1: 0}) == {0: 0, 1: 0}
+
+
 def test_offsets_of_a_thousand_partitions_come_in_one_call(
     properties: dict[str, str], topic: MakeTopic, group: str
 ) -> None:
