@@ -59,6 +59,7 @@ from backlogctl.spark_backfill.placing.placement import (
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
 from backlogctl.spark_backfill.proof import describe_unproved, prove_rules, require_proof
 from backlogctl.spark_backfill.request import Proof, RebuildRequest
+from backlogctl.spark_backfill.spark.frames import freeze
 from backlogctl.spark_backfill.verdict import (
     LabelCounts,
     RebuildVerdict,
@@ -84,16 +85,16 @@ def freeze_candidates(
     path = str(work / "candidates")
     hint = "use try_ functions where an expression of the configuration may fail on a row"
     with translating("read", subject=access.subject, hint=hint, secrets=access.jdbc.secrets):
-        frozen = drop_duplicates(messages, rules, unique=unique)
+        rows = drop_duplicates(messages, rules, unique=unique)
         # Nearly every value is another one: a dictionary of them is only work.
-        frozen.write.option("parquet.enable.dictionary", "false").mode("overwrite").parquet(path)
+        frozen = freeze(rows, path, **{"parquet.enable.dictionary": "false"})
     after = count_rows(access, where)
     if before != after:
         warn(
             f"rows changed while they were read: {before} before, {after} after; "
             "what was read is frozen"
         )
-    return access.spark.read.parquet(path)
+    return frozen
 
 
 def freeze_survivors(

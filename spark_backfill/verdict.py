@@ -27,6 +27,7 @@ from backlogctl.spark_backfill.request import (
     Uncertain,
     UncertainRow,
 )
+from backlogctl.spark_backfill.spark.frames import freeze
 from backlogctl.values import Gap, OffsetRange
 
 EXACT = "exact"
@@ -441,5 +442,4 @@ def write_uncertain(
 
 def _list_rows(rows: DataFrame, path: Path, doing: str) -> DataFrame:
     with translating(doing, subject=str(path), kind=StagingError):
-        rows.coalesce(1).write.mode("overwrite").parquet(str(path))
-        return rows.sparkSession.read.parquet(str(path))
+        return freeze(rows.coalesce(1), str(path))

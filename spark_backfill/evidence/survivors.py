@@ -79,6 +79,15 @@ def describe_moves(before: Mapping[int, int], after: Mapping[int, int]) -> str:
 # Identities whose messages are kept in full for the proof, at about this many.
 SAMPLE_IDENTITIES = 1_000
 _HASH_BUCKETS = 1_000_000
+_LOGGED = (
+    "identity binary, key binary, value binary, headers array<struct<key:string,value:binary>>, "
+    "partition int, offset long, timestamp long, ours boolean, stamp string"
+)
+_FROZEN = (
+    "identity binary, partition int, offset long, timestamp long, ours boolean, stamp string, "
+    "in_archive boolean, content struct<key:binary,value:binary,"
+    "headers:array<struct<key:string,value:binary>>>"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +211,7 @@ class SurvivorEvidence:
     def read_frozen(self) -> DataFrame:
         """identity binary, partition, offset, timestamp, ours, stamp, in_archive, content (of a
         sample, else NULL)."""
-        return self.spark.read.parquet(str(self.work))
+        return self.spark.read.schema(_FROZEN).parquet(str(self.work))
 
     def read_messages(self) -> DataFrame:
         """The log's messages between the frozen offsets, as Kafka has them now, and archived ones.
@@ -234,12 +243,7 @@ class SurvivorEvidence:
             "kafka.metadata.max.age.ms": "2000",
         }
         if not partitions:
-            return make_empty(
-                self.spark,
-                "identity binary, key binary, value binary, "
-                "headers array<struct<key:string,value:binary>>, "
-                "partition int, offset long, timestamp long, ours boolean, stamp string",
-            )
+            return make_empty(self.spark, _LOGGED)
         with self._translating("read the topic"):
             raw = self.spark.read.format("kafka").options(**options).load()
         return raw.select(

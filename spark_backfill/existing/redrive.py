@@ -55,7 +55,7 @@ from backlogctl.spark_backfill.messages.rules import check_expression
 from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_messages
 from backlogctl.spark_backfill.placing.placement import take_by_edge
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
-from backlogctl.spark_backfill.spark.frames import make_empty, make_rows, mark_within
+from backlogctl.spark_backfill.spark.frames import freeze, make_empty, make_rows, mark_within
 from backlogctl.values import Chunk
 
 if TYPE_CHECKING:
@@ -175,8 +175,7 @@ def stage_redrive(
             labelled = label_messages(frozen, injected.collect_keys(), request, handled)
             path = str(work / "labels")
             with translating("compare the messages", subject=path, kind=StagingError):
-                labelled.drop("key", "value", "headers").write.parquet(path)
-            labels = spark.read.parquet(path)
+                labels = freeze(labelled.drop("key", "value", "headers"), path)
             counts = _count(labels, read)
             slots = _count_slots(labels)
         _require_some(request, counts)
@@ -272,8 +271,8 @@ def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[i
         hides_data=bool(request.where),
     ):
         made = make_messages(matched, request)
-        made.write.option("parquet.enable.dictionary", "false").parquet(str(path))
-        return int(seen.get["read"]), spark.read.parquet(str(path))
+        frozen = freeze(made, str(path), **{"parquet.enable.dictionary": "false"})
+        return int(seen.get["read"]), frozen
 
 
 def _read(spark: SparkSession, request: RedriveRequest) -> DataFrame:

@@ -32,7 +32,7 @@ from backlogctl.spark_backfill.placing.ranking import (
     rank_rows,
 )
 from backlogctl.spark_backfill.request import RebuildRequest, Stretch, count_offsets
-from backlogctl.spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.spark_backfill.spark.frames import freeze, make_rows, mark_within
 from backlogctl.values import OffsetRange
 from backlogctl_delivery.visible import escape_text
 
@@ -147,8 +147,7 @@ def attribute_rows(
     path = str(work / "attributed")
     with translating("find the lost rows", subject=path, kind=StagingError):
         names = [name for name in decided.columns if name[:2] not in ("c_", "w_")]
-        decided.select(*names).write.mode("overwrite").parquet(path)
-    return spark.read.parquet(path)
+        return freeze(decided.select(*names), path)
 
 
 def _take_again(decided: DataFrame, again: DataFrame, edge: str | None) -> DataFrame:

@@ -16,7 +16,7 @@ from backlogctl.errors import StagingError
 from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.request import Stretch
-from backlogctl.spark_backfill.spark.frames import make_rows
+from backlogctl.spark_backfill.spark.frames import freeze, make_rows
 from backlogctl.values import Bookmark, OffsetRange
 
 # What is measured of one partition's rows, and where its gaps begin and end among them.
@@ -245,8 +245,7 @@ def rank_rows(
     )  # fmt: skip
     path = str(work / "ranked")
     with translating("rank the candidates", subject=path, kind=StagingError):
-        frame.write.mode("overwrite").parquet(path)
-    return Ranked(labelled.sparkSession.read.parquet(path))
+        return Ranked(freeze(frame, path))
 
 
 _UNRANKED = {

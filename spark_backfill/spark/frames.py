@@ -35,6 +35,17 @@ def make_rows(spark: SparkSession, rows: Sequence[Sequence[Any]], schema: str) -
     return spark.range(1).select(F.inline(F.from_json(F.lit(text), T.ArrayType(kind))))
 
 
+def freeze(frame: DataFrame, path: str, **options: str) -> DataFrame:
+    """Writes the frame as Parquet, over what is there, and reads it back; its schema is known, so
+    that no job looks it up.
+
+    Args:
+        options: of the Parquet writer.
+    """
+    frame.write.options(**options).mode("overwrite").parquet(path)
+    return frame.sparkSession.read.schema(frame.schema).parquet(path)
+
+
 def mark_within(
     frame: DataFrame, ranges: Iterable[OffsetRange], name: str, *, partition: str, offset: str
 ) -> DataFrame:

@@ -86,6 +86,9 @@ _DEFAULTS: Mapping[str, str] = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    # Else PySpark asks the JVM several times about each column that is named, to say in an error
+    # which line named it: half of all calls of a plan.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Rows of staged files and archives that are in memory at once; they may be large.
     "spark.sql.parquet.columnarReaderBatchSize": "512",
 }
