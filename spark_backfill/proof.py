@@ -18,9 +18,12 @@ from pyspark.sql.window import Window
 from backlogctl.clock import read_millis
 from backlogctl.errors import Refused
 from backlogctl.formats import format_duration
+from backlogctl.kafka.groups import split_batches
 from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
+from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
 from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages, join_headers
+from backlogctl.spark_backfill.messages.windows import join_conditions
 from backlogctl.spark_backfill.request import ALLOW_PROOF, Difference, Proof
 from backlogctl.spark_backfill.sources.reflection import (
     POSTGRESQL,
@@ -28,6 +31,7 @@ from backlogctl.spark_backfill.sources.reflection import (
     ColumnKind,
     SourceTable,
     quote_name,
+    quote_table,
     quote_text,
 )
 from backlogctl_delivery.sequenced.sequence import ALL as SEQUENCE_HEADERS
@@ -428,7 +432,7 @@ def _rebuild_sample(
     access: SourceAccess,
     candidates: DataFrame,
 ) -> Mapping[bytes, RebuiltMessage]:
-    where = _render_identities(identities, rules, access)
+    where = render_identities(identities, rules.source.identity.row.column, access.table)
     if where is not None:
         rows = read_rows(access, rules, where, rows=len(identities))
         unique = access.table.is_unique(rules.source.primary_key)
@@ -455,22 +459,54 @@ def _rebuild_sample(
     return rebuilt
 
 
-def _render_identities(
-    identities: Sequence[bytes], rules: MessageRules, access: SourceAccess
+def render_identities(
+    identities: Sequence[bytes], name: str | None, table: SourceTable
 ) -> str | None:
-    """The identities as an IN list that an index serves; None where only Spark can look."""
-    name = rules.source.identity.row.column
+    """The identities as an IN list that an index serves; None where only Spark can look.
+
+    Args:
+        name: the column that identifies a row; None where an expression does.
+    """
     if name is None:
         return None
-    dialect = access.table.dialect
-    kind = access.table.column(name).kind
-    render = _RENDER.get((dialect, kind))
+    dialect = table.dialect
+    render = _RENDER.get((dialect, table.column(name).kind))
     if render is None:
         return None
     literals = [text for text in (render(i) for i in identities) if text is not None]
     if not literals:
         return "1 = 0"
     return f"{quote_name(dialect, name)} IN ({', '.join(literals)})"
+
+
+_AT_ONCE = 500
+
+
+def find_gone_rows(
+    access: SourceAccess, name: str | None, identities: Sequence[bytes]
+) -> frozenset[bytes] | None:
+    """Those of the identities that no row of the stream has now; None where only Spark can look.
+
+    Raises:
+        SourceError: the table could not be read; then nothing is known.
+    """
+    there: set[bytes] = set()
+    with (
+        translating("look for rows", subject=access.subject, secrets=access.jdbc.secrets),
+        access.engine.connect() as connection,
+    ):
+        for some in split_batches(identities, _AT_ONCE):
+            where = render_identities(some, name, access.table)
+            if name is None or where is None:
+                return None
+            statement = (
+                f"SELECT {quote_name(access.table.dialect, name)} FROM "
+                f"{quote_table(access.table)} WHERE {join_conditions(access.wanted, where)}"
+            )
+            options = {"no_parameters": True}
+            found = connection.exec_driver_sql(statement, execution_options=options)
+            there.update(str(value).encode() for (value,) in found)
+    return frozenset(identities) - there
 
 
 def _render_integer(identity: bytes) -> str | None:

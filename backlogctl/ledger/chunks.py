@@ -7,7 +7,17 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Text, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Integer,
+    Text,
+    insert,
+    select,
+    update,
+)
 
 from backlogctl.errors import Refused, UsageError
 from backlogctl.ledger.schema import (
@@ -24,13 +34,15 @@ from backlogctl_delivery.database import UtcTime
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """A chunk and what became of it; offsets are the first and last of its messages."""
+    """A chunk and what became of it; offsets are the first and last of its messages; so many were
+    `left_out`."""
 
     chunk: Chunk
     state: ChunkState
     first_offset: int | None = None
     last_offset: int | None = None
     injected_at: datetime | None = None
+    left_out: int = 0
 
 
 chunks = table_of(
@@ -41,6 +53,7 @@ chunks = table_of(
     Column("first_offset", BigInteger),
     Column("last_offset", BigInteger),
     Column("injected_at", UtcTime),
+    Column("left_out", Integer, nullable=False, server_default="0"),
     CheckConstraint("state IN ('staged', 'injected')", name="backlog_chunks_state"),
     key=("slot", "number"),
 )
@@ -88,8 +101,10 @@ class Chunks(Manager):
         number: int,
         first_offset: int | None = None,
         last_offset: int | None = None,
+        left_out: int = 0,
     ) -> bool:
-        """Writes down that a chunk is committed; offsets are the first and last of its messages.
+        """Writes down that a chunk is committed; offsets are the first and last of its messages,
+        without those that were left out.
 
         The recovery's count of injected messages grows in the same transaction.
 
@@ -122,12 +137,13 @@ class Chunks(Manager):
                     state=ChunkState.INJECTED,
                     first_offset=first_offset,
                     last_offset=last_offset,
+                    left_out=left_out,
                     injected_at=self._database.now(connection),
                 )
             )
             connection.execute(
                 update(recoveries)
                 .where(recoveries.c.id == recovery_id)
-                .values(injected=recoveries.c.injected + count)
+                .values(injected=recoveries.c.injected + count - left_out)
             )
             return True

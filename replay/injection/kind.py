@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from backlogctl.ledger.chunks import ChunkRecord
 
 
+LEFT_OUT = "a newer message is there, or the row is gone"
 # Why a plan that sends messages may not run, whoever approves it.
 
 NOT_WITHOUT_DELIVER = "; it will not run unless the stream says `deliver: topic`"
@@ -167,11 +168,16 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
     def count_run(
         self, plan: InjectionT, recovery: Recovery, counts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """`injected` by this run, `skipped` as they were in the topic already; together all.
+        """`injected` by this run, `skipped` as they were in the topic already, `left_out` as their
+        rows changed since the plan; together all.
 
         Of a recovery that was verified before, all count as injected.
         """
-        known = counts or {"injected": recovery.injected, "skipped": recovery.skipped}
+        known = counts or {
+            "injected": recovery.injected,
+            "skipped": recovery.skipped,
+            "left_out": recovery.detail.get("verified", {}).get("left_out", 0),
+        }
         return {**known, "quarantined": plan.quarantined}
 
     def say_run(self, plan: InjectionT, counts: Mapping[str, Any]) -> str:
@@ -181,7 +187,10 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
         count = counts["injected"] + counts["skipped"]
         are = "is" if count == 1 else "are"
         where = format_target(plan.target, plan.topic)
-        return f"{format_plural(count, 'message')} {are} in {where}, each once"
+        told = f"{format_plural(count, 'message')} {are} in {where}, each once"
+        if left := counts.get("left_out"):
+            told += f"; {format_plural(left, 'message')} left out: {LEFT_OUT}"
+        return told
 
     def describe_standing(
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
@@ -205,7 +214,8 @@ _CHECKED = {
     "missing": "missing",
     "doubled": "there more than once",
     "different": "different from what was staged",
-    "unexpected": "under this recovery's id, but not staged",
+    "unexpected": "under this recovery's id, but not to be sent",
+    "left_out": f"left out: {LEFT_OUT}",
 }
 
 
@@ -243,7 +253,7 @@ def list_injected(record: RecoveryRecord) -> dict[int, tuple[int, str]]:
         if chunk.state is ChunkState.INJECTED:
             injected[chunk.chunk.slot].append(chunk)
     return {
-        number: (sum(c.chunk.count for c in done), format_injected_offsets(done))
+        number: (sum(c.chunk.count - c.left_out for c in done), format_injected_offsets(done))
         for number, done in injected.items()
     }
 

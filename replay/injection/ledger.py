@@ -27,6 +27,7 @@ from backlogctl.values import ChunkState, GapState, OffsetRange, Recovery, Recov
 if TYPE_CHECKING:
     from backlogctl.replay.injection.context import InjectionContext
     from backlogctl.spark_backfill.injection.job import InjectionJob
+    from backlogctl.spark_backfill.injection.newer import PlannedLog
     from backlogctl.spark_backfill.request import PriorChunk
 
 
@@ -54,7 +55,7 @@ def locate_chunks(
             if place in located:
                 located[place] = replace(
                     located[place],
-                    count=record.chunk.count,
+                    count=record.chunk.count - record.left_out,
                     first_offset=record.first_offset,
                     last_offset=record.last_offset,
                     same_group=plan.delivers and recovery.group == group,
@@ -200,26 +201,30 @@ def freeze_ledger(
     properties, name = workspace.properties(stream), workspace.config.kafka_ledger.topic
     topic = topic or stream.topic
     snapshot: LedgerSnapshot | None = None
-    prior: set[tuple[str, int, int]] = set()
+    prior: dict[tuple[str, int, int], tuple[int, ...]] = {}
     try:
         snapshot = snapshot_ledger(properties, name, Deadline(30))
     except TopicMissing:
         pass
     else:
         committed = read_committed_chunks(properties, snapshot, topic)
-        prior.update((chunk.recovery, chunk.slot, chunk.chunk) for chunk in committed)
+        prior |= {(one.recovery, one.slot, one.chunk): one.left_out for one in committed}
     orphans = find_orphans(workspace, stream.cluster, topic, snapshot)
     unsure = [one for one in orphans if one > _find_accepted(workspace, stream.cluster, topic)]
     if unsure and ALLOW_LEDGER not in allow:
         raise _refuse_lost_ledger(topic, name, unsure, exists=snapshot is not None)
     for recovery_id in orphans:
-        prior.update(
-            (recovery_id, record.chunk.slot, record.chunk.number)
+        prior |= {
+            (recovery_id, record.chunk.slot, record.chunk.number): ()
             for record in workspace.ledger.chunks.list(recovery_id)
             if record.state is ChunkState.INJECTED
-        )
+        }
     gone = _list_gone(workspace, {item[0] for item in prior}, topic_id)
-    return snapshot, tuple(PriorChunk(*item) for item in sorted(prior) if item[0] not in gone)
+    return snapshot, tuple(
+        PriorChunk(*place, left_out=left_out)
+        for place, left_out in sorted(prior.items())
+        if place[0] not in gone
+    )
 
 
 def _list_gone(workspace: Workspace, ids: Collection[str], topic_id: str) -> set[str]:
@@ -425,6 +430,31 @@ def make_job(context: InjectionContext) -> InjectionJob:
         messages_per_second=plan.limits.messages_per_second,
         prefix=find_prefix(context.workspace, plan),
     )
+
+
+def find_planned_log(context: InjectionContext) -> PlannedLog | None:
+    """Where states of rows go into their own topic: up to where the plan has read that, and which
+    rows are gone since.
+
+    Raises:
+        SourceError: the table could not be asked.
+    """
+    from backlogctl.spark_backfill.evidence.consumed import open_source
+    from backlogctl.spark_backfill.injection.newer import PlannedLog, list_staged
+    from backlogctl.spark_backfill.messages.rules import RESTATED
+    from backlogctl.spark_backfill.proof import find_gone_rows
+
+    origin, source = context.manifest.origin, context.stream.source
+    if source is None or origin.get("fidelity") != RESTATED or not context.plan.delivers:
+        return None
+    ends = {int(partition): end for partition, end in origin["log_end"].items()}
+    header, sources = source.identity.header, context.workspace.config.sources
+    staged = list_staged(context.directory, context.manifest, header)
+    identities = sorted(frozenset[bytes]().union(*staged.values()))
+    with open_source(context.spark, sources, context.stream.name, source) as access:
+        gone = find_gone_rows(access, source.identity.row.column, identities)
+    context.record("rows asked for", gone="unknown" if gone is None else len(gone))
+    return PlannedLog(ends, header, gone or frozenset())
 
 
 def _read(workspace: Workspace, recovery: Recovery) -> InjectionPlan:

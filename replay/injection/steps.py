@@ -20,11 +20,12 @@ from backlogctl.replay.engine.guards import (
     fingerprint_stream,
 )
 from backlogctl.replay.injection.context import InjectionContext
-from backlogctl.replay.injection.ledger import make_job, open_ledger_topic
+from backlogctl.replay.injection.ledger import find_planned_log, make_job, open_ledger_topic
 from backlogctl.replay.injection.plan import To
 from backlogctl.replay.injection.target import clear_rehearsals, make_rehearsal
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.present.progress import measure_injection
+from backlogctl.spark_backfill.injection.ledger_topic import read_committed_chunks
 from backlogctl.values import GapState, Step
 
 if TYPE_CHECKING:
@@ -200,7 +201,8 @@ class Inject(Step[InjectionContext]):
         from backlogctl.spark_backfill.injection.waves import inject
 
         job = make_job(context)
-        job = replace(job, compression=_choose_codec(job, context.stream.group))
+        codec = _choose_codec(job, context.stream.group)
+        job = replace(job, compression=codec, follows=find_planned_log(context))
         brakes: list[Brake] = [
             _RunBrake(context),
             DiskBrake(job.properties, job.topic, job.manifest),
@@ -250,7 +252,9 @@ class _Tracker:
         self._context = context
         # The page measures the same rate of the ledger's copy.
         self._done: deque[tuple[datetime, int]] = deque(maxlen=_KEPT)
-        self._counts = context.found.setdefault("counts", {"injected": 0, "skipped": 0})
+        self._counts = context.found.setdefault(
+            "counts", {"injected": 0, "skipped": 0, "left_out": 0}
+        )
 
     def note_chunk(self, result: ChunkResult) -> None:
         """Called once for each committed chunk; the copy is right after any crash."""
@@ -258,10 +262,12 @@ class _Tracker:
 
         ledger, recovery_id = self._context.workspace.ledger, self._context.recovery.id
         ledger.chunks.mark_injected(
-            recovery_id, result.slot, result.number, result.first_offset, result.last_offset
+            *(recovery_id, result.slot, result.number, result.first_offset, result.last_offset),
+            len(result.left_out),
         )
         name = "skipped" if result.outcome is CommitOutcome.SKIPPED else "injected"
         self._counts[name] += result.count
+        self._counts["left_out"] += len(result.left_out)
         if result.outcome is CommitOutcome.INJECTED:
             self._done.append((utc_now(), result.count))
 
@@ -306,6 +312,7 @@ class Verify(Step[InjectionContext]):
             directory=job.directory,
             start_offsets=job.start_offsets,
             known_ends=_find_ends(context),
+            left_out=_find_left_out(job),
             look=lambda: check_requests(context),
         )
         context.found["verified"] = result.to_json()
@@ -316,6 +323,16 @@ class Verify(Step[InjectionContext]):
         """The gaps are closed."""
         context.advance_gaps(GapState.VERIFIED, [GapState.INJECTED])
         context.bar.say("verified")
+
+
+def _find_left_out(job: InjectionJob) -> dict[tuple[int, int], tuple[int, ...]]:
+    """By slot and number of a chunk what was not sent of it, as the Kafka ledger says."""
+    records = read_committed_chunks(job.properties, job.ledger, job.topic)
+    return {
+        (one.slot, one.chunk): one.left_out
+        for one in records
+        if one.recovery == job.recovery_id and one.left_out
+    }
 
 
 def _find_ends(context: InjectionContext) -> dict[int, int]:

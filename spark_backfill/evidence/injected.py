@@ -215,6 +215,7 @@ class InjectedEvidence:
             path = self._find_file(chunk)
             with translating("read id lists", subject=str(path), kind=Refused):
                 ids = pq.read_table(path, columns=["message_id"])["message_id"].to_numpy()
+            ids = np.delete(ids, list(chunk.left_out))
             here = there.get(chunk.slot, {})
             found[chunk] = locate_messages(chunk, ids, gaps, here, starts.get(chunk.slot))
         return found

@@ -32,6 +32,7 @@ from backlogctl.kafka.errors import translate
 from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
 from backlogctl.manifests import Manifest, read_chunk
 from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, PATIENCE, await_visible
+from backlogctl.spark_backfill.injection.newer import drop_rows
 from backlogctl.values import Chunk
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 
@@ -275,6 +276,7 @@ def read_canary_back(
     wait: float = HIDDEN_SECONDS,
     patience: float = PATIENCE,
     look: Callable[[], None] | None = None,
+    left_out: Mapping[Chunk, Sequence[int]] | None = None,
 ) -> int:
     """Compares the canary in the topic, as a read_committed reader sees it, with the staged one.
 
@@ -288,6 +290,7 @@ def read_canary_back(
         wait: seconds to wait for open transactions that hide it.
         patience: seconds to wait for brokers that are away.
         look: called while waiting; may raise.
+        left_out: messages of a chunk, counted from 0, that were not sent.
 
     Returns:
         The offset after the last message of the canary.
@@ -306,7 +309,8 @@ def read_canary_back(
     await_visible(admin, topic, {slot: stop}, wait, patience=patience, look=look)
     staged: dict[str, Message] = {}
     for chunk in chunks:
-        staged.update(_list_staged(read_chunk(directory, chunk)))
+        rows = (left_out or {}).get(chunk, ())
+        staged.update(_list_staged(drop_rows(read_chunk(directory, chunk), rows)))
     low = ask("earliest")
     begin = max(start, low)
     seen, reached = outlast(

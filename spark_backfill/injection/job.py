@@ -14,6 +14,7 @@ from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, read
 from backlogctl.kafka.clients import Connection, connect, outlast
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.manifests import Manifest
+from backlogctl.spark_backfill.injection.newer import PlannedLog
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.spark_backfill.injection.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
@@ -227,6 +228,8 @@ class InjectionJob:
             waited for.
         wave_chunks: at most so many chunks of one slot in one wave.
         patience: seconds for which a chunk is tried again while brokers are away.
+        follows: where staged messages are states of rows: what is newer in the topic is looked
+            for, and such a message is not sent. None sends all.
     """
 
     recovery_id: str
@@ -248,6 +251,7 @@ class InjectionJob:
     hidden_wait: float = HIDDEN_SECONDS
     wave_chunks: int = MAX_CHUNKS
     patience: float = PATIENCE
+    follows: PlannedLog | None = None
 
     def writer_settings(self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> WriterSettings:
         """What the executors need of it."""
@@ -266,9 +270,11 @@ class InjectionJob:
 
 @dataclass(frozen=True, slots=True)
 class InjectionResult:
-    """Every staged message is committed; `skipped` ones were so before this run."""
+    """Every staged message is committed, but those `left_out` as a newer one is there, or their row
+    is gone; `skipped` ones were committed before this run."""
 
     injected: int
     skipped: int
     waves: int
     seconds: float
+    left_out: int = 0

@@ -9,7 +9,7 @@ transaction of one slot seldom hides the records of another.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,10 @@ CLOSED = -1
 
 @dataclass(frozen=True, slots=True)
 class CommittedChunk:
-    """One committed record of the ledger; `offset` and `partition` are the record's own."""
+    """One committed record of the ledger; `offset` and `partition` are the record's own.
+
+    `left_out`: the messages of the chunk, counted from 0, that were not sent with it.
+    """
 
     recovery: str
     topic: str
@@ -68,6 +71,7 @@ class CommittedChunk:
     at: str
     partition: int
     offset: int
+    left_out: tuple[int, ...] = ()
 
 
 def ensure_ledger_topic(
@@ -251,7 +255,12 @@ def read_visible(
 
 
 def make_record(
-    recovery: str, topic: str, plan_hash: str, chunk: Chunk | None, slot: int
+    recovery: str,
+    topic: str,
+    plan_hash: str,
+    chunk: Chunk | None,
+    slot: int,
+    left_out: Sequence[int] = (),
 ) -> tuple[bytes, bytes]:
     """Key and value of a ledger record; without a chunk the slot's closing record."""
     number = CLOSED if chunk is None else chunk.number
@@ -261,6 +270,7 @@ def make_record(
         "sha256": "" if chunk is None else chunk.sha256,
         "count": 0 if chunk is None else chunk.count,
         "at": format_time(utc_now()),
+        **({"left_out": list(left_out)} if left_out else {}),
     }
     return _dump(key), _dump(value)
 
@@ -306,6 +316,7 @@ def _read_record(topic: str, message: Any) -> CommittedChunk:
             at=str(value.get("at", "")),
             partition=message.partition(),
             offset=message.offset(),
+            left_out=tuple(map(int, value.get("left_out", ()))),
         )
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Refused(

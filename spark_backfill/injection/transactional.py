@@ -7,13 +7,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure, PlanStale, Refused, StagingError
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.spark_backfill.injection.ledger_topic import (
     CLOSED,
@@ -22,6 +23,12 @@ from backlogctl.spark_backfill.injection.ledger_topic import (
     find_foreign_chunks,
     make_record,
     read_visible,
+)
+from backlogctl.spark_backfill.injection.newer import (
+    NewerMessages,
+    Overtaken,
+    drop_rows,
+    require_newest,
 )
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
@@ -52,9 +59,10 @@ class OutcomeUnknown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """One chunk is in the topic.
+    """One chunk is in the topic; `count` of its messages, without those left out.
 
     Attributes:
+        left_out: its messages, counted from 0, that were not sent: see `NewerMessages`.
         session: names this commit of its producer; the next chunk of the slot may go on with the
             producer whose last commit it is, and with no other. Empty where there is none.
         first_offset, last_offset: of its messages in the target partition, where known.
@@ -70,13 +78,39 @@ class ChunkResult:
     last_offset: int | None = None
     seconds: float = 0.0
     attempts: int = 1
+    left_out: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMessages:
+    """What of a chunk is sent: `table` is without the messages that are left out."""
+
+    chunk: Chunk
+    table: pa.Table
+    pace: float | None = None
+    newer: NewerMessages | None = None
+    left_out: tuple[int, ...] = ()
+
+    @classmethod
+    def choose(
+        cls, chunk: Chunk, table: pa.Table, pace: float | None, newer: NewerMessages | None
+    ) -> Self:
+        """Leaves out what has a newer message."""
+        left_out = () if newer is None else newer.find_rows(table)
+        return cls(chunk, drop_rows(table, left_out), pace, newer, left_out)
 
 
 class ChunkWriter(Protocol):
     """Writes a chunk's messages and its ledger record, both or neither, at most once ever."""
 
     def write(
-        self, chunk: Chunk, table: pa.Table, *, after: str = "", pace: float | None = None
+        self,
+        chunk: Chunk,
+        table: pa.Table,
+        *,
+        after: str = "",
+        pace: float | None = None,
+        newer: NewerMessages | None = None,
     ) -> ChunkResult:
         """Writes the chunk, or finds that it is committed already.
 
@@ -84,8 +118,10 @@ class ChunkWriter(Protocol):
             table: the chunk's messages, `CHUNK_SCHEMA`, hash checked.
             after: `session` of the slot's previous chunk of this run; empty for none.
             pace: messages per second at most; None for as fast as it goes.
+            newer: of the slot's partition; what has a newer message is not sent. None sends all.
 
         Raises:
+            Overtaken: newer messages came meanwhile; look again, then write it again.
             OutcomeUnknown: ask whether the recovery still is ours, then write it again.
             PlanStale: another recovery wrote to this slot, or the ledger is not the plan's.
             ProducerFenced: another runner took the slot over.
@@ -139,7 +175,13 @@ class TransactionalWriter:
         self._admin: Admin | None = None
 
     def write(
-        self, chunk: Chunk, table: pa.Table, *, after: str = "", pace: float | None = None
+        self,
+        chunk: Chunk,
+        table: pa.Table,
+        *,
+        after: str = "",
+        pace: float | None = None,
+        newer: NewerMessages | None = None,
     ) -> ChunkResult:
         """See `ChunkWriter.write`; an attempt whose outcome is unknown starts from step 1.
 
@@ -147,10 +189,13 @@ class TransactionalWriter:
         process that was stopped for longer may take it from a runner that has replaced it.
         """
         _check_table(chunk, table)
+        sent = ChunkMessages.choose(chunk, table, pace, newer)
         attempt, limit = 1, Deadline(self.settings.transaction_timeout_ms / 1000.0)
         while True:
             try:
-                return self._write_once(chunk, table, after if attempt == 1 else "", pace, attempt)
+                return self._write_once(sent, after if attempt == 1 else "", attempt)
+            except Overtaken:
+                raise
             except AttemptError as failed:
                 error: BacklogError = failed.error
             except KafkaFailure as failed:
@@ -164,10 +209,9 @@ class TransactionalWriter:
                 raise OutcomeUnknown(error) from error
             attempt += 1
 
-    def _write_once(
-        self, chunk: Chunk, table: pa.Table, after: str, pace: float | None, attempt: int
-    ) -> ChunkResult:
+    def _write_once(self, sent: ChunkMessages, after: str, attempt: int) -> ChunkResult:
         """P3. The order of these lines is what makes a chunk commit exactly once."""
+        chunk = sent.chunk
         producer = self._take_kept(chunk.slot, after)
         fresh = producer is None
         if producer is None:
@@ -175,12 +219,10 @@ class TransactionalWriter:
             producer = self._make_producer(chunk.slot)  # 1. a new producer with the slot's id
             reach("p3.1.producer.after")
         try:
-            if fresh and self._find_committed(producer, chunk):  # 2. to 4.
+            if fresh and (record := self._find_committed(producer, chunk)):  # 2. to 4.
                 producer.drop()
-                return ChunkResult(
-                    chunk.slot, chunk.number, chunk.count, CommitOutcome.SKIPPED, attempts=attempt
-                )
-            seconds = self._commit(producer, chunk, table, pace)  # 5. begin, produce, commit
+                return skip_chunk(chunk, record, attempt)
+            seconds = self._commit(producer, sent)  # 5. begin, produce, commit
         except AttemptError as failed:  # 6. abort; or unknown: never assume, start from 1
             reach("p3.6.abort.before")
             if failed.abortable:
@@ -196,17 +238,18 @@ class TransactionalWriter:
         return ChunkResult(  # 7. goes back to the driver, which copies it into SQL
             slot=chunk.slot,
             number=chunk.number,
-            count=chunk.count,
+            count=sent.table.num_rows,
             outcome=CommitOutcome.INJECTED,
             session=producer.session,
             first_offset=producer.first_offset,
             last_offset=producer.last_offset,
             seconds=seconds,
             attempts=attempt,
+            left_out=sent.left_out,
         )
 
-    def _find_committed(self, producer: SlotProducer, chunk: Chunk) -> bool:
-        """Steps 2 to 4: whether the chunk is committed already, for certain."""
+    def _find_committed(self, producer: SlotProducer, chunk: Chunk) -> CommittedChunk | None:
+        """Steps 2 to 4: the chunk's record where it is committed already, for certain."""
         reach("p3.2.init.before")
         producer.init()  # 2. older ones are fenced, their transaction aborted or ended
         reach("p3.2.init.after")
@@ -214,50 +257,71 @@ class TransactionalWriter:
         records = self._scan(chunk.slot)  # 3. the whole ledger partition, up to H, is visible
         reach("p3.3.scan.after")
         reach("p3.4.decide.before")
-        found = self._is_committed(records, chunk)  # 4. there: skip; another recovery's: refuse
+        found = self._find_record(records, chunk)  # 4. there: skip; another recovery's: refuse
         reach("p3.4.decide.after")
         return found
 
-    def _commit(
-        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
-    ) -> float:
+    def _commit(self, producer: SlotProducer, sent: ChunkMessages) -> float:
         """Step 5: the messages and their ledger record, both or neither."""
         reach("p3.5.begin.before")
         producer.begin()
         reach("p3.5.begin.after")
-        producer.produce(chunk.slot, table, pace)
+        producer.produce(sent.chunk.slot, sent.table, sent.pace)
         reach("p3.5.produce.after")
-        self._produce_record(producer, chunk)
+        self._produce_record(producer, sent)
         reach("p3.5.record.after")
         producer.flush()
         reach("p3.5.flush.after")
+        self._require_newest(producer, sent)
         reach("p3.5.commit.before")
         seconds = producer.commit()
         reach("p3.5.commit.after")
         return seconds
 
-    def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:
-        settings, ledger = self.settings, self.settings.ledger
+    def _produce_record(self, producer: SlotProducer, sent: ChunkMessages) -> None:
+        settings, ledger, slot = self.settings, self.settings.ledger, sent.chunk.slot
         key, value = make_record(
-            settings.recovery_id, settings.topic, settings.plan_hash, chunk, chunk.slot
+            *(settings.recovery_id, settings.topic, settings.plan_hash),
+            *(sent.chunk, slot, sent.left_out),
         )
-        place = ledger.place(settings.topic, chunk.slot)
+        place = ledger.place(settings.topic, slot)
         producer.produce_record(ledger.topic, place, key, value)
+
+    def _require_newest(self, producer: SlotProducer, sent: ChunkMessages) -> None:
+        """Nothing newer came since the driver's look, and stands before our messages.
+
+        Raises:
+            Overtaken.
+        """
+        if sent.newer is None or not sent.table.num_rows:
+            return
+        topic, slot, last = self.settings.topic, sent.chunk.slot, producer.last_offset
+        end = last + 1 if last is not None else self._ask_end(slot)
+        require_newest(self.settings.properties, topic, slot, sent.table, sent.newer, end)
+
+    def _ask_end(self, slot: int) -> int:
+        topic = self.settings.topic
+        return list_offsets(self._connect(), topic, [slot], "latest", "read_uncommitted")[slot]
+
+    def _connect(self) -> Admin:
+        if self._admin is None:
+            self._admin = make_admin(self.settings.properties)
+        return self._admin
 
     def _scan(self, slot: int) -> list[CommittedChunk]:
         settings = self.settings
-        if self._admin is None:
-            self._admin = make_admin(settings.properties)
         place = settings.ledger.place(settings.topic, slot)
         return read_visible(
             settings.properties,
             settings.ledger,
             [place],
             wait=settings.hanging_wait,
-            admin=self._admin,
+            admin=self._connect(),
         )
 
-    def _is_committed(self, records: Iterable[CommittedChunk], chunk: Chunk) -> bool:
+    def _find_record(
+        self, records: Iterable[CommittedChunk], chunk: Chunk
+    ) -> CommittedChunk | None:
         """Step 4.
 
         Raises:
@@ -294,14 +358,14 @@ class TransactionalWriter:
         for record in own:
             if record.chunk == chunk.number:
                 require_same_hash(record, chunk, subject)
-                return True
+                return record
         if any(record.chunk == CLOSED for record in own):
             raise Refused(
                 f"recovery {settings.recovery_id} was cancelled; nothing was sent",
                 subject=subject,
                 hint="plan again",
             )
-        return False
+        return None
 
     def _make_producer(self, slot: int) -> SlotProducer:
         settings = self.settings
@@ -334,6 +398,16 @@ class TransactionalWriter:
     def close(self) -> None:
         while self._kept:
             self._kept.popitem()[1].drop()
+
+
+def skip_chunk(chunk: Chunk, record: CommittedChunk, attempt: int = 1) -> ChunkResult:
+    """The result of a chunk that is committed already, as its record says."""
+    sent = chunk.count - len(record.left_out)
+    return ChunkResult(
+        *(chunk.slot, chunk.number, sent, CommitOutcome.SKIPPED),
+        attempts=attempt,
+        left_out=record.left_out,
+    )
 
 
 def require_same_hash(record: CommittedChunk, chunk: Chunk, subject: str) -> None:

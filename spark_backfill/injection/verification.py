@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.manifests import Manifest, read_chunk
 from backlogctl.spark_backfill.failures import list_secrets, translating
 from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, await_visible, check_target
+from backlogctl.spark_backfill.injection.newer import drop_rows
 from backlogctl.spark_backfill.spark.frames import last_header, make_empty
 from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 from backlogctl.values import Chunk
@@ -95,8 +96,9 @@ class VerificationResult:
 
     `missing`: staged, not in the topic. `doubled`: there more than once, whichever recovery sent
     it. `different`: there once, with another key, value, header or partition. `unexpected`: there
-    under this recovery's id, and not staged. `removed`: offsets `[start, end)` by partition that
-    retention removed before they could be read.
+    under this recovery's id, and not to be sent. `left_out`: staged, and not sent, as a newer
+    message is there, or the row is gone; the other counts are without them. `removed`: offsets
+    `[start, end)` by partition that retention removed before they could be read.
     """
 
     staged: int
@@ -109,13 +111,17 @@ class VerificationResult:
     ids: Mapping[str, tuple[str, ...]]
     start_offsets: Mapping[int, int]
     end_offsets: Mapping[int, int]
+    left_out: int = 0
     removed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
-        """Something was staged, all of it is there once, as staged, and nothing else of ours."""
-        return 0 < self.staged == self.matched and not (
-            self.missing or self.doubled or self.different or self.unexpected
+        """Something was staged, all of it that was to be sent is there once, as staged, and nothing
+        else of ours."""
+        return (
+            self.staged + self.left_out > 0
+            and self.staged == self.matched
+            and not (self.missing or self.doubled or self.different or self.unexpected)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -124,6 +130,7 @@ class VerificationResult:
             "staged": self.staged,
             "found": self.found,
             "matched": self.matched,
+            "left_out": self.left_out,
             **{kind: getattr(self, kind) for kind in _KINDS},
             "ids": {kind: list(ids) for kind, ids in self.ids.items()},
         }
@@ -159,6 +166,7 @@ def verify_injection(
     directory: Path,
     start_offsets: Mapping[int, int],
     known_ends: Mapping[int, int] | None = None,
+    left_out: Mapping[tuple[int, int], Sequence[int]] | None = None,
     hidden_wait: float = HIDDEN_SECONDS,
     deadline: Deadline | None = None,
     look: Callable[[], None] | None = None,
@@ -177,6 +185,7 @@ def verify_injection(
         start_offsets: of before the injection; see `record_target_ends`.
         known_ends: the offset after the last injected message, by partition; where it is not
             known, it waits for all that is in the partition now.
+        left_out: by slot and number of a chunk its messages that were not sent, counted from 0.
         hidden_wait: seconds for open transactions.
         look: called while waiting for them, and before Spark reads; may raise.
 
@@ -212,10 +221,12 @@ def verify_injection(
         kind=VerificationFailed,
         secrets=list_secrets(properties),
     ):
-        staged = _read_staged(spark, directory, manifest)
+        staged = _read_staged(spark, directory, manifest, left_out or {})
         found = _read_topic(spark, properties, topic, manifest.recovery_id, starts, ends)
         try:
-            return replace(_compare(staged, found, starts, ends), removed=removed)
+            unsent = sum(map(len, (left_out or {}).values()))
+            compared = _compare(staged, found, starts, ends)
+            return replace(compared, removed=removed, left_out=unsent)
         except PySparkException:
             # Spark turns an executor's error into text: a staged file's own error says more.
             _check_staged(spark, directory, manifest)
@@ -237,7 +248,12 @@ def _check_staged(spark: SparkSession, directory: Path, manifest: Manifest) -> N
             raise error
 
 
-def _read_staged(spark: SparkSession, directory: Path, manifest: Manifest) -> DataFrame:
+def _read_staged(
+    spark: SparkSession,
+    directory: Path,
+    manifest: Manifest,
+    left_out: Mapping[tuple[int, int], Sequence[int]],
+) -> DataFrame:
     """Checks and reads in one pass, in Python: so what is compared is what was hashed."""
     schema = "message_id string, fingerprint binary"
     chunks = list(manifest.chunks)
@@ -249,7 +265,9 @@ def _read_staged(spark: SparkSession, directory: Path, manifest: Manifest) -> Da
 
         for batch in batches:
             for number in batch["id"].to_pylist():
-                table = read_chunk(directory, chunks[number])
+                chunk = chunks[number]
+                rows = left_out.get((chunk.slot, chunk.number), ())
+                table = drop_rows(read_chunk(directory, chunk), rows)
                 for part in table.to_batches(max_chunksize=10_000):
                     columns = [part["message_id"], fingerprint_staged(part)]
                     yield pa.RecordBatch.from_arrays(columns, ["message_id", "fingerprint"])

@@ -23,7 +23,7 @@ from backlogctl.errors import (
     ProducerFenced,
     Refused,
 )
-from backlogctl.kafka.clients import make_admin, outlast
+from backlogctl.kafka.clients import Admin, make_admin, outlast
 from backlogctl.manifests import read_chunk
 from backlogctl.spark_backfill.injection.brakes import (
     Brakes,
@@ -49,6 +49,12 @@ from backlogctl.spark_backfill.injection.ledger_topic import (
     find_foreign_chunks,
     read_committed_chunks,
 )
+from backlogctl.spark_backfill.injection.newer import (
+    LogFollower,
+    NewerMessages,
+    Overtaken,
+    list_staged,
+)
 from backlogctl.spark_backfill.injection.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
     ChunkResult,
@@ -59,6 +65,7 @@ from backlogctl.spark_backfill.injection.transactional import (
     WriterSettings,
     fence_slots,
     require_same_hash,
+    skip_chunk,
 )
 from backlogctl.values import Chunk
 from backlogctl_delivery.crashpoints import reach
@@ -72,7 +79,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """Chunks of one slot in a wave, one after another; see `ChunkWriter.write` for `after`, `pace`.
+    """Chunks of one slot in a wave, one after another; see `ChunkWriter.write` for `after`, `pace`
+    and `newer`.
 
     No further chunk is begun after `seconds`: pause, cancel and the window are looked at between
     two waves.
@@ -83,6 +91,7 @@ class ChunkTask:
     after: str = ""
     pace: float | None = None
     seconds: float = WAVE_SECONDS
+    newer: NewerMessages | None = None
 
     @property
     def slot(self) -> int:
@@ -94,14 +103,14 @@ class ChunkTask:
 class ChunkOutcome:
     """What one chunk of a task came to: a result or an error, which ends the task.
 
-    With `unknown` the chunk may be committed all the same, and is to be written again from step 1
-    by whoever holds the recovery's lease.
+    With `again` the chunk is to be written again from step 1 by whoever holds the recovery's
+    lease: it may be committed all the same, or newer messages came meanwhile.
     """
 
     slot: int
     result: ChunkResult | None = None
     error: BacklogError | None = None
-    unknown: bool = False
+    again: bool = False
 
 
 class ChunkRunner(Protocol):
@@ -224,10 +233,12 @@ def run_task(writer: ChunkWriter, task: ChunkTask) -> list[ChunkOutcome]:
 def _run_chunk(writer: ChunkWriter, task: ChunkTask, chunk: Chunk, after: str) -> ChunkOutcome:
     try:
         table = read_chunk(task.directory, chunk)
-        result = writer.write(chunk, table, after=after, pace=task.pace)
+        result = writer.write(chunk, table, after=after, pace=task.pace, newer=task.newer)
         return ChunkOutcome(chunk.slot, result=result)
     except OutcomeUnknown as unknown:
-        return ChunkOutcome(chunk.slot, error=unknown.error, unknown=True)
+        return ChunkOutcome(chunk.slot, error=unknown.error, again=True)
+    except Overtaken as overtaken:
+        return ChunkOutcome(chunk.slot, error=overtaken, again=True)
     except BacklogError as error:
         # As a value: Spark would turn a raised error into a text with a traceback.
         return ChunkOutcome(chunk.slot, error=error)
@@ -286,6 +297,15 @@ def inject_with(
         runner.close()
 
 
+def follow_log(admin: Admin, job: InjectionJob) -> LogFollower | None:
+    """Of what is staged as its row was; None where a message is what it was for ever."""
+    planned = job.follows
+    if planned is None:
+        return None
+    staged = list_staged(job.directory, job.manifest, planned.header)
+    return LogFollower(admin, job.topic, job.recovery_id, staged, planned)
+
+
 class _Injection:
     """The state of one run: what is left of each slot, and how far it is."""
 
@@ -307,6 +327,8 @@ class _Injection:
         self._slots: dict[int, int] = {}
         self._chunks: dict[int, int] = {}
         self._last_offsets: dict[int, int | None] = {}
+        self._follower: LogFollower | None = None
+        self._left_out: dict[Chunk, tuple[int, ...]] = {}
         self._is_canary_proved = False
         self._injected = self._skipped = self._waves = 0
         self._began = time.monotonic()
@@ -314,12 +336,18 @@ class _Injection:
     def run(self) -> InjectionResult:
         self._check_plan()
         self._skip_committed()
+        self._follower = follow_log(self._admin, self._job)
         self._send_canary()
         while any(self._left.values()):
             self._look()
             self._send_wave(choose_slots(self._left, self._job.messages_per_second))
+        self._follow(is_last=True)
         return InjectionResult(
-            self._injected, self._skipped, self._waves, time.monotonic() - self._began
+            self._injected,
+            self._skipped,
+            self._waves,
+            time.monotonic() - self._began,
+            self._count_left_out(),
         )
 
     def _check_plan(self) -> None:
@@ -356,7 +384,7 @@ class _Injection:
             while chunks and (record := own.get((slot, chunks[0].number))):
                 chunk = chunks.popleft()
                 require_same_hash(record, chunk, f"topic {job.topic}[{slot}]")
-                self._note(ChunkResult(slot, chunk.number, chunk.count, CommitOutcome.SKIPPED))
+                self._note(skip_chunk(chunk, record), chunk)
         if self._skipped:
             self._report()
 
@@ -398,6 +426,7 @@ class _Injection:
             wait=job.hidden_wait,
             patience=job.patience,
             look=self._look,
+            left_out=self._left_out,
         )
         if job.group:
             await_group_past(
@@ -413,6 +442,7 @@ class _Injection:
 
     def _send_wave(self, slots: list[int]) -> None:
         started = time.monotonic()
+        self._follow()
         tasks = [self._make_task(slot, len(slots)) for slot in slots]
         before = self._injected
         self._run_tasks(tasks)
@@ -439,7 +469,27 @@ class _Injection:
         pace = choose_pace(chunks[0].count, rate, width, self._runner.parallelism)
         # Tasks wait for cores: the wave as a whole keeps to its time, but each writes one chunk.
         seconds = WAVE_SECONDS * min(1.0, self._runner.parallelism / width)
-        return ChunkTask(self._job.directory, chunks, self._sessions.get(slot, ""), pace, seconds)
+        session, newer = self._sessions.get(slot, ""), self._find_newer(slot)
+        return ChunkTask(self._job.directory, chunks, session, pace, seconds, newer)
+
+    def _follow(self, *, is_last: bool = False) -> None:
+        """What came into the topic since the last look; brokers that are away are waited for.
+
+        Raises:
+            VerificationFailed: after the last wave, an older state stands behind a newer one.
+        """
+        follower = self._follower
+        if follower is None:
+            return
+        outlast(Deadline(self._job.patience), follower.look)
+        if is_last:
+            follower.require_order(f"topic {self._job.topic}")
+
+    def _find_newer(self, slot: int) -> NewerMessages | None:
+        return None if self._follower is None else self._follower.describe(slot)
+
+    def _count_left_out(self) -> int:
+        return sum(map(len, self._left_out.values()))
 
     def _run_tasks(self, tasks: Sequence[ChunkTask]) -> None:
         """Until every chunk of the wave is committed, for certain.
@@ -451,7 +501,10 @@ class _Injection:
         while tasks:
             if rounds:
                 self._look()
-                tasks = [replace(task, after="") for task in tasks]
+                self._follow()
+                tasks = [
+                    replace(task, after="", newer=self._find_newer(task.slot)) for task in tasks
+                ]
             rounds += 1
             self._check_target()
             try:
@@ -471,11 +524,11 @@ class _Injection:
         for outcome in outcomes:
             if outcome.result is not None:
                 done[outcome.slot] += 1
-                self._left[outcome.result.slot].popleft()
+                chunk = self._left[outcome.result.slot].popleft()
                 self._sessions[outcome.result.slot] = outcome.result.session
-                self._note(outcome.result)
+                self._note(outcome.result, chunk)
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        known = [o.error for o in outcomes if o.error is not None and not o.unknown]
+        known = [o.error for o in outcomes if o.error is not None and not o.again]
         if errors and (known or not again):
             raise self._explain(min(known or errors, key=_rank))
         failed = {outcome.slot for outcome in outcomes if outcome.error is not None}
@@ -495,7 +548,9 @@ class _Injection:
                 return reason if not isinstance(reason, KafkaFailure) else error
         return error
 
-    def _note(self, result: ChunkResult) -> None:
+    def _note(self, result: ChunkResult, chunk: Chunk) -> None:
+        if result.left_out:
+            self._left_out[chunk] = result.left_out
         if result.outcome is CommitOutcome.SKIPPED:
             self._skipped += result.count
         else:
@@ -512,7 +567,7 @@ class _Injection:
         return InjectionProgress(
             injected=self._injected,
             skipped=self._skipped,
-            total=self._job.manifest.count,
+            total=self._job.manifest.count - self._count_left_out(),
             wave=self._waves,
             slots=dict(self._slots),
             chunks=dict(self._chunks),

@@ -10,20 +10,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from backlogctl.errors import BacklogError, KafkaFailure
 from backlogctl.kafka.clients import make_producer
 from backlogctl.spark_backfill.injection.ledger_topic import make_record
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
+    ChunkMessages,
     ChunkResult,
     ChunkWriter,
     TransactionalWriter,
     WriterSettings,
 )
 from backlogctl.spark_backfill.injection.waves import ChunkOutcome, ChunkTask, inject_with, run_task
-from backlogctl.values import Chunk
 from backlogctl_delivery.crashpoints import reach
 from tests.crash.forking import start_process
 from tests.crash.scenario import load_job
@@ -49,19 +47,18 @@ class LocalChunkRunner:
 class BrokenWriter(TransactionalWriter):
     """The protocol broken on purpose: the ledger record is outside of the transaction."""
 
-    def _commit(
-        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
-    ) -> float:
+    def _commit(self, producer: SlotProducer, sent: ChunkMessages) -> float:
         producer.begin()
-        producer.produce(chunk.slot, table, pace)
+        producer.produce(sent.chunk.slot, sent.table, sent.pace)
         producer.flush()
         seconds = producer.commit()
         reach("p3.5.commit.after")
         settings, ledger = self.settings, self.settings.ledger
         key, value = make_record(
-            settings.recovery_id, settings.topic, settings.plan_hash, chunk, chunk.slot
+            *(settings.recovery_id, settings.topic, settings.plan_hash),
+            *(sent.chunk, sent.chunk.slot),
         )
-        place = ledger.place(settings.topic, chunk.slot)
+        place = ledger.place(settings.topic, sent.chunk.slot)
         plain = make_producer(settings.properties)
         plain.produce(ledger.topic, value, key, place)
         assert plain.flush(90) == 0
@@ -73,15 +70,13 @@ class StumblingWriter(TransactionalWriter):
 
     stumbled = False
 
-    def _commit(
-        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
-    ) -> float:
+    def _commit(self, producer: SlotProducer, sent: ChunkMessages) -> float:
         if not self.stumbled:
             self.stumbled = True
             producer.begin()
-            producer.produce(chunk.slot, table, pace)
+            producer.produce(sent.chunk.slot, sent.table, sent.pace)
             raise AttemptError(KafkaFailure("stumbled", retryable=True), abortable=True)
-        return super()._commit(producer, chunk, table, pace)
+        return super()._commit(producer, sent)
 
 
 WRITERS: dict[str, type[TransactionalWriter]] = {

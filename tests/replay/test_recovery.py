@@ -46,7 +46,7 @@ def test_whole_way_on_sqlite(shop: Shop) -> None:
 
     done = shop.run("run", recovery, "--json").document
     assert done["state"] == "verified"
-    assert done["counts"] == {"injected": LOST, "skipped": 0, "quarantined": 0}
+    assert done["counts"] == {"injected": LOST, "skipped": 0, "left_out": 0, "quarantined": 0}
     shop.check_same_set()
     assert {g["state"] for g in shop.call("gaps", "--json").document["gaps"]} == {"verified"}
 

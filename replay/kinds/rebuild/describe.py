@@ -18,7 +18,12 @@ from backlogctl.replay.engine.values import (
     Telling,
     Unexplained,
 )
-from backlogctl.replay.injection.kind import READ_BACK, describe_read_back, list_injected
+from backlogctl.replay.injection.kind import (
+    LEFT_OUT,
+    READ_BACK,
+    describe_read_back,
+    list_injected,
+)
 from backlogctl.replay.injection.plan import To, format_schedule, format_staged
 from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
@@ -306,7 +311,10 @@ def _describe_rest(plan: RebuildPlan, record: RecoveryRecord) -> Unexplained:
     ]
     why = [*outcome.reasons]
     why += [f"in quarantine: {n:,} × {told}" for told, n in outcome.quarantine.reasons.items()]
-    left = outcome.counts.rebuilt - recovery.injected - recovery.skipped
+    left_out = sum(chunk.left_out for chunk in record.chunks)
+    left = outcome.counts.rebuilt - recovery.injected - recovery.skipped - left_out
+    if left_out:
+        items.append(("left_out", left_out, f"left out: {LEFT_OUT}"))
     if items or why:
         told = "What the plan could not account for, and what it says may be the reason:"
     elif left:

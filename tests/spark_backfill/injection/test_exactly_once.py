@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from backlogctl.errors import KafkaFailure, LeaseHeld, PlanStale, ProducerFenced, Refused
@@ -20,12 +19,12 @@ from backlogctl.spark_backfill.injection.brakes import CombinedBrakes, Injection
 from backlogctl.spark_backfill.injection.ledger_topic import read_committed_chunks
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
+    ChunkMessages,
     ChunkResult,
     CommitOutcome,
     TransactionalWriter,
     fence_slots,
 )
-from backlogctl.values import Chunk
 from tests.crash.forking import kill_process
 from tests.crash.runner import read_copies, start_runner
 from tests.crash.scenario import make_scenario, make_table
@@ -119,11 +118,9 @@ def test_fault_02_a_producer_that_was_fenced_before_its_first_message_stops(
     job = scenario(slots=1, chunks=1).job
 
     class Overtaken(TransactionalWriter):
-        def _commit(
-            self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
-        ) -> float:
+        def _commit(self, producer: SlotProducer, sent: ChunkMessages) -> float:
             inject_here(job)
-            return super()._commit(producer, chunk, table, pace)
+            return super()._commit(producer, sent)
 
     with pytest.raises(ProducerFenced):
         inject_here(job, writer=Overtaken)
@@ -142,10 +139,10 @@ def test_fault_02_a_runner_that_wakes_up_late_asks_for_its_lease_before_it_takes
     class Stopped(TransactionalWriter):
         """Stopped with its transaction open, while another runner replaces it."""
 
-        def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:
+        def _produce_record(self, producer: SlotProducer, sent: ChunkMessages) -> None:
             time.sleep(1.6)
             sessions.append(other.write(first, read_chunk(job.directory, first)).session)
-            super()._produce_record(producer, chunk)
+            super()._produce_record(producer, sent)
 
     class Lease:
         """Lost as soon as the other runner has it."""
@@ -168,10 +165,8 @@ class LostAnswer(TransactionalWriter):
 
     commits = 0
 
-    def _commit(
-        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
-    ) -> float:
-        seconds = super()._commit(producer, chunk, table, pace)
+    def _commit(self, producer: SlotProducer, sent: ChunkMessages) -> float:
+        seconds = super()._commit(producer, sent)
         self.commits += 1
         if self.commits == 1:
             raise AttemptError(KafkaFailure("timed out", retryable=True), abortable=False)
@@ -194,15 +189,13 @@ class LostCommit(TransactionalWriter):
 
     tried = False
 
-    def _commit(
-        self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
-    ) -> float:
+    def _commit(self, producer: SlotProducer, sent: ChunkMessages) -> float:
         if self.tried:
-            return super()._commit(producer, chunk, table, pace)
+            return super()._commit(producer, sent)
         self.tried = True
         producer.begin()
-        producer.produce(chunk.slot, table, pace)
-        self._produce_record(producer, chunk)
+        producer.produce(sent.chunk.slot, sent.table, sent.pace)
+        self._produce_record(producer, sent)
         producer.flush()
         raise AttemptError(KafkaFailure("timed out", retryable=True), abortable=False)
 
@@ -225,8 +218,8 @@ def test_fault_05_a_transaction_that_the_coordinator_times_out_starts_from_step_
     class Slow(TransactionalWriter):
         slow = True
 
-        def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:
-            super()._produce_record(producer, chunk)
+        def _produce_record(self, producer: SlotProducer, sent: ChunkMessages) -> None:
+            super()._produce_record(producer, sent)
             if self.slow:
                 self.slow = False
                 producer.flush()
@@ -250,12 +243,12 @@ def test_fault_06_an_abort_that_is_refused_means_a_new_producer(scenario: MakeSc
 
         failed = False
 
-        def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:
+        def _produce_record(self, producer: SlotProducer, sent: ChunkMessages) -> None:
             if not self.failed:
                 self.failed = True
                 producer.abort()
                 raise AttemptError(KafkaFailure("failed", retryable=True), abortable=True)
-            super()._produce_record(producer, chunk)
+            super()._produce_record(producer, sent)
 
     assert inject_here(job, writer=AbortedBefore).injected == 100
     assert_same_set(job)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
@@ -50,6 +49,7 @@ from backlogctl.spark_backfill.injection.brakes import (
 from backlogctl.spark_backfill.injection.job import MAX_TRANSACTION_SECONDS
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
+    ChunkMessages,
     ChunkResult,
     CommitOutcome,
     TransactionalWriter,
@@ -111,12 +111,10 @@ def test_the_rate_is_kept_and_no_transaction_stays_open_for_long(scenario: MakeS
     seconds: list[float] = []
 
     class Paced(TransactionalWriter):
-        def _commit(
-            self, producer: SlotProducer, chunk: Chunk, table: pa.Table, pace: float | None
-        ) -> float:
-            assert pace is not None
-            seconds.append(chunk.count / pace)
-            return super()._commit(producer, chunk, table, pace)
+        def _commit(self, producer: SlotProducer, sent: ChunkMessages) -> float:
+            assert sent.pace is not None
+            seconds.append(sent.chunk.count / sent.pace)
+            return super()._commit(producer, sent)
 
     progress: list[InjectionProgress] = []
     began = time.monotonic()
@@ -152,7 +150,7 @@ def test_fault_12_below_min_insync_replicas_pauses_with_no_partial_chunk(
     job = scenario(slots=1, config={"min.insync.replicas": "2"}, patience=0.5).job
 
     class Refusing(TransactionalWriter):
-        def _produce_record(self, producer: SlotProducer, chunk: Chunk) -> None:
+        def _produce_record(self, producer: SlotProducer, sent: ChunkMessages) -> None:
             error = KafkaFailure("NOT_ENOUGH_REPLICAS", retryable=True)
             raise AttemptError(error, abortable=True)
 

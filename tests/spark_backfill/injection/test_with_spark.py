@@ -39,6 +39,7 @@ from backlogctl.spark_backfill.injection.ledger_topic import (
 )
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.spark_backfill.injection.transactional import (
+    ChunkMessages,
     ChunkResult,
     CommitOutcome,
     TransactionalWriter,
@@ -328,7 +329,7 @@ def test_fault_08_a_record_above_somebodys_open_transaction_is_not_missed(
         writer = TransactionalWriter(settings)
         producer = writer._make_producer(0)
         producer.init()
-        writer._commit(producer, first, read_chunk(job.directory, first), None)
+        writer._commit(producer, ChunkMessages(first, read_chunk(job.directory, first)))
         low = list_offsets(job.properties, job.ledger.topic, [place], "latest", "read_committed")
         high = list_offsets(job.properties, job.ledger.topic, [place], "latest")
         assert low[place] == 0 < high[place]
