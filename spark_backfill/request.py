@@ -21,8 +21,8 @@ class PriorChunk:
     `first_offset`, `last_offset` are where its `count` messages lie, None where that is not known;
     its transaction's control record follows. `same_group`: it was put back for the group of the
     plan: where its messages lie in a gap, the group lost them again. `archive`: where it was read,
-    None where in none. `left_out`: messages of its list, counted from 0, that were not sent; `count`
-    is without them.
+    None where in none. `left_out`: messages of its list, counted from 0, that were not sent;
+    `count` is without them.
     """
 
     recovery_id: str
