@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.errors import KafkaFailure, PutBackAlready, Refused, StagingError, UsageError
 from backlogctl.formats import Say, format_plural
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.manifests import Manifest, write_manifest
 from backlogctl.spark_backfill.archive.reading import read_archive
 from backlogctl.spark_backfill.evidence.consumed import open_consumed
@@ -34,6 +35,7 @@ from backlogctl.spark_backfill.existing.messages import (
     ORIGINALS_SCHEMA,
     StillThere,
     as_originals,
+    last_header,
     read_log,
 )
 from backlogctl.spark_backfill.existing.request import (
@@ -56,7 +58,8 @@ from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_messag
 from backlogctl.spark_backfill.placing.placement import take_by_edge
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
 from backlogctl.spark_backfill.spark.frames import freeze, make_empty, make_rows, mark_within
-from backlogctl.values import Chunk
+from backlogctl.values import Chunk, OffsetRange
+from backlogctl_delivery import stamps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -179,9 +182,16 @@ def stage_redrive(
             counts = _count(labels, read)
             slots = _count_slots(labels)
         _require_some(request, counts)
+        taken = _take_staged(frozen, labels, counts)
+        if older := _count_older(spark, request, taken):
+            log.warnings.append(
+                f"{format_plural(older, 'row')} of these messages moved on: topic {request.target} "
+                "has newer messages of them, and their older state comes last; leave them out "
+                "with --key, --where or --until"
+            )
         with log.timed("staging", f"staging {format_plural(counts.staged, 'message')}"):
             chunks = stage_messages(
-                _take_staged(frozen, labels, counts),
+                taken,
                 order=("segment", *ORDER),
                 counts=slots,
                 recovery_id=request.recovery_id,
@@ -313,6 +323,42 @@ def _take_staged(frozen: DataFrame, labels: DataFrame, counts: RedriveCounts) ->
         return frozen  # all of it, so that nothing is joined
     place = ["source_partition", "source_offset"]
     return frozen.join(labels.where(F.col("label") == STAGED).select(*place), place, "left_semi")
+
+
+def _count_older(spark: SparkSession, request: RedriveRequest, staged: DataFrame) -> int:
+    """Rows whose last staged message is older than one in the topic that no recovery wrote; 0 where
+    a message is no state of a row.
+
+    Behind means a higher offset; of a message without a known offset, a later time.
+    """
+    source, topic = request.stream.source, request.stream.topic
+    if source is None or not source.mutable or source.stale != "restate" or request.target != topic:
+        return 0
+    ends = list_offsets(
+        request.client_properties, topic, range(request.stream_partitions), "latest",
+        "read_committed",
+    )  # fmt: skip
+    ranges = [OffsetRange(p, request.starts.get(p, 0), end) for p, end in ends.items()]
+    log = read_log(spark, request.client_properties, topic, ranges)
+    header = source.identity.header
+    identity = (F.col("key") if header is None else last_header(header)).alias("identity")
+    places = [F.col("identity"), F.col("partition")]
+    newest = (
+        log.where(last_header(stamps.MESSAGE_ID).isNull())
+        .select(identity, F.col("source_partition").alias("partition"),
+                F.col("source_offset").alias("at"), F.col("timestamp").alias("time"))
+        .where(F.col("identity").isNotNull())
+        .groupBy(*places)
+        .agg(F.max("at").alias("newest"), F.max("time").alias("newest_time"))
+    )  # fmt: skip
+    last = (
+        staged.select(identity, F.col("slot").alias("partition"), "home_offset", "timestamp")
+        .groupBy(*places)
+        .agg(F.max("home_offset").alias("last"), F.max("timestamp").alias("last_time"))
+    )  # fmt: skip
+    behind = F.coalesce(F.col("newest") > F.col("last"), F.col("newest_time") > F.col("last_time"))
+    with translating("look for newer messages", subject=f"topic {topic}", kind=KafkaFailure):
+        return last.join(newest, ["identity", "partition"]).where(behind).count()
 
 
 def _count(labels: DataFrame, read: int) -> RedriveCounts:

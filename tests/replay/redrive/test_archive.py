@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from backlogctl.values import GapState
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
 from tests.kit.kafka import move_log_start, set_config
-from tests.kit.shop import Shop, offload, place
+from tests.kit.shop import SOURCE, Shop, offload, place
 from tests.replay.redrive.world import (
     KEEP,
     Header,
@@ -70,6 +71,20 @@ def test_a_offloaded_range_is_put_back(offloaded: tuple[Shop, str]) -> None:
     assert all(one.partition == place(int(one.key or b"")) for one in sent)
     tail = [one.key for one in sent if one.partition == 1][5:]
     assert tail == [str(number).encode() for number in mine[5:]], "in their order"
+
+
+@pytest.mark.parametrize("mutable", [True, False])
+def test_fault_94_rows_that_moved_on_are_counted(
+    offloaded: tuple[Shop, str], mutable: bool
+) -> None:
+    """An archive of states: seven have a newer message, one a tombstone."""
+    shop, archive = offloaded
+    shop.write_config(source={**SOURCE, "mutable": mutable})
+    publish(shop, shop.topic, [make_order(number) for number in range(7)])
+    publish(shop, shop.topic, [replace(make_order(7), value=None)])
+    planned = plan(shop, "--from", f"archive:{archive}", "--all")
+    told = [line for line in planned["warnings"] if "moved on" in line]
+    assert [line[:39] for line in told] == ["8 rows of these messages moved on: topi"] * mutable
 
 
 def test_what_expired_unread_again_is_lost_again(offloaded: tuple[Shop, str]) -> None:
