@@ -15,6 +15,7 @@ from backlogctl.replay.engine.kind import Kind, OptionsT, RunContext, Workspace
 from backlogctl.replay.engine.plan import PlannedWindow
 from backlogctl.replay.engine.values import (
     Checked,
+    Fact,
     PutBack,
     Readers,
     Reads,
@@ -121,6 +122,14 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
             "off_peak": PlannedWindow.freeze(stream.off_peak),
         }
         return super().apply_terms(plan, stream).model_copy(update=terms)
+
+    def preview(
+        self, workspace: Workspace, plan: InjectionT, recovery: Recovery
+    ) -> tuple[Fact, ...]:
+        """A few messages, masked."""
+        from backlogctl.replay.injection.staged import preview_messages
+
+        return preview_messages(workspace, plan, recovery.id)
 
     def check(self, plan: InjectionT, recovery: Recovery) -> None:
         """Too many messages, or readers who would get them too."""

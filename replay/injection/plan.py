@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from backlogctl.config import Config, Stream, StreamLimits
-from backlogctl.formats import format_bytes, format_duration, format_plural
+from backlogctl.formats import format_bytes, format_duration, format_moment, format_plural
 from backlogctl.replay.engine.plan import Plan, PlanPart
+from backlogctl.replay.engine.values import Fact
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class InjectionPlan(Plan):
         transactional_prefix: of the slots' transactional.id; None takes the configuration's.
         deliver: `topic` where the stream says by name that other groups get the messages too.
         target: None where they go to the stream's own topic.
+        first_time, last_time: of the messages, in the normal form; None where they have none.
+        pace: messages a second of the stream's last recovery; None where that is not known.
     """
 
     manifest_sha256: str
@@ -59,6 +62,9 @@ class InjectionPlan(Plan):
     deliver: str | None = None
     limits: StreamLimits
     target: PlannedTarget | None = None
+    first_time: str | None = None
+    last_time: str | None = None
+    pace: float | None = None
 
     def closes(self, gap_id: str) -> bool:
         """Whether it closes a gap that it was planned for, so that it takes it."""
@@ -113,17 +119,37 @@ def format_staged(chunks: int, size: int) -> str:
     return f"{format_plural(chunks, 'chunk')}, {format_bytes(size)}"
 
 
+def list_terms(plan: InjectionPlan) -> tuple[Fact, ...]:
+    """Which times the messages are of, when they are sent, how long that takes, and what can be
+    taken back."""
+    facts = []
+    if plan.first_time is not None and plan.last_time is not None:
+        first, last = map(format_moment, (plan.first_time, plan.last_time))
+        facts.append(Fact("times", f"of the messages: {first} to {last}"))
+    facts.append(Fact("put back", format_schedule(plan), decides=True))
+    stays = "what is put back cannot be taken out of the topic again"
+    if plan.target is not None and plan.target.to is To.REHEARSAL:
+        stays = "its topic is deleted, with all that it got"
+    facts.append(Fact("undo", f"`backlogctl cancel` stops it at any time; {stays}", decides=True))
+    return tuple(facts)
+
+
 def format_schedule(plan: InjectionPlan) -> str:
     """The window and the brakes, and about how long the work takes."""
     brakes = []
     if plan.off_peak is not None:
         brakes.append(f"{plan.off_peak}, as many nights as needed")
-    if rate := plan.limits.messages_per_second:
-        took = format_duration(max(1.0, plan.message_count / rate))
+    rate, pace = plan.limits.messages_per_second, plan.pace
+    speed = min(filter(None, (rate, pace)), default=None)
+    took = "" if speed is None else format_duration(max(1.0, plan.message_count / speed))
+    if rate:
         brakes.append(f"at most {rate:,} messages/s: about {took} of work")
+    elif pace:
+        brakes.append(f"about {took} of work, at {pace:,.0f} messages/s as the last recovery went")
     if plan.delivers and (lag := plan.limits.max_live_lag):
         brakes.append(f"waits while the live group is more than {lag:,} behind")
-    return ", ".join(brakes) or "at any time, as fast as it goes"
+    told = ", ".join(brakes) or "at any time, as fast as it goes"
+    return told if speed else f"{told}; how long that takes is not known before the first run"
 
 
 # What a recovery that sends messages must be allowed on the cluster.

@@ -17,6 +17,7 @@ from backlogctl.replay.engine.plan import Options, PlannedWindow, RunOrigin, fin
 from backlogctl.replay.injection.context import warn_about_room
 from backlogctl.replay.injection.kind import warn_about_readers
 from backlogctl.replay.injection.plan import InjectionPlan, list_sending
+from backlogctl.replay.injection.staged import describe_staged
 from backlogctl.replay.injection.target import (
     Target,
     clear_rehearsals,
@@ -143,7 +144,8 @@ def stage_and_store(
         directory = workspace.staging_of(recovery_id)
         manifest = read_manifest(directory, plan.manifest_sha256)
         told = warn_about_room(workspace.config.cluster_of(draft.stream), plan.topic, manifest)
-        plan = plan.model_copy(update={"warnings": (*plan.warnings, *told)})
+        staged = describe_staged(workspace, draft.stream, manifest)
+        plan = plan.model_copy(update={**staged, "warnings": (*plan.warnings, *told)})
         closed = [gap for gap in gaps if target.planned is None and plan.closes(gap.id)]
         recovery = store_plan(workspace, recovery_id, plan, [gap.id for gap in closed])
         _refuse_grown(workspace, closed)

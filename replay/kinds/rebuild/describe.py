@@ -24,7 +24,7 @@ from backlogctl.replay.injection.kind import (
     describe_read_back,
     list_injected,
 )
-from backlogctl.replay.injection.plan import To, format_schedule, format_staged
+from backlogctl.replay.injection.plan import To, format_staged, list_terms
 from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
 from backlogctl.values import Certainty, Recovery
@@ -44,7 +44,7 @@ _COUNTS = {
     "shortfall": ("shortfall", "", False),
 }
 _SHOWN_DIFFERENCES = 2
-WITHIN = "within"
+EXACT, WITHIN, COVERING = "exact", "within", "covering"
 LOST_RANGES = "Lost ranges"
 
 
@@ -81,11 +81,30 @@ def _say_request(plan: RebuildPlan, recovery: Recovery) -> str:
 
 
 def _say_summary(plan: RebuildPlan) -> str:
-    count = format_plural(plan.message_count, "lost message")
+    count, more = _count_messages(plan), _say_more(plan)
     if plan.delivers:
-        return f"Puts {count} back into topic {plan.topic}."
+        return f"Puts {count} back into topic {plan.topic}{more}."
     where = format_target(plan.target, plan.topic)
-    return f"Sends {count} of topic {plan.topic} to {where}; the gaps stay as they are."
+    return f"Sends {count} of topic {plan.topic} to {where}{more}; the gaps stay as they are."
+
+
+def _count_messages(plan: RebuildPlan) -> str:
+    """They are lost ones where nothing else can be among them."""
+    is_sure = plan.outcome.verdict == EXACT
+    return format_plural(plan.message_count, "lost message" if is_sure else "message")
+
+
+def _say_more(plan: RebuildPlan) -> str:
+    """How many were lost at most, where others may be among them."""
+    outcome = plan.outcome
+    if outcome.verdict == EXACT:
+        return ""
+    lost = f"; at most {format_count(outcome.counts.expected)} were lost"
+    if outcome.verdict == COVERING:
+        return f"{lost}, and one that was not says its row's newest state again"
+    if taken := outcome.uncertain.taken:
+        lost += f", and {format_count(taken)} of these may have been read"
+    return lost
 
 
 def _list_actions(plan: RebuildPlan) -> tuple[Action, ...]:
@@ -185,7 +204,7 @@ def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
             f"{outcome.fidelity}, staged in {format_staged(outcome.chunks, outcome.bytes)}",
         )
     )
-    facts.append(Fact("put back", format_schedule(plan), decides=True))
+    facts += list_terms(plan)
     return tuple(facts)
 
 
@@ -227,7 +246,8 @@ def account_for_rebuild(plan: RebuildPlan, record: RecoveryRecord) -> Account:
     recovery, counts = record.recovery, plan.outcome.counts
     if not plan.delivers:
         return _account_elsewhere(plan, record)
-    done = format_plural(recovery.injected, "lost message")
+    word = "lost message" if plan.outcome.verdict == EXACT else "message"
+    done = format_plural(recovery.injected, word)
     cancelled = "It was cancelled before anything was put back. The gaps are open again."
     if recovery.injected:
         cancelled = (
@@ -238,7 +258,7 @@ def account_for_rebuild(plan: RebuildPlan, record: RecoveryRecord) -> Account:
     read = record.find_last(READ_BACK)
     matched = read.detail.get("matched") if read else None
     return Account(
-        aim=f"to put {format_plural(counts.rebuilt, 'lost message')} of topic {plan.topic} back",
+        aim=f"to put {_count_messages(plan)} of topic {plan.topic} back",
         achieved=f"{done} of topic {plan.topic} put back, each once",
         verified=f"They are at the ends of their partitions for group {plan.group}. All of them "
         "were read back: once each, with the bytes that were approved.",
@@ -270,8 +290,7 @@ def _account_elsewhere(plan: RebuildPlan, record: RecoveryRecord) -> Account:
     matched = read.detail.get("matched") if read else None
     gone = "the rehearsal's topic is deleted" if rehearses else f"{sent} stay where they were sent"
     return Account(
-        aim=f"to send {format_plural(counts.rebuilt, 'lost message')} of topic {plan.topic} to "
-        f"{where}: {word}",
+        aim=f"to send {_count_messages(plan)} of topic {plan.topic} to {where}: {word}",
         achieved=f"{sent} of topic {plan.topic} sent to {where}, each once: {word}",
         verified="All of them were read back there: once each, with the bytes that were approved. "
         f"Nothing was put back for group {plan.group}: the gaps are as they were.",

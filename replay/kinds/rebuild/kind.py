@@ -15,7 +15,13 @@ from backlogctl.replay.engine.kind import Say, Traits, Workspace, ignore_progres
 from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.engine.values import Account, RecoveryRecord, Telling
 from backlogctl.replay.injection.kind import InjectionKind, has_readers_alone
-from backlogctl.replay.kinds.rebuild.plan import ALLOW_SURPLUS, NAME, RebuildOptions, RebuildPlan
+from backlogctl.replay.kinds.rebuild.plan import (
+    ALLOW_SURPLUS,
+    ALLOW_UNCERTAIN,
+    NAME,
+    RebuildOptions,
+    RebuildPlan,
+)
 from backlogctl.values import Gap, Recovery
 
 if TYPE_CHECKING:
@@ -50,7 +56,8 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
         return plan_rebuild(workspace, stream, options, origin=origin, say=say)
 
     def check(self, plan: RebuildPlan, recovery: Recovery) -> None:
-        """Surplus that was not allowed by name, or readers who would get messages twice."""
+        """Surplus, or mostly rows that may have been read, that was not allowed by name; or readers
+        who would get messages twice."""
         subject = f"recovery {recovery.id}"
         if plan.outcome.verdict == SURPLUS and ALLOW_SURPLUS not in plan.allowed:
             surplus = format_plural(plan.outcome.counts.surplus, "message")
@@ -59,6 +66,16 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
                 subject=subject,
                 hint=f"mend the configuration, or `backlogctl plan rebuild {plan.stream} "
                 "--allow surplus`",
+            )
+        if plan.is_mostly_uncertain and ALLOW_UNCERTAIN not in plan.allowed:
+            taken = plan.outcome.uncertain.taken
+            raise Refused(
+                f"of {format_plural(plan.message_count, 'message')} that it would send {taken} may "
+                "have been read: most of them are not known to be lost",
+                subject=subject,
+                hint=f"look at the rows in {plan.outcome.uncertain.path}; then `source.edge: "
+                f"exclude` leaves them out, or `backlogctl plan rebuild {plan.stream} "
+                "--allow uncertain` takes them",
             )
         super().check(plan, recovery)
 

@@ -16,8 +16,8 @@ from backlogctl.values import Gap, SequenceRange
 
 # What an operator says of a rebuild.
 
-ALLOW_SURPLUS, ALLOW_PROOF = "surplus", "proof"
-ALLOWED = (ALLOW_SURPLUS, ALLOW_PROOF, ALLOW_LEDGER)
+ALLOW_SURPLUS, ALLOW_PROOF, ALLOW_UNCERTAIN = "surplus", "proof", "uncertain"
+ALLOWED = (ALLOW_SURPLUS, ALLOW_UNCERTAIN, ALLOW_PROOF, ALLOW_LEDGER)
 
 
 class RebuildOptions(Options):
@@ -50,7 +50,7 @@ class RebuildOptions(Options):
     allow: AllowedWords = Field(
         default=(),
         title="Allow",
-        description="`surplus`, `proof` or `ledger`: go on in spite of it.",
+        description="`surplus`, `uncertain`, `proof` or `ledger`: go on in spite of it.",
     )
 
     _check_allow = list_words("allow", ALLOWED)
@@ -137,6 +137,12 @@ class RebuildPlan(InjectionPlan):
     def slots(self) -> tuple[int, ...]:
         """The partitions of the target that get messages: one slot each."""
         return self.outcome.slots or tuple(row.partition for row in self.outcome.partitions)
+
+    @property
+    def is_mostly_uncertain(self) -> bool:
+        """Whether of most of its messages it is not known that they were lost."""
+        outcome = self.outcome
+        return outcome.verdict == "short" and 2 * outcome.uncertain.taken > outcome.counts.rebuilt
 
     @property
     def message_count(self) -> int:

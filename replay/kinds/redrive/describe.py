@@ -26,7 +26,7 @@ from backlogctl.replay.injection.kind import (
     describe_read_back,
     list_injected,
 )
-from backlogctl.replay.injection.plan import To, format_schedule, format_staged
+from backlogctl.replay.injection.plan import To, format_staged, list_terms
 from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.injection.unprocessed import WORD
 from backlogctl.replay.kinds.redrive.plan import RedrivePlan
@@ -219,7 +219,7 @@ def _list_facts(plan: RedrivePlan) -> tuple[Fact, ...]:
         facts.append(Fact("stripped", f"headers of retries: {_say_names(outcome.stripped)}"))
     staged = format_staged(outcome.chunks, outcome.bytes)
     facts.append(Fact("messages", f"original, byte for byte, staged in {staged}"))
-    facts.append(Fact("put back", format_schedule(plan), decides=True))
+    facts += list_terms(plan)
     return tuple(facts)
 
 

@@ -91,10 +91,11 @@ class RedriveKind(InjectionKind[RedrivePlan, RedriveOptions]):
     def preview(
         self, workspace: Workspace, plan: RedrivePlan, recovery: Recovery
     ) -> tuple[Fact, ...]:
-        """A few messages and errors, masked."""
-        from backlogctl.replay.kinds.redrive.sources import preview_redrive
+        """Errors, and a few messages, masked."""
+        from backlogctl.replay.kinds.redrive.sources import preview_errors
 
-        return preview_redrive(workspace, plan, recovery.id)
+        errors = preview_errors(workspace, plan, recovery.id)
+        return (*errors, *super().preview(workspace, plan, recovery))
 
     def account(self, plan: RedrivePlan, record: RecoveryRecord) -> Account:
         """What was put back and read back."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline
 from backlogctl.config import Stream
-from backlogctl.errors import BacklogError, Refused, UsageError
+from backlogctl.errors import Refused, UsageError
 from backlogctl.formats import format_count, format_moment
 from backlogctl.kafka.admin import TopicInfo, describe_topic
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import ArchiveRecord
-from backlogctl.manifests import read_chunk, read_manifest
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import Fact
 from backlogctl.replay.injection.archived import ARCHIVE, ArchivedGap
@@ -22,7 +21,7 @@ from backlogctl.replay.injection.target import Target
 from backlogctl.replay.injection.unprocessed import WORD
 from backlogctl.replay.kinds.redrive.plan import PlannedSource, RedriveOptions, RedrivePlan
 from backlogctl.replay.observe.snapshot import StreamSnapshot
-from backlogctl.replay.present.messages import Mask, show_part
+from backlogctl.replay.present.messages import Mask
 from backlogctl.spark_backfill.existing.labels import read_errors
 from backlogctl.spark_backfill.existing.request import ArchiveSource, Origin
 from backlogctl.values import Gap, OffsetRange
@@ -302,15 +301,13 @@ def read_span(lows: Mapping[int, int], ends: Mapping[int, int]) -> tuple[OffsetR
     return tuple(OffsetRange(p, lows[p], max(lows[p], ends[p])) for p in sorted(lows))
 
 
-# A few of the staged messages, and the errors of dead letters: for the operator's terminal.
+# The errors of dead letters: for the operator's terminal.
 
-_SHOWN_MESSAGES = 3
 _SHOWN_ERRORS = 5
 _LONGEST_LINE = 120
-_LONGEST_VALUE = 400
 
 
-def preview_redrive(workspace: Workspace, plan: RedrivePlan, recovery_id: str) -> tuple[Fact, ...]:
+def preview_errors(workspace: Workspace, plan: RedrivePlan, recovery_id: str) -> tuple[Fact, ...]:
     """Read from the staged files; nothing once these have expired."""
     stream = workspace.config.streams.get(plan.stream)
     if stream is None:
@@ -323,28 +320,9 @@ def preview_redrive(workspace: Workspace, plan: RedrivePlan, recovery_id: str) -
             Fact("error", _say_error(one.error, one.line, one.count), shows_rows=True)
             for one in read_errors(directory)[:_SHOWN_ERRORS]
         ]
-    try:
-        manifest = read_manifest(directory, plan.manifest_sha256)
-        rows: list[dict[str, Any]] = []
-        for chunk in manifest.chunks:
-            if len(rows) >= _SHOWN_MESSAGES:
-                break
-            rows += read_chunk(directory, chunk).slice(0, _SHOWN_MESSAGES).to_pylist()
-    except BacklogError:
-        return tuple(facts)
-    for row in rows[:_SHOWN_MESSAGES]:
-        facts.append(Fact("message", _say_message(row, mask), shows_rows=True))
     return tuple(facts)
 
 
 def _say_error(error: str, line: str, count: int) -> str:
     told = escape_name(line[:_LONGEST_LINE])
     return f"{format_count(count)} × {error}" + (f": {told}" if told else "")
-
-
-def _say_message(row: dict[str, Any], mask: Mask) -> str:
-    """`partition 0, 2026-11-20 12:00:00Z, key 4711: {"order": 4711}`."""
-    key = show_part(row["key"], mask, hides=mask.hides_key)
-    value = show_part(row["value"], mask, hides=mask.hides_value, is_open=False)
-    at = format_moment(row["original_time"]) if row["original_time"] else "no time"
-    return f"to partition {row['partition']}, {at}, key {key.fold()}: {value.fold(_LONGEST_VALUE)}"

@@ -287,7 +287,7 @@ COUNTS = {
 }
 PARTITION = {"rebuild": {"partition", "expected", "rebuilt"}, "expand": {"partition", "lag"}}
 RUN = {
-    "rebuild": {"injected", "skipped", "quarantined"},
+    "rebuild": {"injected", "skipped", "left_out", "quarantined"},
     "expand": {"relayed", "handled", "drained_per_second"},
 }
 

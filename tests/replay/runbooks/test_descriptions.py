@@ -171,7 +171,7 @@ def test_a_rebuild_is_told_with_its_figures(desk: Workspace, tmp_path: Path) -> 
     subject = describe_subject(desk, recovery)
     assert subject == "Put 10 messages back into orders (r-20261121-0001)"
     for part in (
-        "Plan: short. Puts 10 lost messages back into topic orders.",
+        "Plan: short. Puts 10 messages back into topic orders; at most 10 were lost.",
         "2 rows are quarantined",
         "Proof 100 % of 4 survivors rebuilt as they are",
         "Put back 00:30–06:00 Asia/Shanghai, as many nights as needed, "
