@@ -427,8 +427,9 @@ def upgrade_database(database: LedgerDatabase) -> None:
         database.lock_name(connection, "upgrade")
         revision = read_revision(connection)
         if revision == HEAD:
-            # Until the first release a table may be added to the first revision.
+            # Until the first release tables and columns may be added to the first revision.
             metadata.create_all(connection)
+            _add_columns(connection)
             return
         _refuse_newer(revision, database)
         from alembic import command
@@ -439,6 +440,19 @@ def upgrade_database(database: LedgerDatabase) -> None:
         config.set_main_option("script_location", folder.replace("%", "%%"))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def _add_columns(connection: Connection) -> None:
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
+
+    operations = Operations(MigrationContext.configure(connection))
+    known = inspect(connection)
+    for table in metadata.sorted_tables:
+        there = {column["name"] for column in known.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in there:
+                operations.add_column(table.name, column._copy())
 
 
 def check_revision(database: LedgerDatabase) -> None:

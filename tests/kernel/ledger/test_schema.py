@@ -127,6 +127,17 @@ def test_a_table_that_was_added_since_is_made_by_the_command_that_is_named(
         assert ledger.samples.kept_pasts(["orders"]) == ()
 
 
+def test_a_column_that_was_added_since_is_made_too(url: str, raw: Engine) -> None:
+    with raw.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE backlog_chunks DROP COLUMN left_out")
+    with open_ledger(url) as ledger:
+        with pytest.raises(LedgerError, match="left_out") as caught:
+            ledger.chunks.list("r-1")
+        assert caught.value.hint == "run `backlogctl db upgrade`"
+        schema.upgrade(url)
+        assert ledger.chunks.list("r-1") == ()
+
+
 def test_older_tables_are_refused_until_they_are_upgraded(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
