@@ -33,6 +33,12 @@ class Scenario:
         transaction: messages of one Kafka transaction; 0, the producer has none.
         one_partition: only one partition lost something; all others are handled.
         mutable: rows are orders that change; a message restates one.
+        bulk: each eighth run of so many rows is one insert: they have one time; 0, none is.
+        whole_seconds: the table's times have no fractions.
+        backfill: rows that say a time hours ago, and are sent now.
+        kept: so many messages of a partition are left in the end, at most; None for what retention
+            leaves.
+        traced: each message has a header that is its own.
     """
 
     name: str
@@ -44,6 +50,11 @@ class Scenario:
     transaction: int = 0
     one_partition: bool = False
     mutable: bool = False
+    bulk: int = 0
+    whole_seconds: bool = False
+    backfill: float = 0.0
+    kept: int | None = None
+    traced: bool = False
 
 
 LATE = timedelta(seconds=50)
@@ -61,6 +72,11 @@ SCENARIOS = {
         Scenario("keyless", keyless=0.11),
         Scenario("one", one_partition=True),
         Scenario("restate", mutable=True),
+        Scenario("bulk", bulk=600),
+        Scenario("seconds", whole_seconds=True),
+        Scenario("backfill", backfill=0.005),
+        Scenario("few", kept=1),
+        Scenario("traced", traced=True),
     )
 }
 
@@ -122,7 +138,7 @@ class Shape:
         return round(self.messages * 1_123 / MESSAGES)
 
 
-EXACT = "exact"
+EXACT, WITHIN = "exact", "within"
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,10 @@ class Traffic:
     def find_low(self, partition: int, at: int) -> int:
         """The log start offset at a time."""
         kept = to_micros(self.shape.retention) + int(self.kept_longer[partition])
-        return self.logs[partition].find_end(at - kept) if at > kept else 0
+        low = self.logs[partition].find_end(at - kept) if at > kept else 0
+        if self.scenario.kept is not None and at == self.end:
+            return max(low, len(self.logs[partition].event) - self.scenario.kept)
+        return low
 
     def find_next(self, partition: int, offset: int, at: int) -> int | None:
         """The first committed message at or after an offset, as a reader finds it at a time."""
@@ -169,6 +172,7 @@ def _draw_events(chance: np.random.Generator, scenario: Scenario, shape: Shape) 
     long = chance.random(n) < scenario.long
     held = chance.integers(_SECOND, to_micros(shape.longest), n)
     created = np.where(long, happened - held, happened)
+    created = _spoil_times(chance, scenario, created)
     sent = happened + _LATENCY + np.where(late, to_micros(LATE), 0)
     sent[chance.random(n) < scenario.unsent] = -1
     deleted = (chance.random(n) < scenario.deleted) & (sent >= 0)
@@ -185,6 +189,19 @@ def _draw_events(chance: np.random.Generator, scenario: Scenario, shape: Shape) 
     turns = np.argsort(sent[spread], kind="stable")
     partition[spread[turns]] = np.arange(len(spread)) % PARTITIONS
     return Events(ids, key, created, sent, deleted, partition)
+
+
+def _spoil_times(chance: np.random.Generator, scenario: Scenario, created: Longs) -> Longs:
+    """As the table has them, where that says less than when the rows were made."""
+    if scenario.bulk:
+        run = np.arange(len(created)) // scenario.bulk
+        created = np.where(run % 8 == 3, created[run * scenario.bulk], created)
+    if scenario.backfill:
+        old = chance.random(len(created)) < scenario.backfill
+        created = np.where(old, (created * chance.random(len(created))).astype(np.int64), created)
+    if scenario.whole_seconds:
+        created = created // _SECOND * _SECOND
+    return created
 
 
 def _append(events: Events, scenario: Scenario) -> tuple[tuple[Records, ...], Longs]:
