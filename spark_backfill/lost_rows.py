@@ -57,7 +57,12 @@ from backlogctl.spark_backfill.placing.placement import (
     place_candidates,
 )
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
-from backlogctl.spark_backfill.proof import describe_unproved, prove_rules, require_proof
+from backlogctl.spark_backfill.proof import (
+    describe_unproved,
+    places_rows,
+    prove_rules,
+    require_proof,
+)
 from backlogctl.spark_backfill.request import Proof, RebuildRequest
 from backlogctl.spark_backfill.spark.frames import freeze
 from backlogctl.spark_backfill.verdict import (
@@ -382,8 +387,9 @@ def warn_about_rows(
         warnings.append("no survivor could be compared, so the rules are not proved")
     elif proof.mutable and proof.equal_values < proof.compared:
         warnings.append(
-            f"{proof.compared - proof.equal_values} of {proof.compared} compared rows changed "
-            "since their message was sent: lost messages are restated from the rows as they are"
+            f"{proof.compared - proof.equal_values} of {proof.compared} compared rows give another "
+            "value than their message has, as rows that changed since it was sent do: lost "
+            "messages are restated from the rows as they are"
         )
 
 
@@ -476,7 +482,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     with log.timed("labels", "finding the lost rows"):
         ground = Ground(
             request, rules, windows, ranges, survivors, injected, spans, holes,
-            not describe_unproved(proof), young_after, work, list_stretches(reading.archives),
+            places_rows(proof), young_after, work, list_stretches(reading.archives),
         )  # fmt: skip
         placement = place_candidates(label_candidates(candidates, evidence), ground)
     undated_partitions = {gap.partition for gap in request.gaps if gap.first_time is None}

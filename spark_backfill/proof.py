@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,12 +18,20 @@ from backlogctl.clock import read_millis
 from backlogctl.errors import Refused
 from backlogctl.formats import format_duration
 from backlogctl.kafka.groups import split_batches
+from backlogctl.spark_backfill.comparison import (
+    Header,
+    Ignoring,
+    LogMessage,
+    RebuiltMessage,
+    advise_ignoring,
+    compare_messages,
+)
 from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
 from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages, join_headers
 from backlogctl.spark_backfill.messages.windows import join_conditions
-from backlogctl.spark_backfill.request import ALLOW_PROOF, Difference, Proof
+from backlogctl.spark_backfill.request import ALLOW_PROOF, Proof
 from backlogctl.spark_backfill.sources.reflection import (
     POSTGRESQL,
     SQLITE,
@@ -142,39 +149,6 @@ def _show_offset(offset: timedelta) -> str:
 
 SAMPLE = 200
 MIN_RATE = 0.99
-_SHOWN = 10
-_MAX_TEXT = 60
-
-Header = tuple[str, bytes | None]
-
-
-@dataclass(frozen=True, slots=True)
-class LogMessage:
-    """The newest message of one identity in the log, not one of ours; `timestamp` in ms."""
-
-    identity: bytes
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[Header, ...]
-    timestamp: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RebuiltMessage:
-    """What the rules make of the row of one identity; `reason` where they cannot.
-
-    `time` is the row's in the normal form, None where it has none.
-    """
-
-    identity: bytes
-    partition: int | None
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[Header, ...]
-    reason: str | None
-    time: str | None = None
 
 
 def prove_rules(
@@ -201,7 +175,7 @@ def prove_rules(
         pairs,
         sampled=len(messages),
         mutable=rules.source.mutable and rules.source.stale != "events",
-        keyed=rules.source.message.key is not None,
+        ignoring=Ignoring(rules.source.message.ignore_headers, rules.source.message.ignore_fields),
     )
     times = [(log.timestamp, made.time) for log, made in pairs if made.time is not None]
     return proof, suspect_zone(times, rules, access.table)
@@ -230,11 +204,13 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivor
     shown = "; ".join(
         f"{item.identity}: {item.what} {item.detail}" for item in proof.differences[:3]
     )
+    advice = advise_ignoring(proof)
     raise Refused(
         f"the rules rebuild only {proof.matched} of {proof.compared} surviving messages as they "
         f"are in the log ({proof.rate:.1%}): {shown}",
         subject=subject,
-        hint="correct `message` (docs/messages.md) or `partitioner`, or use --allow proof",
+        hint="correct `message` (docs/messages.md) or `partitioner`; "
+        f"{advice + '; ' if advice else ''}or use --allow proof",
     )
 
 
@@ -244,8 +220,15 @@ def describe_unproved(proof: Proof) -> str:
         what = "no surviving message belongs to a row" if proof.sampled else "nothing survives"
         return f"{what} to compare with"
     if proof.rate < MIN_RATE:
-        return f"only {proof.matched} of {proof.compared} surviving messages agree"
+        told = f"only {proof.matched} of {proof.compared} surviving messages agree"
+        return f"{told}, {proof.placed} in key and partition" if places_rows(proof) else told
     return ""
+
+
+def places_rows(proof: Proof) -> bool:
+    """Whether rows are known to stand for their messages, in their partitions: to place them takes
+    no more, whatever their values and headers are."""
+    return proof.compared > 0 and (proof.placed or 0) / proof.compared >= MIN_RATE
 
 
 def sample_log(survivors: SurvivorEvidence, size: int = SAMPLE) -> tuple[LogMessage, ...]:
@@ -270,122 +253,6 @@ def sample_log(survivors: SurvivorEvidence, size: int = SAMPLE) -> tuple[LogMess
             )
             found = _pick(again.withColumn("content", content), size)
     return tuple(found)
-
-
-def compare_messages(
-    pairs: Sequence[tuple[LogMessage, RebuiltMessage]],
-    *,
-    sampled: int,
-    mutable: bool,
-    keyed: bool,
-) -> Proof:
-    """Compares bytes; pure.
-
-    For a mutable table values and headers are reported but not judged: the row may have changed.
-    """
-    matched = values = headers = 0
-    judged: list[Difference] = []
-    reported: list[Difference] = []
-    for log, made in pairs:
-        found = list(_find_differences(log, made, keyed))
-        kinds = {item.what for item in found}
-        values += not kinds & {"value", "row"}
-        headers += not kinds & {"headers", "row"}
-        serious = kinds - {"value", "headers"} if mutable else kinds
-        matched += not serious
-        (judged if serious else reported).extend(found)
-    return Proof(
-        sampled=sampled,
-        compared=len(pairs),
-        matched=matched,
-        equal_values=values,
-        equal_headers=headers,
-        mutable=mutable,
-        differences=tuple([*judged, *reported][:_SHOWN]),
-    )
-
-
-def _find_differences(log: LogMessage, made: RebuiltMessage, keyed: bool) -> Iterable[Difference]:
-    def differ(what: str, detail: str) -> Difference:
-        return Difference(_show(log.identity), log.partition, log.offset, what, detail)
-
-    if made.reason is not None:
-        yield differ("row", f"cannot be built: {made.reason}")
-        return
-    if made.key != log.key:
-        yield differ("key", f"is {_show(log.key)} in the log, {_show(made.key)} rebuilt")
-    # Unknown where the topic got partitions just then: it is either of two.
-    if keyed and made.partition is not None and made.partition != log.partition:
-        yield differ("partition", f"is {log.partition} in the log, {made.partition} rebuilt")
-    if made.value != log.value:
-        yield differ("value", describe_values(log.value, made.value))
-    if made.headers != log.headers:
-        yield differ("headers", _describe_headers(log.headers, made.headers))
-
-
-def describe_values(log: bytes | None, made: bytes | None) -> str:
-    """How two values differ: by field where both are JSON objects."""
-    if log is None or made is None:
-        return f"is {_show(log)} in the log, {_show(made)} rebuilt"
-    try:
-        one, two = json.loads(log), json.loads(made)
-    except (ValueError, UnicodeDecodeError):
-        one = two = None
-    if not isinstance(one, dict) or not isinstance(two, dict):
-        at = next(
-            (i for i, (a, b) in enumerate(zip(log, made, strict=False)) if a != b),
-            min(len(log), len(made)),
-        )
-        return (
-            f"differs from byte {at}: {_show(log[at:])} in the log, {_show(made[at:])} rebuilt "
-            f"({len(log)} and {len(made)} bytes)"
-        )
-    missing = [f"{name} is only in the log" for name in one if name not in two]
-    extra = [f"{name} is only rebuilt" for name in two if name not in one]
-    other = [
-        f"{name} is {_show_json(one[name])} in the log, {_show_json(two[name])} rebuilt"
-        for name in one
-        if name in two and _show_exact(one[name]) != _show_exact(two[name])
-    ]
-    parts = [*missing, *extra, *other]
-    if not parts:
-        same = list(one) == list(two)
-        return f"differs in {'spacing or escapes' if same else 'the order of fields'} only"
-    shown = ", ".join(parts[:4])
-    return f"{shown}, and {len(parts) - 4} more" if len(parts) > 4 else shown
-
-
-def _describe_headers(log: Sequence[Header], made: Sequence[Header]) -> str:
-    one, two = dict(log), dict(made)
-    parts = [f"{name} is only in the log" for name in one if name not in two]
-    parts += [f"{name} is only rebuilt" for name in two if name not in one]
-    parts += [
-        f"{name} is {_show(one[name])} in the log, {_show(two[name])} rebuilt"
-        for name in one
-        if name in two and one[name] != two[name]
-    ]
-    return ", ".join(parts[:4]) or "differ in order or number"
-
-
-def _show_exact(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _show_json(value: Any) -> str:
-    return _cut(json.dumps(value, ensure_ascii=False))
-
-
-def _show(raw: bytes | None) -> str:
-    if raw is None:
-        return "NULL"
-    try:
-        return _cut(repr(raw[: _MAX_TEXT * 4].decode("utf-8", "strict")))
-    except UnicodeDecodeError:
-        return _cut(f"0x{raw[:_MAX_TEXT].hex()}")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
 
 
 def _pick(messages: DataFrame, size: int) -> list[LogMessage]:

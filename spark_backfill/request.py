@@ -226,11 +226,31 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Variation:
+    """A header, or a field of JSON values, that compared messages differ in.
+
+    Attributes:
+        name: the header's, or the field's path with dots.
+        messages: how many of the compared ones differ in it.
+        ignored: it is left out of the comparison.
+    """
+
+    what: str  # header | field
+    name: str
+    messages: int
+    ignored: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """The proof on survivors: `rate` is None where there was nothing to compare.
 
     `matched` are those that agree in all that is judged: everything, or for a mutable table key
-    and partition only. `equal_values` and `equal_headers` are counted in both cases.
+    and partition only. `equal_values` and `equal_headers` are counted in both cases. What is
+    ignored is left out of all three.
+
+    `placed` are those that agree in key and partition; None where a plan did not count them.
+    `variations` has the most frequent ones.
     """
 
     sampled: int
@@ -240,6 +260,8 @@ class Proof:
     equal_headers: int
     mutable: bool
     differences: tuple[Difference, ...] = ()
+    placed: int | None = None
+    variations: tuple[Variation, ...] = ()
 
     @property
     def rate(self) -> float | None:

@@ -78,6 +78,8 @@ class Redrive(Section):
 OUTBOX = "outbox"
 # What the user may say beside it.
 _BESIDE = (OUTBOX, "consumed", "edge", "margin")
+# Of `message`: what others add to it on its way.
+_IGNORED = {"ignore_headers", "ignore_fields"}
 
 
 def expand_outbox(topic: object, given: Mapping[str, object]) -> dict[str, object]:
@@ -96,10 +98,12 @@ def expand_outbox(topic: object, given: Mapping[str, object]) -> dict[str, objec
     database = given[OUTBOX]
     if not isinstance(database, str):
         raise fail_at(("source", OUTBOX), "must be a name under `sources`")
+    message = given.get("message")
+    ignored = message if isinstance(message, Mapping) and message.keys() <= _IGNORED else {}
     for key in given:
-        if key not in _BESIDE:
+        if key not in _BESIDE and not (key == "message" and ignored):
             raise fail_at(("source", key), f"follows from `{OUTBOX}`: leave one of the two out")
-    return {
+    made = {
         "database": database,
         "table": "backlog_outbox",
         "primary_key": ["id"],
@@ -117,11 +121,12 @@ def expand_outbox(topic: object, given: Mapping[str, object]) -> dict[str, objec
             "tombstones": True,
             "header_list": "headers",
             "headers": {EVENT_ID: "message_id"},
+            **ignored,
         },
         "identity": {"row": "message_id", "message": f"header:{EVENT_ID}"},
         "stale": "events",
-        **given,
     }
+    return {**made, **{name: value for name, value in given.items() if name != "message"}}
 
 
 class Expr(Section):
@@ -190,6 +195,37 @@ class MessageSection(Section):
     headers: dict[str, Text] = Field(
         default_factory=dict, description="Header names and the SQL expressions of their values."
     )
+    ignore_headers: tuple[Text, ...] = Field(
+        default=(),
+        description="Glob patterns of headers, such as `request-*`, that are left out where a "
+        "rebuilt message is compared with the log's: a producer adds them, and no row has them. "
+        "Trace headers that only the log has are always left out. See "
+        "[messages](messages.md#what-only-the-producer-knows).",
+    )
+    ignore_fields: tuple[Text, ...] = Field(
+        default=(),
+        description="Fields of JSON values that are left out of that comparison: the path of each "
+        "from the outermost object, such as `sent_at` or `meta.trace_id`; it goes through lists.",
+    )
+
+    @field_validator("ignore_headers", "ignore_fields", mode="before")
+    @classmethod
+    def _check_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError(f"must be a list: [{value}]")
+        return value
+
+    @field_validator("ignore_fields")
+    @classmethod
+    def _check_paths(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for path in value:
+            if not all(path.split(".")):
+                raise ValueError(
+                    f"`{path}` is no path: write a field's name, or names with a dot between them"
+                )
+            if "*" in path:
+                raise ValueError(f"`{path}` is a pattern: write each field's own path")
+        return value
 
     @field_validator("headers")
     @classmethod
@@ -246,8 +282,9 @@ class StreamSource(Section):
         # What it stands for is dumped: its own keys.
         exclude=True,
         description="A name under `sources`: the database of an outbox that sends the stream's "
-        "messages. All else follows from it; only `consumed`, `edge` and `margin` may stand beside "
-        "it. See [outbox](outbox.md#as-the-source-of-a-rebuild).",
+        "messages. All else follows from it; only `consumed`, `edge`, `margin` and, in `message`, "
+        "`ignore_headers` and `ignore_fields` may stand beside it. See "
+        "[outbox](outbox.md#as-the-source-of-a-rebuild).",
     )
     database: Label = Field(description="A name under `sources`.")
     table: Text = Field(description="The table, `name` or `schema.name`.")

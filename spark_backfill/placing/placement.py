@@ -56,7 +56,8 @@ class Attribution:
         cuts: places, of the partitions whose gaps could be placed.
         windows: times, of the other partitions that have a gap; they do not overlap.
         anywhere: times of rows whose partition is not known.
-        proven: whether the partitioner is proved: else a row may be of any partition.
+        proven: whether the partitioner is proved: else a row may be of any partition. What else
+            messages differ in says nothing of that.
         edge: what is done with uncertain rows: include, exclude, or None for what is likely.
     """
 

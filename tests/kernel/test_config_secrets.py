@@ -399,9 +399,21 @@ def test_evidence_edge_and_margin_may_stand_beside_it() -> None:
     assert source.margin == timedelta(minutes=1)
 
 
+def test_what_is_ignored_of_its_messages_may_stand_beside_it() -> None:
+    given = "{outbox: shop, message: {ignore_headers: [request-*]}}"
+    message = source_of(load_stream(TEXT.replace("{outbox: shop}", given))).message
+    assert message.ignore_headers == ("request-*",)
+    assert message.model_copy(update={"ignore_headers": ()}) == source_of(load_stream()).message
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
+        (
+            "{outbox: shop}",
+            "{outbox: shop, message: {ignore_headers: [a], key: b}}",
+            "source.message (line 9): follows from",
+        ),
         ("{outbox: shop}", "{outbox: shop, table: t}", "source.table (line 9): follows from"),
         ("{outbox: shop}", "{outbox: shop, message: {}}", "source.message (line 9): follows from"),
         ("{outbox: shop}", "{outbox: shop, stale: events}", "source.stale (line 9): follows from"),
@@ -454,7 +466,7 @@ def test_plans_of_other_sources_stay_as_they_are() -> None:
     planned = fingerprint_stream(load_stream(text), FINGERPRINT)
     for key in ("where", "time_unit", "sent_time"):
         del planned["source"][key]
-    for key in ("tombstones", "header_list", "partition"):
+    for key in ("tombstones", "header_list", "partition", "ignore_headers", "ignore_fields"):
         del planned["source"]["message"][key]
     assert find_changes(planned, now) == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -129,16 +129,25 @@ def publish(bootstrap: str, topic: str, messages: Iterable[Published], **setting
     assert producer.flush(90) == 0
 
 
-def publish_orders(bootstrap: str, topic: str, rows: Iterable[Row], partitions: int = 3) -> None:
-    """Publishes orders as their own producer does."""
+def publish_orders(
+    bootstrap: str,
+    topic: str,
+    rows: Iterable[Row],
+    partitions: int = 3,
+    *,
+    encode: Callable[[Row], bytes] = encode_order,
+    head: Callable[[Row], tuple[Header, ...]] = lambda _: (),
+) -> None:
+    """Publishes orders as their own producer does; `encode` makes the value, `head` the headers."""
     publish(
         bootstrap,
         topic,
         [
             Published(
                 str(row["order_id"]).encode(),
-                encode_order(row),
+                encode(row),
                 place_key(str(row["order_id"]).encode(), partitions),
+                head(row),
             )
             for row in rows
         ],

@@ -27,6 +27,7 @@ from backlogctl.replay.injection.kind import (
 from backlogctl.replay.injection.plan import To, format_staged, list_terms
 from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
+from backlogctl.spark_backfill.comparison import advise_ignoring, describe_ignored
 from backlogctl.values import Certainty, Recovery
 
 # The words, the sign, and whether it is shown where it is zero.
@@ -187,6 +188,8 @@ def _draw_ranges(plan: RebuildPlan) -> Table:
 def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
     outcome = plan.outcome
     facts = [Fact("proof", _say_proof(plan), decides=True)]
+    if ignored := describe_ignored(outcome.proof):
+        facts.append(Fact("ignored", ignored, decides=True))
     if outcome.evidence:
         facts.append(Fact("evidence", outcome.evidence))
     if outcome.uncertain.count:
@@ -195,6 +198,8 @@ def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
         Fact("differs", f"{item.identity}: {item.what} {item.detail}", "warn", shows_rows=True)
         for item in outcome.proof.differences[:_SHOWN_DIFFERENCES]
     ]
+    if advice := advise_ignoring(outcome.proof):
+        facts.append(Fact("differs", advice, "warn", shows_rows=True))
     if reasons := outcome.quarantine.reasons:
         told = ", ".join(f"{format_count(n)} × {why}" for why, n in reasons.items())
         facts.append(Fact("quarantine", told, "warn"))
@@ -216,6 +221,8 @@ def _say_proof(plan: RebuildPlan) -> str:
     told = f"{proof.rate:.1%} of {format_count(proof.compared)} survivors rebuilt as they are"
     if proof.mutable and proof.equal_values != proof.compared:
         told += f" by key and partition, {format_count(proof.equal_values)} to the byte"
+    if any(item.ignored for item in proof.variations):
+        told += ", but for what is ignored"
     return told.replace("100.0%", "100 %")
 
 

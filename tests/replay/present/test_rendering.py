@@ -259,6 +259,22 @@ def test_a_plan_says_what_its_rules_rebuilt_differently(desk: Workspace) -> None
     assert drawn.count("'7': value differs in [spacing] only") == 2
 
 
+def test_a_plan_says_what_is_ignored_and_what_could_be(desk: Workspace) -> None:
+    ignored = {"what": "header", "name": "traceparent", "messages": 3, "ignored": True}
+    judged = {"what": "field", "name": "ada@example.org", "messages": 2, "ignored": False}
+    recovery = store_plan(desk, outcome={"proof": {"variations": [ignored, judged]}})
+    drawn = " ".join(draw_told(desk, recovery).replace("│", "").split())
+    assert "100 % of 4 survivors rebuilt as they are, but for what is ignored" in drawn
+    told = "the header traceparent (tracing) differs in 3 of 4, and is ignored"
+    assert told in drawn
+    assert 'add `ignore_fields: ["ada@example.org"]` to `message`' in drawn
+    approval = " ".join(describe_body(desk, recovery).split())
+    assert told in approval
+    assert "ada@example.org" not in approval, "names of fields may be data"
+    # Plans of earlier programs have no variations.
+    assert "but for what is ignored" not in draw_told(desk, store_plan(desk))
+
+
 def test_status_links_to_the_page() -> None:
     """Where people reach the page is said under each stream."""
     part = PartitionStatus(0, 0, 5, 9, 4, None, 0)

@@ -35,11 +35,12 @@ def mark(rows: Sequence[dict[str, Any]], partition: int, offset: int) -> Bookmar
 
 
 def lose(
-    kafka: EmbeddedKafka, topic: str, shop: str, rows: list[dict[str, Any]]
+    kafka: EmbeddedKafka, topic: str, shop: str, rows: list[dict[str, Any]], **sent: Any
 ) -> tuple[Gap, ...]:
-    """All were sent; the first 300 were handled, the next 300 are lost."""
+    """All were sent (`sent`: as `publish_orders` takes it); the first 300 were handled, the next
+    300 are lost."""
     world.fill_table(shop, world.ORDERS, rows)
-    world.publish_orders(kafka.bootstrap, topic, rows)
+    world.publish_orders(kafka.bootstrap, topic, rows, **sent)
     handled, gone = count(rows[:HANDLED]), count(rows[:LOST])
     world.delete_below(kafka.bootstrap, topic, dict(enumerate(gone)))
     first, last = (rows[at]["updated_at"] for at in (HANDLED, LOST - 1))
