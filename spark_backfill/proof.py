@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
@@ -249,7 +249,7 @@ def sample_log(survivors: SurvivorEvidence, size: int = SAMPLE) -> tuple[LogMess
         if len(chosen) > len(found):
             content = F.struct("key", "value", "headers").alias("content")
             again = survivors.read_messages().where(
-                ~F.col("ours") & F.col("identity").isin([F.lit(bytes(i)) for i in chosen])
+                ~F.col("ours") & _is_one_of(chosen)
             )
             found = _pick(again.withColumn("content", content), size)
     return tuple(found)
@@ -280,6 +280,12 @@ def _pick(messages: DataFrame, size: int) -> list[LogMessage]:
     ]
 
 
+def _is_one_of(identities: Sequence[bytes]) -> Column:
+    """As one expression: each literal of its own takes PySpark several calls."""
+    literals = ", ".join(f"X'{bytes(one).hex()}'" for one in identities)
+    return F.expr(f"identity IN ({literals})")
+
+
 def _read_headers(headers: Any, name: str) -> tuple[Header, ...]:
     """A producer's numbering is no part of what a row says."""
     return tuple(
@@ -306,7 +312,7 @@ def _rebuild_sample(
         messages = drop_duplicates(build_messages(rows, rules), rules, unique=unique)
     else:
         messages = candidates
-    found = messages.where(F.col("identity").isin([F.lit(i) for i in identities]))
+    found = messages.where(_is_one_of(identities))
     found = found.withColumn(
         "headers", join_headers(rules.header_names, listed=rules.lists_headers)
     )

@@ -412,10 +412,10 @@ def _count_time(number: Column, unit: str | None) -> Column:
 
 def hash_message_id(topic: str, primary_key: Sequence[Column], version: Column) -> Column:
     """`stamps.make_message_id` in Spark SQL, bit for bit."""
-    parts = [F.lit(topic).cast("binary"), *(part.cast("binary") for part in primary_key)]
-    pieces: list[Column] = []
-    for part in (*parts, F.coalesce(version, F.lit("").cast("binary"))):
-        raw = F.coalesce(part, F.unhex(F.lit("FF")))
+    name = topic.encode()
+    null, pieces = F.lit(b"\xff"), [F.lit(len(name).to_bytes(4, "big") + name)]
+    parts = [F.coalesce(part.cast("binary"), null) for part in primary_key]
+    for raw in (*parts, F.coalesce(version, F.lit(b""))):
         pieces += [F.unhex(F.lpad(F.hex(F.octet_length(raw)), 8, "0")), raw]
     return F.substring(F.sha2(F.concat(*pieces), 256), 1, 32)
 
