@@ -88,10 +88,14 @@ class Chunks(Manager):
         number: int,
         first_offset: int | None = None,
         last_offset: int | None = None,
+        at: datetime | None = None,
     ) -> bool:
         """Writes down that a chunk is committed; offsets are the first and last of its messages.
 
         The recovery's count of injected messages grows in the same transaction.
+
+        Args:
+            at: when it was committed; None for now.
 
         Returns:
             Whether it was news; False when it was known.
@@ -122,7 +126,7 @@ class Chunks(Manager):
                     state=ChunkState.INJECTED,
                     first_offset=first_offset,
                     last_offset=last_offset,
-                    injected_at=self._database.now(connection),
+                    injected_at=at or self._database.now(connection),
                 )
             )
             connection.execute(

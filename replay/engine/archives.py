@@ -15,7 +15,7 @@ from backlogctl.config import mask_secrets
 from backlogctl.errors import BacklogError, InvalidTransition, Refused, UsageError
 from backlogctl.formats import format_plural
 from backlogctl.ledger import ArchiveRecord
-from backlogctl.manifests import MESSAGES_FOLDER
+from backlogctl.manifests import MESSAGES_FOLDER, read_manifest
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, RecoveryState
@@ -349,6 +349,8 @@ def _clear_one(workspace: Workspace, recovery: Recovery, now: datetime) -> bool:
     ended = find_ended_at(recovery, workspace.ledger.events.list(recovery.id))
     if ended is None or now - ended <= workspace.config.staging.keep:
         return False
+    # Another ledger may have staged in a folder of this name: only what the plan names is its own.
+    read_manifest(directory.parent, recovery.plan.get("manifest_sha256", ""))
     _remove(workspace, recovery, directory)
     return True
 
