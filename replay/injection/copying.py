@@ -16,7 +16,8 @@ from backlogctl.values import Gap, Recovery, RecoveryState, hash_value, to_docum
 
 COPY_NAME = "recovery.json"
 _VERSION = 1
-_KEPT = ("id", "kind", "stream", "cluster", "topic", "group", "plan_hash", "plan", "created_at")
+_IN_PLAN = ("kind", "stream", "cluster", "topic", "group")
+_KEPT = ("id", *_IN_PLAN, "plan_hash", "plan", "created_at")
 _GAPS = TypeAdapter(tuple[Gap, ...])
 _RECOVERY = TypeAdapter(Recovery)
 
@@ -71,6 +72,8 @@ def read_copy(directory: Path) -> RecoveryCopy | None:
         raise StagingError(
             f"the copy of the plan could not be read: {type(error).__name__}", subject=str(path)
         ) from error
-    if hash_value(copy.recovery.plan) != copy.recovery.plan_hash:
+    recovery, plan = copy.recovery, copy.recovery.plan
+    told = {name: getattr(recovery, name) for name in _IN_PLAN}
+    if hash_value(plan) != recovery.plan_hash or not told.items() <= plan.items():
         raise StagingError("the copy of the plan was changed", subject=str(path))
     return copy

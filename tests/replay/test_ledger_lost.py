@@ -4,6 +4,7 @@ on."""
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,23 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from backlogctl.clock import format_time
+from backlogctl.errors import StagingError, UsageError
 from backlogctl.ledger import open_ledger
+from backlogctl.manifests import Manifest, write_chunk, write_manifest
 from backlogctl.replay.engine.archives import clear_staging
-from backlogctl.values import RecoveryState
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.injection import adopting
+from backlogctl.replay.injection.adopting import Adoption, find_adoptions, say_adoption
+from backlogctl.replay.injection.adopting import adopt as adopt_one
+from backlogctl.replay.injection.copying import COPY_NAME, write_copy
+from backlogctl.replay.injection.storing import _undoing as undoing
+from backlogctl.spark_backfill.injection.ledger_topic import CLOSED, CommittedChunk
+from backlogctl.spark_backfill.plan_log import prepare_staging
+from backlogctl.values import Recovery, RecoveryState
+from tests.crash.scenario import make_table
 from tests.kit.kafka import move_log_start
-from tests.kit.recoveries import open_desk, store_plan
+from tests.kit.recoveries import LEDGER, keep_plan, make_rebuild_plan, open_desk, store_plan
 from tests.kit.shop import DONE, LOST, Shop, count_by_partition
 
 IN_PARTITIONS = count_by_partition(range(DONE, DONE + LOST))
@@ -178,3 +191,114 @@ def test_fault_97_a_restored_ledger_learns_what_was_committed_since(
     assert shop.open().ledger.recoveries.get(recovery).injected == LOST
     assert shop.call("run", recovery, "--json").document["state"] == "verified"
     shop.check_same_set()
+
+
+@dataclass
+class Lost:
+    """A recovery of one chunk that is committed, and a new ledger that does not know it."""
+
+    desk: Workspace
+    folder: Path
+    records: list[CommittedChunk]
+
+    def look(self) -> Adoption:
+        (found,) = find_adoptions(self.desk)
+        return found
+
+    def adopt(self) -> Recovery:
+        adopt_one(self.desk, self.look())
+        (recovery,) = self.desk.ledger.recoveries.list()
+        return recovery
+
+
+@pytest.fixture
+def lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lost:
+    staging = {"staging": {"dir": str(tmp_path / "staging")}}
+    old = open_desk(tmp_path, **staging)
+    recovery_id = old.ledger.recoveries.next_id(old.ledger.now())
+    folder = old.staging_of(recovery_id)
+    chunk = write_chunk(folder, 0, 0, make_table("orders", 0, ["a", "b"], recovery_id))
+    sha256 = write_manifest(folder, Manifest(recovery_id, "orders", (chunk,), {}))
+    plan = make_rebuild_plan(manifest_sha256=sha256, outcome={"slots": [0]})
+    recovery = keep_plan(old, plan, (), recovery_id)
+    write_copy(folder, recovery, ())
+    record = CommittedChunk(
+        *(recovery.id, "orders", 0, 0, recovery.plan_hash, chunk.sha256, 2),
+        *("2026-11-21T13:00:00.000000Z", 0, 5),
+    )
+    records = [record]
+    monkeypatch.setattr(adopting, "snapshot_ledger", lambda *_: LEDGER)
+    monkeypatch.setattr(adopting, "read_visible", lambda *_: records)
+    monkeypatch.setattr(adopting, "place_chunks", lambda *_: {})
+    return Lost(open_desk(tmp_path, ledger="sqlite:///new.db", **staging), folder, records)
+
+
+def test_fault_97_what_is_adopted_is_planned_and_nobody_approved_it(lost: Lost) -> None:
+    recovery = lost.adopt()
+    assert (recovery.state, recovery.injected, recovery.approved_by) == ("planned", 2, None)
+    (chunk,) = lost.desk.ledger.chunks.list(recovery.id)
+    assert chunk.injected_at is not None
+    assert format_time(chunk.injected_at) == lost.records[0].at
+    assert lost.desk.ledger.events.find_break(recovery.id) is None
+    assert find_adoptions(lost.desk) == ()
+
+
+def test_fault_97_what_cannot_go_on_is_not_waiting_for_an_approval(lost: Lost) -> None:
+    closing = replace(lost.records[0], chunk=CLOSED, plan_hash="", sha256="", count=0, offset=6)
+    lost.records.append(closing)
+    recovery = lost.adopt()
+    assert (recovery.state, recovery.injected) == ("rejected", 2)
+    assert recovery.detail["reason"] == "it was cancelled"
+
+
+def test_fault_97_another_recovery_of_the_partition_ends_it(lost: Lost) -> None:
+    lost.records.append(replace(lost.records[0], recovery="r-other", offset=7))
+    (lost.desk.config.staging.dir / "r-other").mkdir()
+    found = {one.recovery_id: one for one in find_adoptions(lost.desk)}
+    assert found[lost.records[0].recovery].ended.startswith("r-other put messages")
+    assert found["r-other"].unknown == "no copy of its plan is in the staging directory"
+
+
+def test_fault_97_staged_messages_that_are_gone_end_it(lost: Lost) -> None:
+    shutil.rmtree(lost.folder / "messages")
+    assert lost.look().ended == "its staged messages are gone"
+
+
+def test_fault_97_another_plan_is_not_taken_for_the_one_that_was_carried_out(lost: Lost) -> None:
+    lost.records[0] = replace(lost.records[0], plan_hash="another")
+    adopt_one(lost.desk, lost.look())
+    assert lost.desk.ledger.recoveries.list() == ()
+    assert "not the one that was carried out" in " ".join(say_adoption(lost.look()))
+
+
+def test_fault_97_a_copy_that_was_changed_is_not_believed(lost: Lost) -> None:
+    path = lost.folder / COPY_NAME
+    # What the plan's hash does not cover must be what the plan says.
+    path.write_text(path.read_text().replace('"group": "service"', '"group": "thieves"', 1))
+    assert "was changed" in lost.look().unknown
+    adopt_one(lost.desk, lost.look())
+    assert lost.desk.ledger.recoveries.list() == ()
+
+
+def test_fault_97_no_record_names_a_folder_elsewhere(lost: Lost) -> None:
+    lost.records[:] = [replace(lost.records[0], recovery="../elsewhere")]
+    assert find_adoptions(lost.desk) == ()
+
+
+def test_fault_97_lists_that_are_gone_are_told_by_their_messages(lost: Lost) -> None:
+    shutil.rmtree(lost.folder)
+    found = lost.look()
+    assert [record.count for record in found.missing] == [2]
+    assert "2 messages of them may be sent a second time" in " ".join(say_adoption(found))
+    with pytest.raises(UsageError, match="no Kafka ledger says"):
+        find_adoptions(lost.desk, ["r-unknown"])
+
+
+def test_fault_97_a_folder_that_is_there_is_left_alone(lost: Lost) -> None:
+    before = read_files(lost.folder)
+    plan = undoing(lost.desk, lost.records[0].recovery)
+    with pytest.raises(StagingError, match="nothing in it was touched"), plan:
+        pytest.fail("planned into it")
+    with pytest.raises(StagingError, match="staged there already"):
+        prepare_staging(lost.folder.parent, lost.folder)
+    assert read_files(lost.folder) == before

@@ -1,4 +1,4 @@
-"""Id lists of committed chunks, made again of the messages alone; no Spark."""
+"""Id lists of committed chunks, made again of the messages alone (fault 97); no Spark."""
 
 from __future__ import annotations
 
