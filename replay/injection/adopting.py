@@ -53,7 +53,7 @@ class Adoption:
         copy: as the staging directory has it, of one that the ledger lacks; None where there is
             none. `unknown` says why it cannot be recorded.
         manifest: None where it is gone, or not that of the plan that was carried out.
-        ended: why it cannot go on; "" where it can.
+        ended: of one that waits for its approval, why it cannot go on; "" where it can.
         behind: committed chunks that the SQL ledger does not know to be.
         lacking: chunks whose id list is missing; staged: those whose messages are staged still.
         placed: where committed chunks are in the topic.
@@ -92,7 +92,7 @@ class Adoption:
     @property
     def is_needed(self) -> bool:
         """Whether something of it is not there."""
-        return bool(self.lacking or self.behind) or self.known is None
+        return bool(self.lacking or self.behind or self.ended) or self.known is None
 
 
 def find_adoptions(workspace: Workspace, wanted: Collection[str] = ()) -> tuple[Adoption, ...]:
@@ -177,8 +177,8 @@ def _look(
         unknown = "its plan is not the one that was carried out"
     elif recovery is not None:
         manifest = _find_manifest(workspace, recovery)
-    if copy is not None:
-        ended = _say_why_ended(workspace, copy.recovery, manifest, ledger, records, own)
+        if recovery.state is RecoveryState.PLANNED:
+            ended = _say_why_ended(workspace, recovery, manifest, ledger, records, own)
     noted = {
         (one.chunk.slot, one.chunk.number)
         for one in (workspace.ledger.chunks.list(recovery_id) if known else ())
@@ -301,7 +301,7 @@ def adopt(workspace: Workspace, found: Adoption) -> None:
             found.recovery_id, chunk.slot, chunk.chunk, first, last, read_time(chunk.at)
         )
     state = ledger.recoveries.get(found.recovery_id).state
-    if found.known is None and found.ended and state is RecoveryState.PLANNED:
+    if found.ended and state is RecoveryState.PLANNED:
         detail = {"reason": found.ended, "by": ADOPTED}
         ledger.recoveries.advance(found.recovery_id, RecoveryState.REJECTED, actor, detail)
 
@@ -358,7 +358,7 @@ def say_adoption(found: Adoption) -> tuple[str, ...]:
         told.append(
             f"{format_plural(len(found.missing), 'id list')} cannot: "
             f"{format_plural(lost, 'message')} of them may be sent a second time, where they are "
-            "in the topic no more"
+            f"in the topic no more; `--allow {ALLOW_IDS}` lets a plan go on without them"
         )
     return tuple(told)
 
