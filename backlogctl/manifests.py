@@ -115,6 +115,21 @@ def _lengths(lengths: Any) -> memoryview:
     return memoryview(plain).cast("B")
 
 
+def name_messages(slot: int, number: int) -> str:
+    """The file of a chunk's messages, in the recovery's staging directory."""
+    return f"{MESSAGES_FOLDER}/slot={slot:05d}/chunk={number:06d}.parquet"
+
+
+def name_ids(slot: int, number: int) -> str:
+    """The file of a chunk's id list."""
+    return f"ids/slot={slot:05d}/chunk={number:06d}.parquet"
+
+
+def write_ids(directory: Path, slot: int, number: int, table: pa.Table) -> None:
+    """Writes the id list of a chunk with these messages."""
+    _write_table(directory / name_ids(slot, number), table.select(["message_id"]))
+
+
 def write_chunk(
     directory: Path, slot: int, number: int, table: pa.Table, *, canary: bool = False
 ) -> Chunk:
@@ -123,10 +138,9 @@ def write_chunk(
     Safe when a retried task writes the same chunk again: each file appears whole or not at all.
     """
     whole = table.select(CHUNK_SCHEMA.names).cast(CHUNK_SCHEMA)
-    name = f"slot={slot:05d}/chunk={number:06d}.parquet"
-    path, ids_path = f"{MESSAGES_FOLDER}/{name}", f"ids/{name}"
+    path, ids_path = name_messages(slot, number), name_ids(slot, number)
     _write_table(directory / path, whole)
-    _write_table(directory / ids_path, whole.select(["message_id"]))
+    write_ids(directory, slot, number, whole)
     return Chunk(
         slot=slot,
         number=number,

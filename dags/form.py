@@ -82,7 +82,7 @@ def make_form(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
             None,
             type=["null", "string"],
             title="Existing plan",
-            description_md="A plan that was made already, such as `r-20261121-0007`. Empty: "
+            description_md="A plan that was made already, such as `r-20261121-0007-k7qm2p`. Empty: "
             "make one.",
             section=_RECORD,
         ),

@@ -53,7 +53,7 @@ def _base() -> str:
     return str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
 
 
-# A task says in what it returns which recovery it worked on: {"recovery": "r-20261121-0007"}.
+# A task says in what it returns which recovery it worked on: {"recovery": "r-20261121-0007-…"}.
 RECOVERY = "recovery"
 
 

@@ -56,14 +56,14 @@ from backlogctl.spark_backfill.placing.placement import (
     describe_unordered,
     place_candidates,
 )
-from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
+from backlogctl.spark_backfill.plan_log import PlanLog, renew_work
 from backlogctl.spark_backfill.proof import (
     describe_unproved,
     places_rows,
     prove_rules,
     require_proof,
 )
-from backlogctl.spark_backfill.request import Proof, RebuildRequest
+from backlogctl.spark_backfill.request import ALLOW_IDS, Proof, RebuildRequest
 from backlogctl.spark_backfill.spark.frames import freeze
 from backlogctl.spark_backfill.verdict import (
     LabelCounts,
@@ -459,7 +459,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
         undated=undated,
     )
     warn_about_index(access, rules, windows.read, log.warnings)
-    work = prepare_staging(request.staging_root, request.directory)
+    work = renew_work(request.directory)
     with log.timed("candidates", f"reading candidates from {access.table.label}"):
         candidates = freeze_candidates(access, rules, windows.read, work, log.warnings.append)
     young_after = format_time(utc_now() - rules.source.drift[0])
@@ -469,7 +469,10 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
         )
         spans = survivors.measure_spans()
         prior = (*request.prior, *request.elsewhere)
-        injected = InjectedEvidence(spark, request.staging_root, prior, ranges, survivors)
+        may_lack = ALLOW_IDS in request.allow
+        injected = InjectedEvidence(
+            spark, request.staging_root, prior, ranges, survivors, may_lack=may_lack
+        )
         holes = measure_holes(spans, request.prior, injected.list_stretches())
         # What we put back is in the log as well: the more specific label wins.
         evidence: list[Evidence] = [injected, survivors, *([consumed] if consumed else [])]

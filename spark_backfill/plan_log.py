@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 
 from backlogctl.errors import StagingError
 from backlogctl.formats import Say, Ticker, format_duration
-from backlogctl.manifests import MANIFEST_NAME
 from backlogctl.spark_backfill.failures import translating
 
 
@@ -71,23 +70,33 @@ def count_tasks(spark: SparkSession) -> tuple[int, int]:
 
 
 def prepare_staging(root: Path, directory: Path) -> Path:
-    """An empty directory that only its owner can enter; a plan that was killed leaves remains.
+    """An empty directory that only its owner can enter. What is in it already stays: it may be all
+    that is known of what another recovery put back.
 
     Returns:
         The folder in it for what is only needed meanwhile.
 
     Raises:
-        StagingError: the recovery is staged already, or the directory cannot be made.
+        StagingError: something is in it, or it cannot be made.
     """
-    if (directory / MANIFEST_NAME).exists():
-        raise StagingError(
-            "this recovery is staged already", subject=str(directory), hint="plan a new one"
-        )
     with translating("make the staging directory", subject=str(directory), kind=StagingError):
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if directory.exists():
-            shutil.rmtree(directory)
-        directory.mkdir(mode=0o700)
-        work = directory / "work"
+        directory.mkdir(exist_ok=True, mode=0o700)
+        is_empty = not any(directory.iterdir())
+    if not is_empty:
+        raise StagingError(
+            "something is staged there already, and stays as it is",
+            subject=str(directory),
+            hint="plan again: the new plan gets an id of its own",
+        )
+    return renew_work(directory)
+
+
+def renew_work(directory: Path) -> Path:
+    """The folder for what is only needed meanwhile, empty: rows may be read more than once."""
+    work = directory / "work"
+    with translating("make the staging directory", subject=str(work), kind=StagingError):
+        if work.exists():
+            shutil.rmtree(work)
         work.mkdir(mode=0o700)
     return work

@@ -248,9 +248,7 @@ def sample_log(survivors: SurvivorEvidence, size: int = SAMPLE) -> tuple[LogMess
         ]
         if len(chosen) > len(found):
             content = F.struct("key", "value", "headers").alias("content")
-            again = survivors.read_messages().where(
-                ~F.col("ours") & _is_one_of(chosen)
-            )
+            again = survivors.read_messages().where(~F.col("ours") & _is_one_of(chosen))
             found = _pick(again.withColumn("content", content), size)
     return tuple(found)
 

@@ -46,7 +46,7 @@ from backlogctl.spark_backfill.placing.placement import (
     fill_needs,
     take_by_edge,
 )
-from backlogctl.spark_backfill.plan_log import PlanLog
+from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
 from backlogctl.spark_backfill.proof import explaining
 from backlogctl.spark_backfill.request import (
     CandidateCounts,
@@ -108,6 +108,7 @@ def _plan_rows(
     with _open_source(spark, request) as (access, rules, consumed):
         warn_about_rules(request, access, rules, log.warnings)
         reading = LostRowsRequest(spark, request, ranges, access, rules, consumed, log, archives)
+        prepare_staging(request.staging_root, request.directory)
         found = find_lost_rows(reading, 1)
         factor = 1
         while found.is_short_of_rows:
@@ -125,7 +126,8 @@ def _plan_rows(
         basis = find_basis(
             request, rules, ranges, found.spans, found.holes, counts, found.proof, found.placement
         )
-        verdict = judge_plan(expected, counts.to_tally(), replace(basis, gone=gone))
+        basis = replace(basis, gone=gone, unlisted=found.injected.describe_missing())
+        verdict = judge_plan(expected, counts.to_tally(), basis)
         with explaining(found.zone, log.warnings):
             require_messages(request, rules, counts, verdict, found.proof, found.spans)
         with log.timed("staging", f"staging {format_plural(counts.total(LOST), 'message')}"):

@@ -12,6 +12,8 @@ from backlogctl.config import Source, Stream
 from backlogctl.values import Bookmark, EdgeTimes, Gap
 
 ALLOW_PROOF = "proof"
+# Plans without the id lists that are missing.
+ALLOW_IDS = "ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class RebuildRequest:
         archives: all of this topic that are there still.
         staging_root: `staging.dir`; this recovery's files go to `<root>/<recovery_id>`.
         since, until: bounds given by the operator; they win over the gaps' own times.
-        allow: what the operator allowed by name: `surplus`, `proof`.
+        allow: what the operator allowed by name: `surplus`, `proof`, `ids`.
         prior: chunks of earlier recoveries of this topic that are committed.
         elsewhere: the same of another target, where messages are not sent twice either.
         target: the topic that gets the messages, and its number of partitions; None for this one.

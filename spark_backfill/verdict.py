@@ -75,6 +75,7 @@ class VerdictBasis:
             they are too few to show it; empty where all is well.
         unproved: why the rules are not proved on survivors; empty where they are.
         gone: messages that were put back before and lost again, and are nowhere any more.
+        unlisted: what was put back before and is not known; empty where all is.
     """
 
     blurred: Sequence[int] = ()
@@ -91,6 +92,7 @@ class VerdictBasis:
     ragged: str = ""
     unproved: str = ""
     gone: int = 0
+    unlisted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
         (basis.unordered, basis.unordered),
         (basis.ragged, basis.ragged),
         (basis.unproved, f"the rules are not proved: {basis.unproved}"),
+        (basis.unlisted, basis.unlisted),
         (
             basis.gone,
             f"{basis.gone} messages that were put back before, and lost again, are in no archive, "

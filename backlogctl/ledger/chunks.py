@@ -102,11 +102,15 @@ class Chunks(Manager):
         first_offset: int | None = None,
         last_offset: int | None = None,
         left_out: int = 0,
+        at: datetime | None = None,
     ) -> bool:
         """Writes down that a chunk is committed; offsets are the first and last of its messages,
         without those that were left out.
 
         The recovery's count of injected messages grows in the same transaction.
+
+        Args:
+            at: when it was committed; None for now.
 
         Returns:
             Whether it was news; False when it was known.
@@ -138,7 +142,7 @@ class Chunks(Manager):
                     first_offset=first_offset,
                     last_offset=last_offset,
                     left_out=left_out,
-                    injected_at=self._database.now(connection),
+                    injected_at=at or self._database.now(connection),
                 )
             )
             connection.execute(

@@ -78,11 +78,9 @@ class Figures(Manager):
 
     def recoveries(self) -> tuple[RecoveryFigure, ...]:
         """Those that are not at an end, and the last of each stream; oldest first."""
-        last = (
-            select(recoveries.c.stream, func.max(recoveries.c.id).label("id"))
-            .group_by(recoveries.c.stream)
-            .subquery()
-        )
+        newest = select(recoveries.c.stream, func.max(recoveries.c.created_at).label("at"))
+        last = newest.group_by(recoveries.c.stream).subquery()
+        is_last = and_(last.c.stream == recoveries.c.stream, last.c.at == recoveries.c.created_at)
         names = ("id", "kind", "stream", "state", "injected", "lease_until", "stops_consumers")
         columns = [recoveries.c[name] for name in (*names, "created_at")]
         since = func.coalesce(
@@ -95,10 +93,8 @@ class Figures(Manager):
         )
         query = (
             select(*columns, since.label("since"), has_gaps.label("has_gaps"))
-            .select_from(
-                recoveries.outerjoin(last, last.c.id == recoveries.c.id).outerjoin(events, changed)
-            )
-            .where(or_(recoveries.c.state.not_in(FINAL), last.c.id.is_not(None)))
+            .select_from(recoveries.outerjoin(last, is_last).outerjoin(events, changed))
+            .where(or_(recoveries.c.state.not_in(FINAL), last.c.at.is_not(None)))
             .group_by(*columns)
             .order_by(recoveries.c.created_at, recoveries.c.id)
         )

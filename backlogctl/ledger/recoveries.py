@@ -48,7 +48,7 @@ _ASKABLE: Mapping[str | None, frozenset[RecoveryState]] = {
 
 class Recoveries(Manager):
     def next_id(self, now: datetime) -> str:
-        """Reserves an id, `r-YYYYMMDD-NNNN` by the UTC day of `now`; never given twice."""
+        """An id of the UTC day of `now`, `r-YYYYMMDD-NNNN-xxxxxx`; no ledger makes it again."""
         with self._database.write() as connection:
             return take_id(connection, "r", now)
 
@@ -67,6 +67,7 @@ class Recoveries(Manager):
         *,
         stops_consumers: bool,
         holds_when_failed: bool,
+        planned_at: datetime | None = None,
     ) -> Recovery:
         """Stores a plan and takes its gaps, in one transaction.
 
@@ -77,6 +78,7 @@ class Recoveries(Manager):
             stops_consumers: whether the group's own consumers are stopped while it is worked on.
             holds_when_failed: whether a failed one left something changed, so that it is active
                 until it is run again or cancelled.
+            planned_at: of one that another ledger had: it keeps its time, and supersedes none.
 
         Raises:
             InvalidTransition: a gap is not open.
@@ -90,7 +92,8 @@ class Recoveries(Manager):
                 now = self._database.now(connection)
                 new_id = id or take_id(connection, "r", now)
                 _refuse_foreign(connection, wanted, stream)
-                _supersede(connection, stream, new_id, now, actor)
+                if planned_at is None:
+                    _supersede(connection, stream, new_id, now, actor)
                 connection.execute(
                     insert(recoveries).values(
                         id=new_id,
@@ -102,7 +105,7 @@ class Recoveries(Manager):
                         state=State.PLANNED,
                         plan_hash=plan_hash,
                         plan=plan,
-                        created_at=now,
+                        created_at=planned_at or now,
                         detail={},
                         events_head=GENESIS,
                         stops_consumers=stops_consumers,
@@ -116,7 +119,8 @@ class Recoveries(Manager):
                     )
                 move_gaps(connection, wanted, GapState.PLANNED, now, new_id, None, actor)
                 detail = {"kind": kind, "plan_hash": plan_hash, "gaps": list(wanted)}
-                append_event(connection, new_id, now, actor, "planned", detail)
+                action = "adopted" if planned_at else "planned"
+                append_event(connection, new_id, now, actor, action, detail)
                 return get_recovery(connection, new_id)
         except UniqueConflict:
             raise Refused(

@@ -23,6 +23,7 @@ from backlogctl.replay.cli.doctor import examine, print_rights
 from backlogctl.replay.cli.gaps import audit, list_gaps, waive_gap
 from backlogctl.replay.cli.hold import hold_retention
 from backlogctl.replay.cli.init import db, write_configuration
+from backlogctl.replay.cli.ledger import ledger
 from backlogctl.replay.cli.lookback import lookback
 from backlogctl.replay.cli.outbox import outbox
 from backlogctl.replay.cli.plan import plan
@@ -120,6 +121,7 @@ app.command("acl", rich_help_panel=_HELP)(print_rights)
 app.add_typer(consumers, name="consumers", rich_help_panel=_HELP)
 app.add_typer(broker, name="broker", rich_help_panel=_HELP)
 app.add_typer(db, name="db", rich_help_panel=_HELP)
+app.add_typer(ledger, name="ledger", rich_help_panel=_HELP)
 
 
 _INTERRUPTED = 130  # what typer makes of Ctrl-C

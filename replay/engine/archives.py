@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backlogctl.config import mask_secrets
-from backlogctl.errors import BacklogError, InvalidTransition, Refused, UsageError
+from backlogctl.errors import (
+    BacklogError,
+    InvalidTransition,
+    Refused,
+    StagingError,
+    UsageError,
+)
 from backlogctl.formats import format_plural
 from backlogctl.ledger import ArchiveRecord
-from backlogctl.manifests import MESSAGES_FOLDER
+from backlogctl.manifests import MESSAGES_FOLDER, read_manifest
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, RecoveryState
@@ -349,8 +355,25 @@ def _clear_one(workspace: Workspace, recovery: Recovery, now: datetime) -> bool:
     ended = find_ended_at(recovery, workspace.ledger.events.list(recovery.id))
     if ended is None or now - ended <= workspace.config.staging.keep:
         return False
+    _require_own(directory, recovery)
     _remove(workspace, recovery, directory)
     return True
+
+
+def _require_own(directory: Path, recovery: Recovery) -> None:
+    """Another ledger may have staged in a folder of this name.
+
+    Raises:
+        StagingError: the messages are not those of the plan.
+    """
+    try:
+        read_manifest(directory.parent, recovery.plan.get("manifest_sha256", ""))
+    except StagingError as error:
+        raise StagingError(
+            f"nothing shows that recovery {recovery.id} of this ledger staged them, so they stay",
+            subject=str(directory),
+            hint="remove them by hand if no other ledger needs them",
+        ) from error
 
 
 def find_ended_at(recovery: Recovery, events: Sequence[LedgerEvent]) -> datetime | None:

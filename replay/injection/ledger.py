@@ -210,7 +210,7 @@ def freeze_ledger(
         committed = read_committed_chunks(properties, snapshot, topic)
         prior |= {(one.recovery, one.slot, one.chunk): one.left_out for one in committed}
     orphans = find_orphans(workspace, stream.cluster, topic, snapshot)
-    unsure = [one for one in orphans if one > _find_accepted(workspace, stream.cluster, topic)]
+    unsure = _list_unsure(workspace, stream.cluster, topic, orphans)
     if unsure and ALLOW_LEDGER not in allow:
         raise _refuse_lost_ledger(topic, name, unsure, exists=snapshot is not None)
     for recovery_id in orphans:
@@ -282,18 +282,23 @@ def _has_run(workspace: Workspace, recovery: Recovery) -> bool:
     return any(event.action == RecoveryState.RUNNING.value for event in events)
 
 
-def _find_accepted(workspace: Workspace, cluster: str, topic: str) -> str:
-    """The newest verified recovery of the topic that was planned on the copy in SQL; its loss of
-    the Kafka ledger is known. Ids are in the order of planning."""
-    return max(
-        (
-            recovery.id
-            for recovery in workspace.ledger.recoveries.list(states=[RecoveryState.VERIFIED])
-            if _may_have_injected(workspace, recovery, cluster, topic)
+def _list_unsure(
+    workspace: Workspace, cluster: str, topic: str, orphans: Collection[str]
+) -> list[str]:
+    """Of those that lost their Kafka ledger, the ones planned after the newest verified recovery of
+    the topic that was planned on the copy in SQL: by that one the loss was known."""
+    found: list[str] = []
+    for recovery in workspace.ledger.recoveries.list() if orphans else ():  # in that order
+        accepts = (
+            recovery.state is RecoveryState.VERIFIED
+            and _may_have_injected(workspace, recovery, cluster, topic)
             and ALLOW_LEDGER in workspace.plan_of(recovery).allowed
-        ),
-        default="",
-    )
+        )
+        if recovery.id in orphans:
+            found.append(recovery.id)
+        if accepts:
+            found.clear()
+    return found
 
 
 def _refuse_lost_ledger(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.config import Stream
-from backlogctl.errors import BacklogError, InvalidTransition, UsageError
+from backlogctl.errors import BacklogError, InvalidTransition, StagingError, UsageError
 from backlogctl.manifests import read_manifest
 from backlogctl.replay.engine.archives import open_spark
 from backlogctl.replay.engine.guards import fingerprint_stream, store_plan
 from backlogctl.replay.engine.kind import Say, Workspace
 from backlogctl.replay.engine.plan import Options, PlannedWindow, RunOrigin, find_identity
 from backlogctl.replay.injection.context import warn_about_room
+from backlogctl.replay.injection.copying import write_copy
 from backlogctl.replay.injection.kind import warn_about_readers
 from backlogctl.replay.injection.plan import InjectionPlan, list_sending
 from backlogctl.replay.injection.staged import describe_staged
@@ -150,6 +152,7 @@ def stage_and_store(
         recovery = store_plan(workspace, recovery_id, plan, [gap.id for gap in closed])
         _refuse_grown(workspace, closed)
         workspace.ledger.chunks.add_all(recovery_id, manifest.chunks)
+        write_copy(directory, recovery, closed)
     return finish_plan(workspace, recovery)
 
 
@@ -167,14 +170,39 @@ def _refuse_grown(workspace: Workspace, planned: Sequence[Gap]) -> None:
 
 @contextmanager
 def _undoing(workspace: Workspace, recovery_id: str) -> Iterator[None]:
+    directory = workspace.staging_of(recovery_id)
+    _reserve(directory)
     try:
         yield
     except BaseException:
         # It may be on record by now, and could be approved: then its messages must stay.
         with suppress(BacklogError):
             _withdraw(workspace, recovery_id)
-            shutil.rmtree(workspace.staging_of(recovery_id), ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
         raise
+
+
+def _reserve(directory: Path) -> None:
+    """Makes the plan's own folder: what is undone is what this plan has put there.
+
+    Raises:
+        StagingError: it is there already, or cannot be made.
+    """
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise StagingError(
+            "it is there already, so it is another recovery's; nothing in it was touched",
+            subject=str(directory),
+            hint="plan again: the new plan gets an id of its own",
+        ) from error
+    except OSError as error:
+        raise StagingError(
+            f"could not make the staging directory: {error.strerror}",
+            subject=str(directory),
+            hint="make `staging.dir` a directory that can be written to",
+        ) from error
 
 
 def _withdraw(workspace: Workspace, recovery_id: str) -> None:

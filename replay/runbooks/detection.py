@@ -163,7 +163,7 @@ def _list_gaps(workspace: Workspace, stream: Stream) -> list[Gap]:
     """In the order of their ids, in which they were recorded."""
 
     def rank(gap: Gap) -> tuple[str, int]:
-        day, _, number = gap.id.rpartition("-")
+        _, day, number, *_ = gap.id.split("-")
         return day, int(number)
 
     return sorted(workspace.ledger.gaps.list(stream=stream.name), key=rank)

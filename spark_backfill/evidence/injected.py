@@ -18,8 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.errors import Refused
+from backlogctl.formats import format_plural
+from backlogctl.manifests import name_ids
 from backlogctl.spark_backfill.failures import translating
-from backlogctl.spark_backfill.request import PriorChunk, Stretch, list_stretches
+from backlogctl.spark_backfill.request import ALLOW_IDS, PriorChunk, Stretch, list_stretches
 from backlogctl.spark_backfill.spark.frames import make_empty
 from backlogctl.values import OffsetRange
 
@@ -113,6 +115,7 @@ class InjectedEvidence:
         gaps: the lost ranges: messages put back for the same group that lie in one of them were
             lost again.
         survivors: what is in the log, frozen: those of them that still are.
+        may_lack: lists that are missing are left out, and `describe_missing` says so.
     """
 
     label: ClassVar[str] = INJECTED
@@ -122,6 +125,7 @@ class InjectedEvidence:
     prior: Sequence[PriorChunk]
     gaps: Sequence[OffsetRange] = field(default=())
     survivors: Survivors | None = None
+    may_lack: bool = False
 
     def freeze(self) -> None:
         """Checks that every list is there; they never change.
@@ -129,19 +133,32 @@ class InjectedEvidence:
         Raises:
             Refused: a list is missing, so its messages could be sent twice.
         """
-        missing = [path for path in map(self._find_file, self.prior) if not path.is_file()]
-        if missing:
+        missing = [*map(self._find_file, self._missing)]
+        if missing and not self.may_lack:
             raise Refused(
                 f"{len(missing)} id lists of injected chunks are missing, so their messages "
                 f"could be sent twice; the first is {min(missing)}",
                 subject=f"staging directory {self.staging_root}",
-                hint="restore the `ids` folders of earlier recoveries, or point `staging.dir` "
-                "at the directory that has them",
+                hint="point `staging.dir` at the directory that has the `ids` folders of earlier "
+                "recoveries; else `backlogctl ledger adopt` makes those again whose messages are "
+                f"in the topic still, and says what is left to do: `--allow {ALLOW_IDS}` plans "
+                "without the others",
             )
+
+    def describe_missing(self) -> str:
+        """What is not known of earlier recoveries, a sentence; "" where all is."""
+        if not self._missing:
+            return ""
+        names = ", ".join(sorted({chunk.recovery_id for chunk in self._missing}))
+        are = "is" if len(self._missing) == 1 else "are"
+        return (
+            f"{format_plural(len(self._missing), 'id list')} of {names} {are} missing: what was "
+            "put back by those, and is in the topic no more, may be sent a second time"
+        )
 
     def collect_keys(self) -> DataFrame:
         """Message ids of all committed chunks, without those that may have been lost again."""
-        whole = [chunk for chunk in self.prior if chunk not in self._touched]
+        whole = [chunk for chunk in self._listed if chunk not in self._touched]
         known = self._read_ids([self._find_file(chunk) for chunk in whole])
         kept = [(mid,) for item in self._touched.values() for mid in item.ids[~item.possible]]
         if kept:
@@ -193,11 +210,20 @@ class InjectedEvidence:
         return list_stretches(self.prior)
 
     @cached_property
+    def _missing(self) -> tuple[PriorChunk, ...]:
+        return tuple(chunk for chunk in self.prior if not self._find_file(chunk).is_file())
+
+    @cached_property
+    def _listed(self) -> tuple[PriorChunk, ...]:
+        missing = set(self._missing)
+        return tuple(chunk for chunk in self.prior if chunk not in missing)
+
+    @cached_property
     def _touched(self) -> dict[PriorChunk, Located]:
         """Chunks that may have messages in a gap."""
         near = {
             chunk: gaps
-            for chunk in self.prior
+            for chunk in self._listed
             if chunk.same_group and chunk.first_offset is not None and chunk.last_offset is not None
             and (gaps := [
                 gap for gap in self.gaps
@@ -221,8 +247,7 @@ class InjectedEvidence:
         return found
 
     def _find_file(self, chunk: PriorChunk) -> Path:
-        name = f"ids/slot={chunk.slot:05d}/chunk={chunk.number:06d}.parquet"
-        return self.staging_root / chunk.recovery_id / name
+        return self.staging_root / chunk.recovery_id / name_ids(chunk.slot, chunk.number)
 
     def _read_ids(self, paths: Sequence[Path]) -> DataFrame:
         if not paths:

@@ -173,6 +173,7 @@ def stage_redrive(
                     frozen = distinguish_letters(frozen)
         with log.timed("comparing", "looking for what was put back already"):
             injected = _freeze_injected(spark, request)
+            log.warnings += filter(None, [injected.describe_missing()])
             frozen, uncertain = _keep_waiting(frozen, request, injected)
             handled = _read_handled(spark, request, work) if request.is_unhandled else None
             labelled = label_messages(frozen, injected.collect_keys(), request, handled)
@@ -213,7 +214,10 @@ def _freeze_injected(spark: SparkSession, request: RedriveRequest) -> InjectedEv
     there = StillThere(
         spark, request.client_properties, request.target, request.starts, request.prior
     )
-    evidence = InjectedEvidence(spark, request.staging_root, request.prior, request.lost, there)
+    evidence = InjectedEvidence(
+        *(spark, request.staging_root, request.prior, request.lost, there),
+        may_lack=request.may_lack_ids,
+    )
     evidence.freeze()
     return evidence
 

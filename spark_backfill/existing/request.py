@@ -54,6 +54,7 @@ class RedriveRequest:
         waiting: of an archive only what lies in these ranges, or was lost again; None for all.
         sources: the configuration's, by name, for the consumer's own table.
         starts: the target's log starts.
+        may_lack_ids: id lists of earlier recoveries may be missing.
         origin: more to keep in the manifest.
     """
 
@@ -84,6 +85,7 @@ class RedriveRequest:
     waiting: tuple[OffsetRange, ...] | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
     starts: Mapping[int, int] = field(default_factory=dict)
+    may_lack_ids: bool = False
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -73,6 +73,11 @@ class CommittedChunk:
     offset: int
     left_out: tuple[int, ...] = ()
 
+    @property
+    def sent(self) -> int:
+        """Its messages that are in the topic."""
+        return self.count - len(self.left_out)
+
 
 def ensure_ledger_topic(
     connection: Connection,

@@ -402,9 +402,8 @@ class TransactionalWriter:
 
 def skip_chunk(chunk: Chunk, record: CommittedChunk, attempt: int = 1) -> ChunkResult:
     """The result of a chunk that is committed already, as its record says."""
-    sent = chunk.count - len(record.left_out)
     return ChunkResult(
-        *(chunk.slot, chunk.number, sent, CommitOutcome.SKIPPED),
+        *(chunk.slot, chunk.number, record.sent, CommitOutcome.SKIPPED),
         attempts=attempt,
         left_out=record.left_out,
     )

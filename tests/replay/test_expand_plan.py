@@ -331,7 +331,7 @@ def test_the_command_line(behind: Shop) -> None:
     assert keys <= set(document["partitions"][0])
     people = behind.run("plan", "expand", "orders", "--rate", "20", "--factor", "4")
     assert "670 messages" in people.out
-    recovery = re.findall(r"r-\d{8}-\d{4}", people.out)[0]
+    recovery = re.findall(r"r-\d{8}-\d{4}-\w{6}", people.out)[0]
     assert f"next: backlogctl approve {recovery} --by NAME" in people.out
     assert behind.run("show", recovery, "--json").document["progress"]["steps"] == []
     assert behind.run("approve", recovery, "--by", "ada", "--json").document["state"] == "approved"

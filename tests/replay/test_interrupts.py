@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -20,13 +21,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from backlogctl.config import load_config
+from backlogctl.manifests import SCHEMA_VERSION, Manifest, write_manifest
 from backlogctl.replay.engine import interrupts as room
 from backlogctl.replay.engine.archives import REMOVED, clear_staging
 from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.web.exporter import open_exporter
-from backlogctl.values import RecoveryState
+from backlogctl.values import RecoveryState, hash_value
 from backlogctl_delivery.visible import escape_name
 from tests.conftest import MakeTopic
 from tests.kit.kafka import expire_unread, join, set_offsets_raw, wait_until
@@ -318,13 +320,17 @@ def desk(tmp_path: Path) -> Workspace:
     return open_desk(tmp_path, staging={"dir": "./staging", "keep": "30d"})
 
 
+STAGED = Manifest("r-1", "orders", (), {})
+SHA256 = hash_value({"version": SCHEMA_VERSION, **asdict(STAGED)})
+
+
 def stage(desk: Workspace, recovery_id: str) -> Path:
     directory = desk.staging_of(recovery_id)
     for name in ("messages", "ids"):
         path = directory / name / "slot=00000" / "chunk=000000.parquet"
         path.parent.mkdir(parents=True)
         path.write_bytes(b"12345678")
-    (directory / "manifest.json").write_text("{}")
+    write_manifest(directory, STAGED)
     return directory
 
 
@@ -342,7 +348,7 @@ def age(desk: Workspace, days: int) -> None:
 def test_only_what_came_to_its_end_loses_its_messages(
     desk: Workspace, state: RecoveryState
 ) -> None:
-    recovery = store_approved(desk).id
+    recovery = store_approved(desk, manifest_sha256=SHA256).id
     for step in WAYS[state]:
         desk.ledger.recoveries.advance(recovery, step, "op")
     directory = stage(desk, recovery)
@@ -362,8 +368,8 @@ def test_only_what_came_to_its_end_loses_its_messages(
 
 
 def test_superseded_and_rejected_plans_lose_theirs(desk: Workspace) -> None:
-    old = store_plan(desk).id
-    new = store_plan(desk).id
+    old = store_plan(desk, manifest_sha256=SHA256).id
+    new = store_plan(desk, manifest_sha256=SHA256).id
     desk.ledger.recoveries.advance(new, S.REJECTED, "op")
     assert desk.ledger.recoveries.get(old).state is S.REJECTED
     for recovery in (old, new):
@@ -375,7 +381,7 @@ def test_superseded_and_rejected_plans_lose_theirs(desk: Workspace) -> None:
 def test_what_cannot_be_removed_fails_nothing(
     desk: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recovery = store_plan(desk).id
+    recovery = store_plan(desk, manifest_sha256=SHA256).id
     desk.ledger.recoveries.advance(recovery, S.REJECTED, "op")
     stage(desk, recovery)
     age(desk, 31)

@@ -555,7 +555,7 @@ def test_a_plan_on_a_full_disk_names_it_and_the_next_one_is_whole(
     assert "nothing was planned" in caught.value.hint
     assert not (request.directory / MANIFEST_NAME).exists()
     block.unlink()
-    # The same recovery again, on the remains and with enough space: nothing of them is trusted.
+    # Another one beside the remains, with enough space: nothing of them is trusted.
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    outcome = stage_rebuild(spark, request)
+    outcome = stage_rebuild(spark, replace(request, recovery_id="r-2"))
     assert outcome.counts.rebuilt == outcome.counts.expected == 500

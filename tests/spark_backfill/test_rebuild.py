@@ -344,7 +344,7 @@ def test_fault_37_no_lost_row_is_no_success(
     # What a refused plan leaves does not hinder the next, and a staged one is not staged twice.
     good = replace(request, since=None)
     assert world.plan(spark, good).counts.rebuilt == 10
-    with pytest.raises(StagingError, match="staged already"):
+    with pytest.raises(StagingError, match="staged there already"):
         world.plan(spark, good)
     limited = replace(
         good, recovery_id="r-2", stream=world.make_stream(lost.topic, limits={"max_messages": 9})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -295,8 +296,14 @@ def list_prior(request: RebuildRequest) -> tuple[PriorChunk, ...]:
 
 
 def plan(spark: SparkSession, request: RebuildRequest, *, messages: int = 50_000) -> RebuildOutcome:
-    """Plans with chunks of so many messages."""
-    return stage_rebuild(spark, request, limits=ChunkLimits(messages=messages))
+    """Plans with chunks of so many messages; nothing of a refused plan stays, as its caller does."""
+    is_new = not request.directory.exists()
+    try:
+        return stage_rebuild(spark, request, limits=ChunkLimits(messages=messages))
+    except BaseException:
+        if is_new:
+            shutil.rmtree(request.directory, ignore_errors=True)
+        raise
 
 
 def keys_of(request: RebuildRequest) -> list[int]:

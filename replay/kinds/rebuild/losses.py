@@ -25,7 +25,8 @@ from backlogctl.replay.injection.archived import (
 )
 from backlogctl.replay.injection.ledger import locate_chunks
 from backlogctl.replay.injection.unprocessed import is_in_log
-from backlogctl.replay.kinds.rebuild.plan import ALLOW_PROOF, NAME, RebuildPlan
+from backlogctl.replay.kinds.rebuild.plan import NAME, RebuildPlan
+from backlogctl.spark_backfill.request import ALLOW_PROOF
 from backlogctl.values import (
     Cause,
     Certainty,

@@ -11,13 +11,13 @@ from backlogctl.config.base import fail_at
 from backlogctl.replay.engine.options import OptionalMoment, list_words
 from backlogctl.replay.engine.plan import AllowedWords, Options, PlanPart
 from backlogctl.replay.injection.plan import ALLOW_LEDGER, InjectionPlan
-from backlogctl.spark_backfill.request import RebuildOutcome
+from backlogctl.spark_backfill.request import ALLOW_IDS, ALLOW_PROOF, RebuildOutcome
 from backlogctl.values import Gap, SequenceRange
 
 # What an operator says of a rebuild.
 
-ALLOW_SURPLUS, ALLOW_PROOF, ALLOW_UNCERTAIN = "surplus", "proof", "uncertain"
-ALLOWED = (ALLOW_SURPLUS, ALLOW_UNCERTAIN, ALLOW_PROOF, ALLOW_LEDGER)
+ALLOW_SURPLUS, ALLOW_UNCERTAIN = "surplus", "uncertain"
+ALLOWED = (ALLOW_SURPLUS, ALLOW_UNCERTAIN, ALLOW_PROOF, ALLOW_LEDGER, ALLOW_IDS)
 
 
 class RebuildOptions(Options):
@@ -50,7 +50,7 @@ class RebuildOptions(Options):
     allow: AllowedWords = Field(
         default=(),
         title="Allow",
-        description="`surplus`, `uncertain`, `proof` or `ledger`: go on in spite of it.",
+        description="`surplus`, `uncertain`, `proof`, `ledger` or `ids`: go on in spite of it.",
     )
 
     _check_allow = list_words("allow", ALLOWED)

@@ -14,12 +14,13 @@ from backlogctl.replay.engine.options import OptionalMoment, list_words
 from backlogctl.replay.engine.plan import AllowedWords, Options, PlanPart
 from backlogctl.replay.injection.plan import ALLOW_LEDGER, InjectionPlan
 from backlogctl.spark_backfill.existing.request import Origin, RedriveOutcome
+from backlogctl.spark_backfill.request import ALLOW_IDS
 from backlogctl.values import OffsetRange
 
 # What an operator says of a redrive.
 
 ALLOW_REPLAYS = "replays"
-ALLOWED = (ALLOW_REPLAYS, ALLOW_LEDGER)
+ALLOWED = (ALLOW_REPLAYS, ALLOW_LEDGER, ALLOW_IDS)
 
 
 class RedriveOptions(Options):
@@ -74,7 +75,7 @@ class RedriveOptions(Options):
         json_schema_extra={"option": "all"},
     )
     allow: AllowedWords = Field(
-        default=(), title="Allow", description="`replays` or `ledger`: go on in spite of it."
+        default=(), title="Allow", description="`replays`, `ledger` or `ids`: go on in spite of it."
     )
 
     _check_allow = list_words("allow", ALLOWED)

@@ -49,6 +49,7 @@ from backlogctl.replay.kinds.redrive.sources import (
 from backlogctl.replay.observe.snapshot import Draft, StreamSnapshot
 from backlogctl.replay.present.messages import HIDDEN
 from backlogctl.spark_backfill.existing.request import ArchiveSource, Named, RedriveRequest
+from backlogctl.spark_backfill.request import ALLOW_IDS
 from backlogctl.values import Gap, OffsetRange, Recovery, hash_value
 
 # What of a stream's section decides where messages go.
@@ -183,6 +184,7 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
             waiting=list_held(chosen.archived) if takes_waiting(options) else None,
             sources=config.sources,
             starts=target.lows,
+            may_lack_ids=ALLOW_IDS in options.allow,
             origin={"ledger_topic": None if ledger_topic is None else ledger_topic.to_json()},
         ),
         progress=draft.say,

@@ -179,7 +179,7 @@ def test_what_somebody_waived_of_a_offload_stays_waived(ledger: Ledger) -> None:
 def test_gap_comes_back_as_it_went_in(ledger: Ledger) -> None:
     seen = make_gap(10, 20)
     kept = ledger.gaps.record(seen)
-    assert re.fullmatch(r"g-\d{8}-0001", kept.id)
+    assert re.fullmatch(r"g-\d{8}-0001-[a-z2-9]{6}", kept.id)
     assert ledger.gaps.get(kept.id) == kept
     assert (kept.start, kept.end, kept.detected_at) == (10, 20, NOON)
     assert (kept.first_time, kept.last_time) == (seen.first_time, seen.last_time)

@@ -83,8 +83,9 @@ def test_recoveries_are_found_by_where_they_came_from(ledger: Ledger, run: str) 
 
 def test_ids_are_reserved_once(ledger: Ledger) -> None:
     first, second = ledger.recoveries.next_id(NOON), ledger.recoveries.next_id(NOON)
-    assert (first, second) == ("r-20261121-0001", "r-20261121-0002")
-    assert ledger.recoveries.next_id(NOON + FAR) == "r-20261122-0001"
+    assert first.startswith("r-20261121-0001-")
+    assert second.startswith("r-20261121-0002-")
+    assert ledger.recoveries.next_id(NOON + FAR).startswith("r-20261122-0001-")
     create = partial(
         ledger.recoveries.create, "rebuild", "orders", "main", "orders", "g", {}, "h", (), "ada",
         stops_consumers=False, holds_when_failed=False,
