@@ -58,6 +58,7 @@ class VerdictBasis:
 
     Attributes:
         blurred: partitions where only times say which rows were lost.
+        advice: why, and what would say it better.
         uncertain: rows at a gap's edge that may be lost or not, by partition.
         evidence: what says where the loss begins, by partition.
         differs: by how many rows the check of that says otherwise, by partition.
@@ -77,6 +78,7 @@ class VerdictBasis:
     """
 
     blurred: Sequence[int] = ()
+    advice: str = ""
     uncertain: Mapping[int, int] = field(default_factory=dict)
     evidence: Mapping[int, str] = field(default_factory=dict)
     differs: Mapping[int, int] = field(default_factory=dict)
@@ -163,7 +165,7 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
         (
             basis.blurred and not basis.collapsible,
             f"where the loss begins in partitions {_join(basis.blurred)} is known by the samples' "
-            "times only: let `backlogctl watch` run, or add `consumed` evidence",
+            f"times only: {basis.advice}",
         ),
         (basis.unordered, basis.unordered),
         (basis.ragged, basis.ragged),
