@@ -202,6 +202,7 @@ def find_basis(
     return VerdictBasis(
         blurred=() if placement.consumed else placement.by_time,
         advice=describe_blurred(placement),
+        counted=placement.is_counted,
         uncertain=counts.uncertain,
         evidence={number: str(placement.find_evidence(number)) for number in numbers},
         differs={number: placement.find_difference(number) for number in numbers},

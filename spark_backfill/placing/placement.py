@@ -259,6 +259,12 @@ class GapPlacement:
             or any(edge.before or edge.after for edge in _list_edges(gaps))
         )
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether counting says which rows were lost, among some at least."""
+        edges = [edge for gaps in self.gaps.values() for edge in _list_edges(gaps or ())]
+        return any(edge.before or edge.after for edge in edges)
+
     def find_evidence(self, partition: int) -> EdgeEvidence:
         """What says where the losses of a partition begin and end: the weakest of it."""
         if self.consumed:

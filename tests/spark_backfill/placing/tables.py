@@ -124,9 +124,7 @@ def judge(table: Table) -> Judged:
     basis = VerdictBasis(uncertain={0: len(listed)}, ragged="ragged" if ragged else "")
     verdict = judge_plan({0: low - table.commit}, Tally({0: len(taken)}, {}, {}), basis)
     lost = set(range(table.commit, low))
-    return Judged(
-        verdict.kind, len(listed), len(lost - taken - listed), len(taken - lost - listed)
-    )
+    return Judged(verdict.kind, len(listed), len(lost - taken - listed), len(taken - lost - listed))
 
 
 def list_ties(left: Sequence[Row]) -> list[Tie]:

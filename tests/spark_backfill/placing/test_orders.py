@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from tests.spark_backfill.placing.tables import Judged, Row, Table, judge, make_table
+from tests.spark_backfill.placing.tables import judge, make_table
 
 CASES = 10_000
 
