@@ -295,14 +295,14 @@ class Measurement:
     def order(self) -> OrderProof:
         """How well the rows' order is the log's."""
         found = self._displacements.values()
-        compared = sum(item.compared for item in found)
+        rows = sum(item.rows for item in found)
         return OrderProof(
-            compared=compared,
+            compared=sum(item.compared for item in found),
             early=max((item.early for item in found), default=0),
             late=max((item.late for item in found), default=0),
-            mean=sum(item.total for item in found) / max(1, compared),
+            mean=sum(item.total for item in found) / max(1, rows),
             disorder=sum(item.total for item in found)
-            / max(1, sum(item.compared**2 for item in found)),
+            / max(1, sum(item.rows**2 for item in found)),
             unsent=sum(item.unsent for item in self._places.values()),
             gone=sum(item.gone for item in found),
             holes=self.holes,
@@ -365,6 +365,7 @@ class Measurement:
                 "home",
                 "rank",
                 "place",
+                "tie",
                 "log_offset",
                 by_offset.alias("i"),
                 i_log.alias("i_log"),
@@ -374,6 +375,7 @@ class Measurement:
             .groupBy("home")
             .agg(
                 F.count(F.lit(1)).alias("n"),
+                F.count_distinct("tie").alias("apart"),
                 F.max("delta").alias("late"),
                 F.max(-F.col("delta")).alias("early"),
                 F.max(F.when(F.col("i_log").isNotNull(), -F.col("delta") - F.col("place"))).alias(
@@ -400,7 +402,8 @@ class Measurement:
         there = self._count_messages(spans)
         return {
             row["home"]: _Displacement(
-                compared=row["n"],
+                rows=row["n"],
+                compared=row["apart"],
                 # Before the log's start too, where one stands among rows that left it.
                 early=max(row["early"], _find_middle(row["places"]) + (row["ahead"] or 0)),
                 late=row["late"],
@@ -506,9 +509,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class _Displacement:
-    """Survivors of one partition that have a row. `start` is the rank of the first one in the log;
-    None where all are archived."""
+    """Survivors of one partition that have a row; `compared`: those that tie count once. `start` is
+    the rank of the first one in the log; None where all are archived."""
 
+    rows: int
     compared: int
     early: int
     late: int

@@ -104,7 +104,7 @@ class OrderProof:
     """How well the rows' order is the log's, measured on messages that survive.
 
     Attributes:
-        compared: rows whose message is in the log.
+        compared: rows whose message is in the log. Those that tie show no order: they count once.
         early, late: by how many places at most a row stands before, or after, its message.
         mean: the mean displacement, in places.
         disorder: the mean displacement as a share of a partition's survivors; 1/3 where the order

@@ -27,7 +27,7 @@ class Row:
     """`key`: what the stream's order says of it; `mark`: its primary key, in no order."""
 
     offset: int
-    key: int
+    key: float
     mark: float
 
 
@@ -48,7 +48,7 @@ def say_wall_clock(at: int) -> int:
     return 0 if 0 <= said < 2 * HOUR else said
 
 
-def make_table(random: Random, *, survivors: int = 110) -> Table:
+def make_table(random: Random, *, survivors: int = 130) -> Table:
     """Messages are sent in the order of time. What rows say of it is less: whole seconds or
     minutes, one time for a bulk insert, a wall clock that is set back, an older time (a backfill, a
     row that was restored). The survivors show of this at most the last."""
@@ -66,15 +66,17 @@ def make_table(random: Random, *, survivors: int = 110) -> Table:
         for i in range(first, min(total, first + random.randrange(2, 60))):
             said[i] = said[first]
     if "coarse" in kinds:
-        unit = random.choice([10, 60, 600])
+        unit = random.choice([2, 10, 60, 600])
         said = [value // unit * unit for value in said]
     if "doubled" in kinds:
         said = [say_wall_clock(value) for value in said]
     if "late" in kinds:
-        # The survivors show one that is at least as old as any.
-        for i in random.sample(range(total), random.randrange(1, 3)):
+        # The survivors show as many that are at least as old.
+        some = random.sample(range(handled + lost), random.randrange(1, 1 + min(3, handled + lost)))
+        for i in some:
             said[i] = said[max(0, i - random.randrange(1, 30))] - 1
-        said[handled + lost + random.randrange(survivors // 2)] = min(said) - 1
+        for i in random.sample(range(survivors // 2), len(some)):
+            said[handled + lost + i] = min(said) - 1
     rows = tuple(Row(i, value, random.random()) for i, value in enumerate(said))
     looks = {handled, *random.sample(range(handled + 1), random.randrange(handled // 8 + 1))}
     marks = tuple(sorted(looks)) if random.random() < 0.5 else ()
@@ -143,13 +145,13 @@ def measure(ranked: Sequence[Row], left: Sequence[Row], low: int) -> tuple[Order
     middle = statistics.median_low([places[i] for i in near])
     ahead = max(-delta - place for delta, place in zip(deltas, places, strict=True))
     late = max(deltas)
-    begins: dict[int, int] = {}
+    begins: dict[float, int] = {}
     for rank, row in enumerate(ranked):
         begins.setdefault(row.key, rank)
     behind = [row for row in left if begins[row.key] >= start + late]
     total = sum(map(abs, deltas))
     order = OrderProof(
-        compared=len(seen),
+        compared=len({row.key for _, row in seen}),
         early=max(-min(deltas), middle + ahead),
         late=late,
         mean=total / len(seen),
