@@ -61,6 +61,29 @@ def read_time(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
+def find_doubled_times(zone: ZoneInfo, until: datetime) -> tuple[tuple[datetime, datetime], ...]:
+    """Times `[begin, end)` since 1970, oldest first, in which the zone's wall clock says each time
+    twice: as long before it is set back as after."""
+    found = []
+    at, day, second = datetime(1970, 1, 1, tzinfo=UTC), timedelta(days=1), timedelta(seconds=1)
+    while at < until:
+        low, high = at, at + day
+        shift = _find_shift(zone, low) - _find_shift(zone, high)
+        while shift > timedelta(0) and high - low > second:
+            middle = low + (high - low) / 2
+            is_before = _find_shift(zone, middle) == _find_shift(zone, at)
+            low, high = (middle, high) if is_before else (low, middle)
+        if shift > timedelta(0):
+            turn = high.replace(microsecond=0)
+            found.append((turn - shift, turn + shift))
+        at += day
+    return tuple(found)
+
+
+def _find_shift(zone: ZoneInfo, at: datetime) -> timedelta:
+    return at.astimezone(zone).utcoffset() or timedelta(0)
+
+
 class Deadline:
     """One limit passed down through many calls, so that timeouts do not add up."""
 

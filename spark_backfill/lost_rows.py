@@ -49,13 +49,22 @@ from backlogctl.spark_backfill.messages.candidates import (
     read_rows,
 )
 from backlogctl.spark_backfill.messages.rules import ORIGINAL, RESTATED, MessageRules
-from backlogctl.spark_backfill.messages.windows import Bounds, filter_times, find_windows
+from backlogctl.spark_backfill.messages.windows import (
+    Bounds,
+    filter_times,
+    find_windows,
+    widen_forwards,
+)
+from backlogctl.spark_backfill.placing.measuring import MIN_COMPARED
 from backlogctl.spark_backfill.placing.placement import (
     GapPlacement,
     Ground,
+    describe_blurred,
+    describe_few,
     describe_unordered,
     place_candidates,
 )
+from backlogctl.spark_backfill.placing.ties import find_doubled
 from backlogctl.spark_backfill.plan_log import PlanLog, renew_work
 from backlogctl.spark_backfill.proof import (
     describe_unproved,
@@ -198,6 +207,8 @@ def find_basis(
     numbers = placement.gaps
     return VerdictBasis(
         blurred=() if placement.consumed else placement.by_time,
+        advice=describe_blurred(placement),
+        counted=placement.is_counted,
         uncertain=counts.uncertain,
         evidence={number: str(placement.find_evidence(number)) for number in numbers},
         differs={number: placement.find_difference(number) for number in numbers},
@@ -243,8 +254,14 @@ def _describe_ragged(placement: GapPlacement) -> str:
     order = placement.order
     if order is None or not any(placement.gaps.values()):
         return ""  # times decide, and the verdict says that
+    if order.compared < MIN_COMPARED:
+        return (
+            f"{describe_few(order)}: that rows before a bookmark's were handled, and those behind "
+            "it were lost, rests on `order_by` alone"
+        )
     if order.compared < ENOUGH_SURVIVORS:
-        return f"only {format_plural(order.compared, 'survivor')} show how the rows are ordered"
+        survivors = format_plural(order.compared, "survivor")
+        return f"only {survivors} show the rows' order, {ENOUGH_SURVIVORS} are needed to rely on it"
     if not (order.unsent or order.gone):
         return ""
     parts = []
@@ -446,6 +463,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     access, rules, consumed, log = reading.access, reading.rules, reading.consumed, reading.log
     countable = rules.fidelity == ORIGINAL and consumed is None and not request.is_unsent
     undated = _find_undated(reading, factor) if countable else None
+    doubled = find_doubled(rules)
     windows = find_windows(
         request.gaps,
         since=request.since,
@@ -457,12 +475,13 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
         read_since=request.read_since,
         countable=countable,
         undated=undated,
+        doubled=doubled,
     )
     warn_about_index(access, rules, windows.read, log.warnings)
     work = renew_work(request.directory)
     with log.timed("candidates", f"reading candidates from {access.table.label}"):
         candidates = freeze_candidates(access, rules, windows.read, work, log.warnings.append)
-    young_after = format_time(utc_now() - rules.source.drift[0])
+    young_after = format_time(widen_forwards(utc_now() - rules.source.drift[0], doubled))
     with log.timed("evidence", f"reading survivors of topic {rules.stream.topic}"):
         survivors, offsets = freeze_survivors(
             spark, request, rules, ranges, work, log.warnings.append, reading.archives

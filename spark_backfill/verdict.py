@@ -59,6 +59,8 @@ class VerdictBasis:
 
     Attributes:
         blurred: partitions where only times say which rows were lost.
+        advice: why, and what would say it better.
+        counted: which rows of a partition are lost, counting says.
         uncertain: rows at a gap's edge that may be lost or not, by partition.
         evidence: what says where the loss begins, by partition.
         differs: by how many rows the check of that says otherwise, by partition.
@@ -79,6 +81,8 @@ class VerdictBasis:
     """
 
     blurred: Sequence[int] = ()
+    advice: str = ""
+    counted: bool = False
     uncertain: Mapping[int, int] = field(default_factory=dict)
     evidence: Mapping[int, str] = field(default_factory=dict)
     differs: Mapping[int, int] = field(default_factory=dict)
@@ -166,7 +170,7 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
         (
             basis.blurred and not basis.collapsible,
             f"where the loss begins in partitions {_join(basis.blurred)} is known by the samples' "
-            "times only: let `backlogctl watch` run, or add `consumed` evidence",
+            f"times only: {basis.advice}",
         ),
         (basis.unordered, basis.unordered),
         (basis.ragged, basis.ragged),
@@ -184,6 +188,12 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
     place = "of these gaps" if basis.bounded else "at the edges of the gaps"
     if uncertain:
         reasons.append(f"{uncertain} rows {place} may be lost or not; they are listed")
+    if kind == WITHIN and basis.counted:
+        reasons.append(
+            "counting takes lost rows to be ordered as survivors are: one that is older than its "
+            "message by more (a backfill, a row that was restored) would be missed, and a handled "
+            "one sent for it; a bookmark of a row that no other ties with would show it"
+        )
     if kind == COVERING:
         reasons.append(
             "rows are sent as they are now: one that was not lost only says its newest state again"

@@ -309,8 +309,9 @@ class StreamSource(Section):
     order_by: Names = Field(
         default=(),
         validate_default=False,
-        description="Order of messages within a partition. Without it the time column, then the "
-        "primary key.",
+        description="Order of messages within a partition. Without it the time column. Rows that "
+        "it leaves equal have no order: where a loss begins or ends among them, all of them are "
+        "uncertain. A primary key that is counted up in the order of messages belongs here.",
     )
     mutable: bool = Field(
         default=True, description="Whether rows change after their message was sent."
@@ -345,11 +346,9 @@ class StreamSource(Section):
     def _fill_order(cls, value: object) -> object:
         if not isinstance(value, Mapping) or value.get("order_by") is not None:
             return value
-        key, moment = value.get("primary_key"), value.get("time_column")
-        names = (key,) if isinstance(key, str) else key
-        if not isinstance(moment, str) or not isinstance(names, list | tuple):
-            return {name: item for name, item in value.items() if name != "order_by"}
-        return {**value, "order_by": (moment, *(name for name in names if name != moment))}
+        rest = {name: item for name, item in value.items() if name != "order_by"}
+        moment = value.get("time_column")
+        return {**rest, "order_by": (moment,)} if isinstance(moment, str) else rest
 
     @model_validator(mode="after")
     def _check_identity(self) -> StreamSource:

@@ -244,6 +244,12 @@ class MessageRules:
             for i, c in enumerate(self.order)
         )
 
+    @property
+    def own_order(self) -> tuple[SourceColumn, ...]:
+        """The sort columns that the stream names: the primary key behind them only makes the order
+        of rows the same each time."""
+        return self.order[: len(dict.fromkeys(self.source.order_by))]
+
     def key_names(self) -> tuple[str, ...]:
         """Names of the primary key's columns in what `build_messages` makes."""
         return tuple(f"p{i}" for i in range(len(self.source.primary_key)))

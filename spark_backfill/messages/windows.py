@@ -29,6 +29,8 @@ _EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 # By so much the clocks of the ledger and of the source's database may differ.
 CLOCKS = timedelta(seconds=5)
+# Times `[begin, end)` of which a row that says one of them may be of any (`find_doubled_times`).
+Doubled = Sequence[tuple[datetime, datetime]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def find_windows(
     read_since: datetime | None = None,
     undated: datetime | None = None,
     countable: bool = False,
+    doubled: Doubled = (),
 ) -> Windows:
     """The windows of the gaps: the operator's, else the gaps' own.
 
@@ -99,6 +102,7 @@ def find_windows(
         read_since: rows are read from here on at least.
         countable: offsets can be counted as rows, so that a loss need not be dated.
         undated: rows of a loss that is not dated are read from here on; None reads all.
+        doubled: hours that the clock of the rows' times says twice: a bound in one is widened.
 
     Raises:
         UsageError: the beginning of a loss is not known, or it ends before it begins.
@@ -120,8 +124,10 @@ def find_windows(
             Window(
                 gap.partition,
                 Bounds(
-                    None if lower is None else _clamp(lower, -before),
-                    None if upper is None or (mutable and until is None) else _clamp(upper, after),
+                    None if lower is None else widen_backwards(_clamp(lower, -before), doubled),
+                    None
+                    if upper is None or (mutable and until is None)
+                    else widen_forwards(_clamp(upper, after), doubled),
                 ),
             )
         )
@@ -141,11 +147,21 @@ def find_windows(
     span = _span(window.bounds for window in windows)
     lower, upper = span.lower, span.upper
     if lower is not None and read_since is not None:
-        lower = min(lower, read_since)
+        lower = min(lower, widen_backwards(read_since, doubled))
     if upper is not None and until is None:
         last = max(gap.last_time for gap in gaps if gap.last_time is not None)
-        upper = max(upper, _clamp(last, margin))
+        upper = max(upper, widen_forwards(_clamp(last, margin), doubled))
     return Windows(Bounds(lower, upper), _merge(windows))
+
+
+def widen_backwards(at: datetime, doubled: Doubled) -> datetime:
+    """The earliest time that a row of this one may say."""
+    return next((begin for begin, end in doubled if begin <= at < end), at)
+
+
+def widen_forwards(at: datetime, doubled: Doubled) -> datetime:
+    """The latest time that a row of this one may say."""
+    return next((end for begin, end in doubled if begin <= at < end), at)
 
 
 def _is_empty(bounds: Bounds) -> bool:

@@ -16,6 +16,7 @@ from pyspark.sql.window import Window
 
 from backlogctl.clock import format_time
 from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
+from backlogctl.spark_backfill.messages.windows import Doubled, widen_backwards, widen_forwards
 from backlogctl.spark_backfill.placing.ranking import (
     Anchor,
     Edge,
@@ -28,6 +29,7 @@ from backlogctl.spark_backfill.placing.ranking import (
     TimedPlaces,
     Unordered,
 )
+from backlogctl.spark_backfill.placing.ties import find_ties, list_limits, measure_ties, open_ties
 from backlogctl.spark_backfill.request import Stretch, count_offsets
 from backlogctl.spark_backfill.spark.frames import make_rows, mark_within
 from backlogctl.values import Bookmark, EdgeTimes, OffsetRange
@@ -50,9 +52,12 @@ RULE_OF_THREE = 3
 
 def is_ordered(order: OrderProof) -> bool:
     """Whether the rows' order is the log's, so that offsets can be counted as rows."""
-    if order.compared < MIN_COMPARED:
-        return False
-    return order.mean <= 1.0 or order.disorder <= MAX_DISORDER
+    return order.compared >= MIN_COMPARED and not is_disordered(order)
+
+
+def is_disordered(order: OrderProof) -> bool:
+    """Whether survivors show another order than the rows': then no place says anything."""
+    return order.mean > 1.0 and order.disorder > MAX_DISORDER
 
 
 def place_gaps(
@@ -112,9 +117,10 @@ def _drop_displaced(part: PartitionRows, order: OrderProof) -> tuple[Anchor, ...
 
 
 def _fits(first: Anchor, second: Anchor, part: PartitionRows) -> bool:
-    """Whether as many rows as offsets lie between two anchors."""
+    """Whether as many rows as offsets may lie between two anchors."""
     between = count_offsets(first.offset, second.offset, part.ours)
-    return second.place - first.place == between
+    rows = second.place - first.place
+    return rows - first.after - second.before <= between <= rows + first.before + second.after
 
 
 def find_edge(
@@ -125,29 +131,36 @@ def find_edge(
         return Edge(offset, part.before_log, EdgeEvidence.LOG)
     counted = _count(part, order, offset) if countable else None
     known = next((a for a in part.bookmarks if a.first <= offset <= a.offset), None)
-    if known is None and counted is not None and offset == 0:
-        return _begin_at_first(part, counted)
     if known is None:
-        return counted
-    early, late = order.early, order.late
+        if counted is None or not is_ordered(order):
+            return None
+        return _begin_at_first(part, counted) if offset == 0 else counted
+    first, last = known.place - known.before, known.place + known.after
+    # Which of the rows that tie with the bookmark's come before it, counting says at best.
+    place = known.place if counted is None else min(max(counted.place, first), last)
+    early, late = order.early + place - first, order.late + last - place
+    timed = _find_timed(part, offset)
+    if timed is not None and not is_ordered(order):
+        # That the rows before it were handled, nothing but the samples' times can say.
+        early, late = max(early, place - timed.floor), max(late, timed.ceiling - place)
     if counted is None:
-        return Edge(offset, known.place, EdgeEvidence.BOOKMARK, early, late)
-    differs = counted.place - known.place
-    if 0 < abs(differs) <= order.displacement and not order.holes:
+        return Edge(offset, place, EdgeEvidence.BOOKMARK, early, late)
+    differs = counted.place - place
+    if 0 < abs(differs) <= order.displacement and not order.holes and is_ordered(order):
         # The bookmark's own row is one of those that stand elsewhere than their message.
         return Edge(
             offset,
             counted.place,
             EdgeEvidence.COUNTED,
-            max(early, differs),
-            max(late, -differs),
+            max(order.early, counted.place - first),
+            max(order.late, last - counted.place),
             -differs,
             EdgeEvidence.BOOKMARK,
         )
     # Counting says that fewer rows were lost: those in between are told.
     open_rows = late if order.holes else max(late, differs)
     return Edge(
-        offset, known.place, EdgeEvidence.BOOKMARK, early, open_rows, differs, EdgeEvidence.COUNTED
+        offset, place, EdgeEvidence.BOOKMARK, early, open_rows, differs, EdgeEvidence.COUNTED
     )
 
 
@@ -161,14 +174,13 @@ def _begin_at_first(part: PartitionRows, counted: Edge) -> Edge:
 
 def _count(part: PartitionRows, order: OrderProof, offset: int) -> Edge:
     """Counts from the nearest anchor; the other side and the samples check it."""
+    sharp = [anchor for anchor in part.bookmarks if anchor.is_sharp]
     above = min(
-        (a for a in part.bookmarks if a.first > offset),
+        (a for a in sharp if a.first > offset),
         key=lambda a: a.first,
         default=Anchor(part.log_start, part.log_start, part.before_log),
     )
-    below = max(
-        (a for a in part.bookmarks if a.offset < offset), key=lambda a: a.offset, default=None
-    )
+    below = max((a for a in sharp if a.offset < offset), key=lambda a: a.offset, default=None)
     back = count_offsets(offset, above.first, part.ours)
     place, distance = above.place - _to_rows(back, order), back
     other: int | None = None
@@ -181,7 +193,7 @@ def _count(part: PartitionRows, order: OrderProof, offset: int) -> Edge:
     apart = 0 if other is None else other - place
     before, after = doubt + order.early + max(0, -apart), doubt + order.late + max(0, apart)
     check, differs = (None, 0) if other is None else (EdgeEvidence.COUNTED, other - place)
-    timed = next((item for item in part.timed if item.offset == offset), None)
+    timed = _find_timed(part, offset)
     if timed is not None:
         lowest, highest = timed.lower - order.early, timed.upper + order.late
         differs_in_time = min(max(place, lowest), highest) - place
@@ -204,6 +216,10 @@ def _count(part: PartitionRows, order: OrderProof, offset: int) -> Edge:
         check,
         max(0, -place),
     )
+
+
+def _find_timed(part: PartitionRows, offset: int) -> TimedPlaces | None:
+    return next((item for item in part.timed if item.offset == offset), None)
 
 
 def _to_rows(offsets: int, order: OrderProof) -> int:
@@ -258,7 +274,8 @@ class Measurement:
     """Measures ranked rows; each property is one job at most, made when it is first asked for.
 
     `clocks`: by how much times of samples and rows may differ; `drift`: by how much a row's time
-    may lie before, and after, its message's; `latest`: no lost row of a partition is younger.
+    may lie before, and after, its message's; `latest`: no lost row of a partition is younger;
+    `doubled`: hours that the clock of the rows' times says twice.
     """
 
     ranked: Ranked
@@ -272,19 +289,20 @@ class Measurement:
     partitions: tuple[int, ...]
     holes: float
     young_after: str
+    doubled: Doubled = ()
 
     @cached_property
     def order(self) -> OrderProof:
         """How well the rows' order is the log's."""
         found = self._displacements.values()
-        compared = sum(item.compared for item in found)
+        rows = sum(item.rows for item in found)
         return OrderProof(
-            compared=compared,
+            compared=sum(item.compared for item in found),
             early=max((item.early for item in found), default=0),
             late=max((item.late for item in found), default=0),
-            mean=sum(item.total for item in found) / max(1, compared),
+            mean=sum(item.total for item in found) / max(1, rows),
             disorder=sum(item.total for item in found)
-            / max(1, sum(item.compared**2 for item in found)),
+            / max(1, sum(item.rows**2 for item in found)),
             unsent=sum(item.unsent for item in self._places.values()),
             gone=sum(item.gone for item in found),
             holes=self.holes,
@@ -313,10 +331,16 @@ class Measurement:
         self, ranges: Sequence[OffsetRange], bounded: Collection[OffsetRange], *, countable: bool
     ) -> Mapping[int, tuple[PlacedGap, ...] | None]:
         """The gaps of each partition that has some; None where they cannot be placed."""
-        return {
+        placed = {
             part.partition: place_gaps(part, self.order, gaps, countable=countable, bounded=bounded)
             for part in self.partition_rows
             if (gaps := [item for item in ranges if item.partition == part.partition])
+        }
+        limits = {(p, at) for p, gaps in placed.items() for at in list_limits(gaps or ())}
+        ties = find_ties(self.ranked, limits)
+        return {
+            number: None if gaps is None else open_ties(gaps, ties.get(number, ()))
+            for number, gaps in placed.items()
         }
 
     @cached_property
@@ -340,6 +364,8 @@ class Measurement:
             matched.select(
                 "home",
                 "rank",
+                "place",
+                "tie",
                 "log_offset",
                 by_offset.alias("i"),
                 i_log.alias("i_log"),
@@ -349,8 +375,12 @@ class Measurement:
             .groupBy("home")
             .agg(
                 F.count(F.lit(1)).alias("n"),
+                F.count_distinct("tie").alias("apart"),
                 F.max("delta").alias("late"),
                 F.max(-F.col("delta")).alias("early"),
+                F.max(F.when(F.col("i_log").isNotNull(), -F.col("delta") - F.col("place"))).alias(
+                    "ahead"
+                ),
                 F.sum(F.abs("delta")).alias("total"),
                 F.min("log_offset").alias("first"),
                 # The rows of the last ones may lie behind what was read of the table.
@@ -362,6 +392,9 @@ class Measurement:
                 F.collect_list(
                     F.when(F.col("i_log") < _FIRST_SURVIVORS, F.col("rank") - F.col("i_log"))
                 ).alias("starts"),
+                F.collect_list(F.when(F.col("i_log") < _FIRST_SURVIVORS, F.col("place"))).alias(
+                    "places"
+                ),
             )
             .collect()
         )
@@ -369,11 +402,13 @@ class Measurement:
         there = self._count_messages(spans)
         return {
             row["home"]: _Displacement(
-                compared=row["n"],
-                early=row["early"],
+                rows=row["n"],
+                compared=row["apart"],
+                # Before the log's start too, where one stands among rows that left it.
+                early=max(row["early"], _find_middle(row["places"]) + (row["ahead"] or 0)),
                 late=row["late"],
                 total=row["total"],
-                start=int(statistics.median_low(row["starts"])) if row["starts"] else None,
+                start=_find_middle(row["starts"]) if row["starts"] else None,
                 last_rank=row["last_rank"],
                 gone=max(0, there.get(row["home"], 0) - row["inner"]),
             )
@@ -397,7 +432,7 @@ class Measurement:
         """Places of the log starts and of the samples' times."""
         displaced = self._displacements
         late = max((item.late for item in displaced.values()), default=0)
-        cuts = _find_cuts(self.times, self.clocks, self.drift)
+        cuts = _find_cuts(self.times, self.clocks, self.drift, self.doubled)
         params = []
         for number in self.partitions:
             item, latest = displaced.get(number), self.latest.get(number)
@@ -418,8 +453,9 @@ class Measurement:
         rank, time = F.col("rank"), F.col("time")
         here = (F.col("home") == F.col("number")) & (time >= F.col("begin")) & (time < F.col("end"))
         left = self.ranked.in_gaps().where(F.col("log_offset").isNull())
+        # Of rows that tie with survivors, those without a message come first.
         before = F.when(F.col("until").isNull(), time <= F.col("latest")).otherwise(
-            rank < F.col("until")
+            F.col("tie") < F.col("until")
         )
         among = F.coalesce(rank < F.col("last"), F.lit(True)) & ~before
         sent = F.col("reason").isNull() & (time <= self.young_after)
@@ -454,25 +490,29 @@ class Measurement:
             return {}
         lost = F.col("log_offset").isNull() & F.col("unordered").isNull()
         marked = self.ranked.in_gaps().where(F.col("mark").isNotNull() & lost)
-        rows = marked.select("home", "place", "mark").collect()
-        places = {(row["home"], row["mark"]): row["place"] for row in rows}
+        rows = marked.select("home", "place", "mark", "tie").collect()
+        ties = measure_ties(self.ranked, {(row["home"], row["tie"]) for row in rows})
+        places = {(row["home"], row["mark"]): (row["place"], row["tie"]) for row in rows}
         found: dict[int, dict[int, Anchor]] = {}
         for mark in self.bookmarks:
-            place = places.get((mark.partition, mark.digest))
-            if place is None:
+            found_at = places.get((mark.partition, mark.digest))
+            if found_at is None:
                 continue
+            place, tie = found_at[0], ties[mark.partition, found_at[1]]
             known = found.setdefault(mark.partition, {})
             old = known.get(mark.offset)
             first = mark.committed if old is None else min(old.first, mark.committed)
-            known[mark.offset] = Anchor(first, mark.offset, place)
+            before, after = place - tie.first, tie.end - 1 - place
+            known[mark.offset] = Anchor(first, mark.offset, place, before, after)
         return {number: tuple(known.values()) for number, known in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Displacement:
-    """Survivors of one partition that have a row. `start` is the rank of the first one in the log;
-    None where all are archived."""
+    """Survivors of one partition that have a row; `compared`: those that tie count once. `start` is
+    the rank of the first one in the log; None where all are archived."""
 
+    rows: int
     compared: int
     early: int
     late: int
@@ -500,8 +540,15 @@ class _Cut:
     before: str
 
 
+def _find_middle(numbers: Sequence[int]) -> int:
+    return int(statistics.median_low(numbers)) if numbers else 0
+
+
 def _find_cuts(
-    times: Iterable[EdgeTimes], clocks: timedelta, drift: tuple[timedelta, timedelta]
+    times: Iterable[EdgeTimes],
+    clocks: timedelta,
+    drift: tuple[timedelta, timedelta],
+    doubled: Doubled,
 ) -> Mapping[int, Sequence[_Cut]]:
     """The times that bound each edge, by partition and in their order."""
     found: dict[int, list[_Cut]] = {}
@@ -510,11 +557,16 @@ def _find_cuts(
             continue
         cuts = found.setdefault(item.partition, [])
         lower, upper = item.lower - clocks, item.upper + clocks
-        cuts.append(_Cut(item.offset, "floor", format_time(lower - drift[0])))
-        cuts.append(_Cut(item.offset, "lower", format_time(lower)))
-        # The upper time itself belongs to it; times in the normal form have one length.
-        cuts.append(_Cut(item.offset, "upper", format_time(upper) + " "))
-        cuts.append(_Cut(item.offset, "ceiling", format_time(upper + drift[1]) + " "))
+        limits = {
+            "floor": widen_backwards(lower - drift[0], doubled),
+            "lower": widen_backwards(lower, doubled),
+            # The upper time itself belongs to it; times in the normal form have one length.
+            "upper": widen_forwards(upper, doubled),
+            "ceiling": widen_forwards(upper + drift[1], doubled),
+        }
+        for limit, at in limits.items():
+            behind = " " if limit in ("upper", "ceiling") else ""
+            cuts.append(_Cut(item.offset, limit, format_time(at) + behind))
     for cuts in found.values():
         cuts.sort(key=lambda cut: cut.before)
     return found

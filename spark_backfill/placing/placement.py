@@ -18,7 +18,12 @@ from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.messages.rules import ORIGINAL, MessageRules
 from backlogctl.spark_backfill.messages.windows import CLOCKS, Bounds, Windows
 from backlogctl.spark_backfill.messages.windows import Window as TimeWindow
-from backlogctl.spark_backfill.placing.measuring import Measurement, cut_rows, is_ordered
+from backlogctl.spark_backfill.placing.measuring import (
+    MIN_COMPARED,
+    Measurement,
+    cut_rows,
+    is_disordered,
+)
 from backlogctl.spark_backfill.placing.ranking import (
     SPREAD,
     Edge,
@@ -31,6 +36,7 @@ from backlogctl.spark_backfill.placing.ranking import (
     choose_bookmarks,
     rank_rows,
 )
+from backlogctl.spark_backfill.placing.ties import find_doubled, list_sort_keys
 from backlogctl.spark_backfill.request import RebuildRequest, Stretch, count_offsets
 from backlogctl.spark_backfill.spark.frames import freeze, make_rows, mark_within
 from backlogctl.values import OffsetRange
@@ -221,6 +227,7 @@ class GapPlacement:
         unsent: a lost row is one that has no message anywhere: no edge has to be known.
         unreached: of those, partitions whose log does not reach back to before the holes.
         unordered: by partition, rows that have no place.
+        noted: whether `watch` noted messages at committed offsets.
     """
 
     decided: DataFrame
@@ -232,6 +239,7 @@ class GapPlacement:
     unsent: bool = False
     unreached: tuple[int, ...] = ()
     unordered: Mapping[int, Unordered] = field(default_factory=dict)
+    noted: bool = False
 
     @property
     def by_time(self) -> tuple[int, ...]:
@@ -250,6 +258,12 @@ class GapPlacement:
             if (gaps := self.gaps.get(number)) is None
             or any(edge.before or edge.after for edge in _list_edges(gaps))
         )
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether counting says which rows were lost, among some at least."""
+        edges = [edge for gaps in self.gaps.values() for edge in _list_edges(gaps or ())]
+        return any(edge.before or edge.after for edge in edges)
 
     def find_evidence(self, partition: int) -> EdgeEvidence:
         """What says where the losses of a partition begin and end: the weakest of it."""
@@ -345,6 +359,7 @@ def place_candidates(labelled: DataFrame, ground: Ground) -> GapPlacement:
         ground.request.is_unsent,
         _find_unreached(ground) if ground.request.is_unsent else (),
         {} if measured is None else _find_unordered(measured, ground.partitions),
+        bool(ground.request.bookmarks),
     )
 
 
@@ -392,6 +407,7 @@ def _rank(labelled: DataFrame, ground: Ground) -> tuple[Ranked, Measurement | No
         topic_id=ground.request.topic_id,
         partitions=ranked_partitions if rankable else (),
         order=dict(zip(rules.order_names(), (c.name for c in rules.order), strict=True)),
+        sort_keys=list_sort_keys(rules) if rankable else (),
         keys=rules.key_names(),
         work=ground.work,
     )
@@ -409,14 +425,15 @@ def _rank(labelled: DataFrame, ground: Ground) -> tuple[Ranked, Measurement | No
         partitions=ranked_partitions,
         holes=ground.holes.share,
         young_after=ground.young_after,
+        doubled=find_doubled(rules),
     )
 
 
 def _place(
     ranked: Ranked, measured: Measurement, ground: Ground
 ) -> tuple[Mapping[int, tuple[PlacedGap, ...] | None], list[RowRange]]:
-    """The gaps among the rows, where these are in an order."""
-    if not is_ordered(measured.order):
+    """The gaps among the rows, where these are not seen to be in another order."""
+    if is_disordered(measured.order):
         return {}, []
     placed = measured.place(ground.ranges, ground.bounded, countable=_is_countable(ranked))
     parts = {part.partition: part for part in measured.partition_rows}
@@ -486,6 +503,29 @@ def describe_evidence(placement: GapPlacement) -> str:
     return "; ".join([told, *checks])
 
 
+def describe_blurred(placement: GapPlacement) -> str:
+    """Why only times say where losses begin, and what would say it better."""
+    order = placement.order
+    why = []
+    if order is not None and is_disordered(order):
+        places = format_plural(order.displacement, "place")
+        why.append(f"survivors stand up to {places} from their rows, so `order_by` says nothing")
+    elif order is not None and order.compared < MIN_COMPARED:
+        why.append(f"{describe_few(order)} to count offsets as rows")
+    if placement.noted and not (order is not None and is_disordered(order)):
+        why.append("no bookmark that can be used is of the row there")
+    do = "add `consumed` evidence"
+    if not placement.noted:
+        do = f"let `backlogctl watch` run, or {do}"
+    return "; ".join([*why, do])
+
+
+def describe_few(order: OrderProof) -> str:
+    """That too few survivors show the rows' order."""
+    survivors = format_plural(order.compared, "survivor")
+    return f"only {survivors} show the rows' order, {MIN_COMPARED} are needed"
+
+
 def describe_unordered(placement: GapPlacement, numbers: Sequence[int]) -> str:
     """Rows of these partitions that have no place, and what follows from it; empty for none."""
     found = [placement.unordered[number] for number in numbers]
@@ -513,7 +553,9 @@ def _describe_checks(placement: GapPlacement) -> Iterator[str]:
         most = f", and differs by at most {format_plural(max(differ), 'row')}" if differ else ""
         yield told + most
     order = placement.order
-    if order is not None and not order.displacement:
+    if order is not None and order.compared < MIN_COMPARED:
+        yield describe_few(order)
+    elif order is not None and not order.displacement:
         yield f"{format_plural(order.compared, 'survivor')} stand in the order of their rows"
     elif order is not None:
         places = format_plural(order.displacement, "place")

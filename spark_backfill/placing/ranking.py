@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
@@ -22,7 +22,8 @@ from backlogctl.values import Bookmark, OffsetRange
 # What is measured of one partition's rows, and where its gaps begin and end among them.
 #
 # Rows of a partition are counted in the stream's order (`order_by`). A *place* is a number of
-# rows: those that come before, without the ones whose message is still in the log.
+# rows: those that come before, without the ones whose message is still in the log. Among rows that
+# tie in that order those that left the log come first, then the others by their offset.
 
 
 class EdgeEvidence(StrEnum):
@@ -37,11 +38,20 @@ class EdgeEvidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A row whose offset is known: no row lies between the offsets `first` and `offset`."""
+    """A row whose offset is known: no row lies between the offsets `first` and `offset`.
+
+    `before`, `after`: by how many places it may stand elsewhere among the rows that tie with it.
+    """
 
     first: int
     offset: int
     place: int
+    before: int = 0
+    after: int = 0
+
+    @property
+    def is_sharp(self) -> bool:
+        return not (self.before or self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,7 @@ class OrderProof:
     """How well the rows' order is the log's, measured on messages that survive.
 
     Attributes:
-        compared: rows whose message is in the log.
+        compared: rows whose message is in the log. Those that tie show no order: they count once.
         early, late: by how many places at most a row stands before, or after, its message.
         mean: the mean displacement, in places.
         disorder: the mean displacement as a share of a partition's survivors; 1/3 where the order
@@ -175,8 +185,9 @@ class Ranked:
     was sent to; NULL where unknown), homes (those it may have been sent to), log_partition and
     log_offset (of its own message in the log, else NULL), mark (the digest of a bookmark of this
     row), rank and place (rows before it: all, and those whose message is not in the log; NULL
-    outside of the gaps' partitions), unordered (the column of `order_by` in which it has NULL, so
-    that rank and place say nothing of it; NULL where it has none), copies, p0...
+    outside of the gaps' partitions), tie (the rank of the first row that ties with it), unordered
+    (the column of `order_by` in which it has NULL, so that rank and place say nothing of it; NULL
+    where it has none), copies, p0...
     """
 
     frame: DataFrame
@@ -218,6 +229,7 @@ def rank_rows(
     topic_id: str,
     partitions: Sequence[int],
     order: Mapping[str, str],
+    sort_keys: Sequence[Column],
     keys: Sequence[str],
     work: Path,
 ) -> Ranked:
@@ -227,11 +239,12 @@ def rank_rows(
         labelled: the candidates with `label`.
         partitions: those that have a gap; without any nothing is ranked, only frozen.
         order: the sort columns, and what the table calls them; keys: those of the primary key.
+        sort_keys: what tells rows apart (`list_sort_keys`).
     """
     rows = labelled.drop("value", "header_values", "header_list")
     if partitions:
         rows = _rank(_find_marks(_find_messages(rows, survivors), bookmarks, topic_id),
-                     partitions, tuple(order))  # fmt: skip
+                     partitions, tuple(order), sort_keys)  # fmt: skip
     else:
         for name, kind in _UNRANKED.items():
             rows = rows.withColumn(name, F.lit(None).cast(kind))
@@ -241,7 +254,7 @@ def rank_rows(
     frame = rows.select(
         "message_id", "time", "label", "reason", F.col("key").isNull().alias("key_is_null"),
         "slot", "home", "homes", "log_partition", "log_offset", "mark", "rank", "place",
-        unordered.alias("unordered"), "copies", *keys,
+        "tie", unordered.alias("unordered"), "copies", *keys,
     )  # fmt: skip
     path = str(work / "ranked")
     with translating("rank the candidates", subject=path, kind=StagingError):
@@ -250,6 +263,7 @@ def rank_rows(
 
 _UNRANKED = {
     "log_partition": "int", "log_offset": "long", "mark": "string", "rank": "int", "place": "long",
+    "tie": "int",
 }  # fmt: skip
 
 
@@ -268,18 +282,32 @@ def _find_messages(rows: DataFrame, survivors: SurvivorEvidence) -> DataFrame:
     return found.withColumn("home", F.coalesce("home", "log_partition"))
 
 
-def _rank(rows: DataFrame, partitions: Sequence[int], order: Sequence[str]) -> DataFrame:
+def _rank(
+    rows: DataFrame, partitions: Sequence[int], order: Sequence[str], sort_keys: Sequence[Column]
+) -> DataFrame:
     ranked = F.col("home").isin(list(partitions)) & F.col("time").isNotNull()
+    names = [f"__k{i}" for i in range(len(sort_keys))]
     # The others are sorted as well, but not all of them in one task.
     group = F.when(~F.col("__ranked"), F.pmod(F.xxhash64("message_id"), F.lit(SPREAD)))
-    window = Window.partitionBy("__ranked", "home", group).orderBy(*order, "message_id")
+    window = Window.partitionBy("__ranked", "home", group).orderBy(
+        *names, F.asc_nulls_first("log_offset"), *order, "message_id"
+    )
     left = F.sum(F.col("log_offset").isNull().cast("long"))
     before = left.over(window.rowsBetween(Window.unboundedPreceding, -1))
+    rank = F.row_number().over(window) - 1
+    same = F.lit(True)
+    for name in names:
+        same = same & F.col(name).eqNullSafe(F.lag(name).over(window))
+    begin = F.when((rank == 0) | ~same, rank)
+    tie = F.max("__begin").over(window.rowsBetween(Window.unboundedPreceding, 0))
     return (
-        rows.withColumn("__ranked", F.coalesce(ranked, F.lit(False)))
-        .withColumn("rank", F.when(F.col("__ranked"), F.row_number().over(window) - 1))
+        rows.withColumns({"__ranked": F.coalesce(ranked, F.lit(False)),
+                          **dict(zip(names, sort_keys, strict=True))})
+        .withColumn("rank", F.when(F.col("__ranked"), rank))
         .withColumn("place", F.when(F.col("__ranked"), F.coalesce(before, F.lit(0))))
-    )
+        .withColumn("__begin", begin)
+        .withColumn("tie", F.when(F.col("__ranked"), tie))
+    )  # fmt: skip
 
 
 def _find_marks(rows: DataFrame, bookmarks: Sequence[Bookmark], topic_id: str) -> DataFrame:

@@ -212,6 +212,14 @@ class Ranked:
         by_offset = np.argsort(np.argsort(offsets))
         return ranks, by_offset, np.arange(len(ranks)) - by_offset
 
+    def find_ahead(self) -> int:
+        """By how many places at most a survivor stands before its message, rows that left the log
+        counted too."""
+        ranks, by_offset, shift = self.find_displacement()
+        places = ranks - np.arange(len(ranks))
+        middle = statistics.median_low(places[by_offset < _FIRST].tolist())
+        return int(middle - (shift + places).min())
+
     def find_start(self) -> int:
         """The rank of the first survivor, were all in order."""
         ranks, by_offset, _ = self.find_displacement()
@@ -246,6 +254,7 @@ def measure_order(traffic: Traffic, ranked: list[Ranked]) -> OrderProof:
     shifts = [part.find_displacement()[2] for part in ranked]
     late = max((int(shift.max()) for shift in shifts if len(shift)), default=0)
     early = max((int(-shift.min()) for shift in shifts if len(shift)), default=0)
+    early = max([early, *(part.find_ahead() for part in ranked if (part.offset >= part.low).any())])
     compared = sum(len(shift) for shift in shifts)
     unsent = gone = messages = offsets = 0
     for part in ranked:

@@ -18,10 +18,12 @@ from rich.console import Console
 from backlogctl.clock import (
     Deadline,
     OffPeakWindow,
+    find_doubled_times,
     format_time,
     parse_duration,
     parse_time,
     read_time,
+    utc_now,
 )
 from backlogctl.errors import LedgerError
 from backlogctl.formats import Ticker
@@ -411,3 +413,19 @@ def test_a_log_line_stays_one_line_and_a_traceback_its_own() -> None:
     lines = stream.getvalue().splitlines()
     assert lines[:2] == [r"group a\nb\x07", "Traceback (most recent call last):"]
     assert lines[-1] == r"ValueError: of \x1b[2Jx"
+
+
+def test_fault_95_a_clock_that_is_set_back_says_each_time_twice() -> None:
+    def list_doubled(name: str) -> list[str]:
+        found = find_doubled_times(ZoneInfo(name), datetime(2027, 1, 1, tzinfo=UTC))
+        return [f"{begin:%Y-%m-%dT%H:%M}/{end:%H:%M}" for begin, end in found]
+
+    assert list_doubled("UTC") == []
+    assert list_doubled("Europe/Berlin")[-1] == "2026-10-25T00:00/02:00"
+    assert list_doubled("Australia/Lord_Howe")[-1] == "2026-04-04T14:30/15:30"
+    for begin, end in find_doubled_times(ZoneInfo("America/New_York"), utc_now()):
+        said = [
+            (begin + i * (end - begin) / 2).astimezone(ZoneInfo("America/New_York")).time()
+            for i in range(2)
+        ]
+        assert said[0] == said[1]

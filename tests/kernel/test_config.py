@@ -64,7 +64,7 @@ def test_the_template_loads_with_the_variable_it_names() -> None:
     assert config.cluster_of(stream).client_properties() == {"bootstrap.servers": "localhost:9092"}
     assert stream.source is not None
     assert stream.source.primary_key == ("order_id",)
-    assert stream.source.order_by == ("updated_at", "order_id")
+    assert stream.source.order_by == ("updated_at",)
 
 
 def test_every_commented_key_of_the_template_loads_too() -> None:
@@ -271,10 +271,10 @@ def test_events_with_identity_by_key_are_refused_with_the_reason() -> None:
     load("        message: key ", "        message: header:event-id ")
 
 
-def test_order_by_leaves_a_time_column_of_the_key_once() -> None:
+def test_order_by_is_the_time_column_unless_it_is_said() -> None:
     source = load("primary_key: order_id", "primary_key: [tenant, updated_at]").stream("orders")
     assert source.source is not None
-    assert source.source.order_by == ("updated_at", "tenant")
+    assert source.source.order_by == ("updated_at",)
     source = load("      mutable:", "      order_by: id\n      mutable:").stream("orders")
     assert source.source is not None
     assert source.source.order_by == ("id",)

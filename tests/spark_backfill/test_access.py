@@ -136,6 +136,16 @@ def test_rows_that_are_marked_after_their_message_lie_later() -> None:
     assert (asked.anywhere.lower, asked.anywhere.upper) == (first - MARGIN, last + MARGIN)
 
 
+def test_fault_95_a_bound_in_a_doubled_hour_is_widened_to_all_of_it() -> None:
+    """A row of its second pass may say a time of the first, and the other way round."""
+    begin, end = world.START, world.START + timedelta(hours=2)
+    inside = (begin + timedelta(minutes=55), begin + timedelta(minutes=65))
+    low, high = "2026-11-20T12:00:00.000000Z", "2026-11-20T14:00:00.000000Z"
+    assert bounds_of(inside, doubled=((begin, end),)) == (low, high)
+    apart = ((end, end + timedelta(hours=2)),)
+    assert bounds_of(inside, doubled=apart) == bounds_of(inside)
+
+
 SECRET = "hunter2secret"
 
 
