@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backlogctl.clock import format_time, utc_now
 from backlogctl.errors import ConfigurationError, KafkaFailure, Refused
-from backlogctl.formats import format_plural
+from backlogctl.formats import format_duration, format_plural
 from backlogctl.spark_backfill.evidence import (
     CONSUMED,
     INJECTED,
@@ -340,6 +340,29 @@ def require_messages(
         )
 
 
+def warn_about_skipped(request: RebuildRequest, offsets: LogOffsets, warnings: list[str]) -> None:
+    """Says first which gaps need no table: all of their messages are in the topic still."""
+    there = [
+        gap
+        for gap in request.gaps
+        if gap.sequences is None
+        and gap.start is not None
+        and gap.start >= offsets.starts.get(gap.partition, 0)
+    ]
+    if there:
+        some, more = there[:_SHOWN], ", ..." if len(there) > _SHOWN else ""
+        names = ", ".join(gap.id for gap in some) + more
+        places = " ".join(
+            f"--offsets {gap.partition}:{gap.start}-{(gap.end or 0) - 1}" for gap in some
+        )
+        warnings.insert(
+            0,
+            f"all messages of {names} are in the topic still: `backlogctl plan redrive "
+            f"{request.stream.name} --from log {places}` puts them back as they were, without the "
+            "table",
+        )
+
+
 def warn_about_index(
     access: SourceAccess, rules: MessageRules, bounds: Bounds, warnings: list[str]
 ) -> None:
@@ -390,9 +413,10 @@ def warn_about_rows(
             "while the topic got partitions): they fill what the gaps lack, and totals are compared"
         )
     if counts.young:
+        margin = format_duration(rules.source.margin.total_seconds())
         warnings.append(
-            f"{counts.young} lost rows are younger than `margin`: their "
-            "message may still be on its way"
+            f"{counts.young} lost rows are younger than `margin` ({margin}): their message may "
+            "still be on its way, and would come twice; plan again when they are older"
         )
     if counts.duplicates:
         warnings.append(f"{counts.duplicates} rows repeat a primary key: one message for each key")
@@ -437,6 +461,7 @@ class LostRows:
 
     Attributes:
         is_short_of_rows: a loss that no sample dates began before the first row that was read.
+        undated: what to say of a loss that no sample dates, unless something better tells its rows.
     """
 
     candidates: DataFrame
@@ -451,6 +476,7 @@ class LostRows:
     young_after: str
     work: Path
     is_short_of_rows: bool
+    undated: str
 
 
 def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
@@ -462,7 +488,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     spark, request, ranges = reading.spark, reading.request, reading.ranges
     access, rules, consumed, log = reading.access, reading.rules, reading.consumed, reading.log
     countable = rules.fidelity == ORIGINAL and consumed is None and not request.is_unsent
-    undated = _find_undated(reading, factor) if countable else None
+    undated, undated_told = _find_undated(reading, factor) if countable else (None, "")
     doubled = find_doubled(rules)
     windows = find_windows(
         request.gaps,
@@ -486,6 +512,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
         survivors, offsets = freeze_survivors(
             spark, request, rules, ranges, work, log.warnings.append, reading.archives
         )
+        warn_about_skipped(request, offsets, log.warnings)
         spans = survivors.measure_spans()
         prior = (*request.prior, *request.elsewhere)
         may_lack = ALLOW_IDS in request.allow
@@ -511,17 +538,18 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     short = any(placement.beyond.get(number) for number in undated_partitions)
     return LostRows(
         candidates, windows.read, offsets, spans, holes, injected, proof, zone, placement,
-        young_after, work, undated is not None and short,
+        young_after, work, undated is not None and short, undated_told,
     )  # fmt: skip
 
 
-def _find_undated(reading: LostRowsRequest, factor: int) -> datetime | None:
+def _find_undated(reading: LostRowsRequest, factor: int) -> tuple[datetime | None, str]:
     """From when on rows are read where no sample dates a loss: as many as its partition wrote
-    since, and twice that, for partitions that are not written alike."""
+    since, and twice that, for partitions that are not written alike. Also what to say of that,
+    where nothing else tells which rows were lost."""
     request, access, rules = reading.request, reading.access, reading.rules
     gaps = [gap for gap in request.gaps if gap.first_time is None]
     if not gaps or request.since is not None:
-        return None
+        return None, ""
     ends = read_current_offsets(
         request.client_properties, rules.stream.topic, request.partitions
     ).ends
@@ -538,10 +566,9 @@ def _find_undated(reading: LostRowsRequest, factor: int) -> datetime | None:
         rows *= MORE_OFTEN
         found = find_newest(access, rules.source, rows)
     began = "the table's beginning" if found is None else format_time(found)
-    reading.log.warnings.append(
+    return found, (
         f"no sample tells when the loss of {gaps[0].id} began: rows are read from {began} on"
     )
-    return found
 
 
 def _identity_columns(rules: MessageRules) -> tuple[str, ...]:

@@ -56,6 +56,8 @@ from backlogctl.spark_backfill.request import (
     Uncertain,
 )
 from backlogctl.spark_backfill.verdict import (
+    EXACT,
+    WITHIN,
     LabelCounts,
     RebuildVerdict,
     count_expected,
@@ -128,6 +130,8 @@ def _plan_rows(
         )
         basis = replace(basis, gone=gone, unlisted=found.injected.describe_missing())
         verdict = judge_plan(expected, counts.to_tally(), basis)
+        if found.undated and verdict.kind not in (EXACT, WITHIN):
+            log.warnings.append(found.undated)
         with explaining(found.zone, log.warnings):
             require_messages(request, rules, counts, verdict, found.proof, found.spans)
         with log.timed("staging", f"staging {format_plural(counts.total(LOST), 'message')}"):

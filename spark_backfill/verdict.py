@@ -173,6 +173,12 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
             f"times only: {basis.advice}",
         ),
         (basis.unordered, basis.unordered),
+        (
+            basis.counted and not basis.collapsible,
+            "counting takes lost rows to be ordered as survivors are: one that is older than its "
+            "message by more (a backfill, a row that was restored) would be missed, and a handled "
+            "one sent for it; a bookmark of a row that no other ties with would show it",
+        ),
         (basis.ragged, basis.ragged),
         (basis.unproved, f"the rules are not proved: {basis.unproved}"),
         (basis.unlisted, basis.unlisted),
@@ -188,12 +194,6 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
     place = "of these gaps" if basis.bounded else "at the edges of the gaps"
     if uncertain:
         reasons.append(f"{uncertain} rows {place} may be lost or not; they are listed")
-    if kind == WITHIN and basis.counted:
-        reasons.append(
-            "counting takes lost rows to be ordered as survivors are: one that is older than its "
-            "message by more (a backfill, a row that was restored) would be missed, and a handled "
-            "one sent for it; a bookmark of a row that no other ties with would show it"
-        )
     if kind == COVERING:
         reasons.append(
             "rows are sent as they are now: one that was not lost only says its newest state again"

@@ -261,9 +261,10 @@ class GapPlacement:
 
     @property
     def is_counted(self) -> bool:
-        """Whether counting says which rows were lost, among some at least."""
+        """Whether counting alone says which rows were lost, among some at least."""
         edges = [edge for gaps in self.gaps.values() for edge in _list_edges(gaps or ())]
-        return any(edge.before or edge.after for edge in edges)
+        counted = (edge for edge in edges if edge.evidence is EdgeEvidence.COUNTED)
+        return any(edge.before or edge.after for edge in counted)
 
     def find_evidence(self, partition: int) -> EdgeEvidence:
         """What says where the losses of a partition begin and end: the weakest of it."""
@@ -350,7 +351,7 @@ def place_candidates(labelled: DataFrame, ground: Ground) -> GapPlacement:
         None if measured is None else measured.order,
         # That a row was handled says nothing of its later changes.
         ground.rules.source.consumed is not None and ground.rules.fidelity == ORIGINAL,
-        _find_uneven(placed, ground.stretches),
+        _find_uneven(placed, ground.stretches, ground.survivors.starts),
         {
             number: max(edge.beyond for edge in _list_edges(gaps))
             for number, gaps in placed.items()
@@ -378,16 +379,22 @@ def _find_unreached(ground: Ground) -> tuple[int, ...]:
 
 
 def _find_uneven(
-    placed: Mapping[int, Sequence[PlacedGap] | None], ours: Sequence[Stretch]
+    placed: Mapping[int, Sequence[PlacedGap] | None],
+    ours: Sequence[Stretch],
+    starts: Mapping[int, int],
 ) -> tuple[int, ...]:
-    """Totals of a partition may fit although its gaps do not: errors cancel out."""
+    """Totals of a partition may fit although its gaps do not: errors cancel out.
+
+    What of a gap is in the log still is known by its messages.
+    """
     found = []
     for number, gaps in sorted(placed.items()):
         here = [item for item in ours if item.partition == number]
         for gap in gaps or ():
             rows = gap.end.place - gap.start.place
             open_rows = sum(edge.before + edge.after for edge in (gap.start, gap.end))
-            if abs(rows - count_offsets(gap.start.offset, gap.end.offset, here)) > open_rows:
+            first, end = (min(edge.offset, starts[number]) for edge in (gap.start, gap.end))
+            if abs(rows - count_offsets(first, end, here)) > open_rows:
                 found.append(number)
                 break
     return tuple(found)
