@@ -341,7 +341,14 @@ def require_messages(
 
 
 def warn_about_skipped(request: RebuildRequest, offsets: LogOffsets, warnings: list[str]) -> None:
-    """Says first which gaps need no table: all of their messages are in the topic still."""
+    """Says first which gaps need no table: all of their messages are in the topic still.
+
+    Of a compacted topic that is not known; and where rows change, the table has newer states.
+    """
+    compacts = "compact" in request.topic_config.get("cleanup.policy", "")
+    source = request.stream.source
+    if compacts or source is None or (source.mutable and source.stale == "restate"):
+        return
     there = [
         gap
         for gap in request.gaps
@@ -355,12 +362,13 @@ def warn_about_skipped(request: RebuildRequest, offsets: LogOffsets, warnings: l
         places = " ".join(
             f"--offsets {gap.partition}:{gap.start}-{(gap.end or 0) - 1}" for gap in some
         )
-        warnings.insert(
-            0,
+        told = (
             f"all messages of {names} are in the topic still: `backlogctl plan redrive "
             f"{request.stream.name} --from log {places}` puts them back as they were, without the "
-            "table",
+            "table"
         )
+        if told not in warnings:
+            warnings.insert(0, told)
 
 
 def warn_about_index(

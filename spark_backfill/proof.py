@@ -340,14 +340,17 @@ def render_identities(
     """
     if name is None:
         return None
-    dialect = table.dialect
-    render = _RENDER.get((dialect, table.column(name).kind))
+    render = _find_renderer(table, name)
     if render is None:
         return None
     literals = [text for text in (render(i) for i in identities) if text is not None]
     if not literals:
         return "1 = 0"
-    return f"{quote_name(dialect, name)} IN ({', '.join(literals)})"
+    return f"{quote_name(table.dialect, name)} IN ({', '.join(literals)})"
+
+
+def _find_renderer(table: SourceTable, name: str) -> Callable[[bytes], str | None] | None:
+    return _RENDER.get((table.dialect, table.column(name).kind))
 
 
 _AT_ONCE = 500
@@ -358,26 +361,35 @@ def find_gone_rows(
 ) -> frozenset[bytes] | None:
     """Those of the identities that no row of the stream has now; None where only Spark can look.
 
+    What the column cannot hold is not asked for, and not known to be gone.
+
     Raises:
         SourceError: the table could not be read; then nothing is known.
     """
-    there: set[bytes] = set()
+    render = None if name is None else _find_renderer(access.table, name)
+    if render is None:
+        return None
+    gone = {identity for identity in identities if render(identity) is not None}
+    # Without an index each batch would read the whole table: it is read once.
+    size = _AT_ONCE if name in access.table.indexed else max(1, len(identities))
     with (
         translating("look for rows", subject=access.subject, secrets=access.jdbc.secrets),
         access.engine.connect() as connection,
     ):
-        for some in split_batches(identities, _AT_ONCE):
+        for some in split_batches(identities, size):
             where = render_identities(some, name, access.table)
-            if name is None or where is None:
-                return None
+            assert name is not None
+            assert where is not None
+            conditions = [access.wanted, where] if size == _AT_ONCE else [access.wanted]
+            condition = join_conditions(*conditions)
             statement = (
                 f"SELECT {quote_name(access.table.dialect, name)} FROM "
-                f"{quote_table(access.table)} WHERE {join_conditions(access.wanted, where)}"
+                f"{quote_table(access.table)}" + (f" WHERE {condition}" if condition else "")
             )
-            options = {"no_parameters": True}
-            found = connection.exec_driver_sql(statement, execution_options=options)
-            there.update(str(value).encode() for (value,) in found)
-    return frozenset(identities) - there
+            options = {"no_parameters": True, "stream_results": True}
+            for (value,) in connection.exec_driver_sql(statement, execution_options=options):
+                gone.discard(str(value).encode())
+    return frozenset(gone)
 
 
 def _render_integer(identity: bytes) -> str | None:

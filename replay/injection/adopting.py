@@ -243,8 +243,8 @@ def _say_why_ended(
     if began.topic_id != ledger.topic_id:
         return "it was planned on another Kafka ledger"
     others = find_foreign_chunks(records, began, recovery=recovery.id, topic=plan.target_topic)
-    if later := sorted({one.recovery for one in others if one.slot in plan.slots}):
-        return f"{', '.join(later)} put messages into the same partitions since"
+    if later := sorted({one.recovery for one in others}):
+        return f"{', '.join(later)} put messages into the same topic since"
     directory = workspace.staging_of(recovery.id)
     if manifest is None or not all((directory / one.path).is_file() for one in manifest.chunks):
         return "its staged messages are gone"
@@ -332,7 +332,7 @@ def _take_gaps(workspace: Workspace, planned: Sequence[Gap]) -> Iterator[str]:
 
 def say_adoption(found: Adoption) -> tuple[str, ...]:
     """What is known of it, one sentence each."""
-    count = sum(chunk.count for chunk in found.chunks)
+    count = sum(chunk.sent for chunk in found.chunks)
     told = [
         f"{format_plural(count, 'message')} of {format_plural(len(found.chunks), 'chunk')} "
         f"are committed to topic {found.topic}"
@@ -355,7 +355,7 @@ def say_adoption(found: Adoption) -> tuple[str, ...]:
     if found.rebuilt:
         told.append(f"{format_plural(len(found.rebuilt), 'id list')} can be made again")
     if found.missing:
-        lost = sum(chunk.count for chunk in found.missing)
+        lost = sum(chunk.sent for chunk in found.missing)
         told.append(
             f"{format_plural(len(found.missing), 'id list')} cannot: "
             f"{format_plural(lost, 'message')} of them may be sent a second time, where they are "

@@ -197,6 +197,8 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
         are = "is" if count == 1 else "are"
         where = format_target(plan.target, plan.topic)
         told = f"{format_plural(count, 'message')} {are} in {where}, each once"
+        if not count:
+            told = f"nothing had to be put back into {where}"
         if left := counts.get("left_out"):
             told += f"; {format_plural(left, 'message')} left out: {LEFT_OUT}"
         return told

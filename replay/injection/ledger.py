@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Stream
-from backlogctl.errors import BacklogError, ConfigurationError, PlanStale, Refused
+from backlogctl.config import Stream, StreamSource
+from backlogctl.errors import BacklogError, ConfigurationError, Paused, PlanStale, Refused
 from backlogctl.formats import format_plural
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.replay.engine.kind import Workspace
@@ -53,11 +53,13 @@ def locate_chunks(
         for record in workspace.ledger.chunks.list(recovery.id):
             place = (recovery.id, record.chunk.slot, record.chunk.number)
             if place in located:
+                # Which were left out, the Kafka ledger alone knows.
+                known = len(located[place].left_out) == record.left_out
                 located[place] = replace(
                     located[place],
                     count=record.chunk.count - record.left_out,
-                    first_offset=record.first_offset,
-                    last_offset=record.last_offset,
+                    first_offset=record.first_offset if known else None,
+                    last_offset=record.last_offset if known else None,
                     same_group=plan.delivers and recovery.group == group,
                     archive=find_source_archive(recovery.plan),
                 )
@@ -208,7 +210,9 @@ def freeze_ledger(
         pass
     else:
         committed = read_committed_chunks(properties, snapshot, topic)
-        prior |= {(one.recovery, one.slot, one.chunk): one.left_out for one in committed}
+        # One that sent nothing is nowhere.
+        sent = (one for one in committed if one.sent)
+        prior |= {(one.recovery, one.slot, one.chunk): one.left_out for one in sent}
     orphans = find_orphans(workspace, stream.cluster, topic, snapshot)
     unsure = _list_unsure(workspace, stream.cluster, topic, orphans)
     if unsure and ALLOW_LEDGER not in allow:
@@ -438,28 +442,59 @@ def make_job(context: InjectionContext) -> InjectionJob:
 
 
 def find_planned_log(context: InjectionContext) -> PlannedLog | None:
-    """Where states of rows go into their own topic: up to where the plan has read that, and which
-    rows are gone since.
+    """Where states of rows go into their own topic, and something is left to send: up to where the
+    plan has read that, and which rows are gone since.
 
     Raises:
         SourceError: the table could not be asked.
+        Paused: too many of its rows are gone.
     """
-    from backlogctl.spark_backfill.evidence.consumed import open_source
     from backlogctl.spark_backfill.injection.newer import PlannedLog, list_staged
     from backlogctl.spark_backfill.messages.rules import RESTATED
-    from backlogctl.spark_backfill.proof import find_gone_rows
 
     origin, source = context.manifest.origin, context.stream.source
     if source is None or origin.get("fidelity") != RESTATED or not context.plan.delivers:
         return None
+    chunks = context.workspace.ledger.chunks.list(context.recovery.id)
+    if all(record.state is ChunkState.INJECTED for record in chunks):
+        return None
     ends = {int(partition): end for partition, end in origin["log_end"].items()}
-    header, sources = source.identity.header, context.workspace.config.sources
+    header = source.identity.header
     staged = list_staged(context.directory, context.manifest, header)
-    identities = sorted(frozenset[bytes]().union(*staged.values()))
-    with open_source(context.spark, sources, context.stream.name, source) as access:
-        gone = find_gone_rows(access, source.identity.row.column, identities)
+    gone = _find_gone(context, source, sorted(frozenset[bytes]().union(*staged.values())))
     context.record("rows asked for", gone="unknown" if gone is None else len(gone))
     return PlannedLog(ends, header, gone or frozenset())
+
+
+def _find_gone(
+    context: InjectionContext, source: StreamSource, identities: Sequence[bytes]
+) -> frozenset[bytes] | None:
+    """The identities whose rows are not in the table now; None where a message's identity is not
+    the column of its row as it is."""
+    from backlogctl.spark_backfill.evidence.consumed import open_source
+    from backlogctl.spark_backfill.proof import find_gone_rows
+
+    name, header = source.identity.row.column, source.identity.header
+    key = source.message.key
+    told = (key.column if key else None) if header is None else source.message.headers.get(header)
+    if name is None or name != told:
+        return None
+    sources = context.workspace.config.sources
+    with open_source(context.spark, sources, context.stream.name, source) as access:
+        gone = find_gone_rows(access, name, identities)
+    if gone and len(gone) > max(_FEW_GONE, len(identities) * _SHARE_GONE):
+        raise Paused(
+            f"{len(gone)} of {len(identities)} rows that it restates are not there now: they were "
+            "deleted, or the table is being filled; nothing more was sent",
+            subject=f"table {source.table} of {source.database}",
+            hint=f"if it is being filled, `backlogctl run {context.recovery.id}` later; else "
+            f"`backlogctl cancel {context.recovery.id}`, then plan again",
+        )
+    return gone
+
+
+# More rows than these are not gone one by one.
+_FEW_GONE, _SHARE_GONE = 10, 0.1
 
 
 def _read(workspace: Workspace, recovery: Recovery) -> InjectionPlan:

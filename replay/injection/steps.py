@@ -340,7 +340,8 @@ def _find_ends(context: InjectionContext) -> dict[int, int]:
     chunks = context.workspace.ledger.chunks.list(context.recovery.id)
     ends: dict[int, list[int | None]] = {}
     for record in chunks:
-        ends.setdefault(record.chunk.slot, []).append(record.last_offset)
+        if record.left_out < record.chunk.count:
+            ends.setdefault(record.chunk.slot, []).append(record.last_offset)
     return {
         slot: max(known) + 1
         for slot, offsets in ends.items()

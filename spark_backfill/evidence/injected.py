@@ -158,9 +158,11 @@ class InjectedEvidence:
 
     def collect_keys(self) -> DataFrame:
         """Message ids of all committed chunks, without those that may have been lost again."""
-        whole = [chunk for chunk in self._listed if chunk not in self._touched]
+        left = [chunk for chunk in self._listed if chunk not in self._touched]
+        whole = [chunk for chunk in left if not chunk.left_out]
         known = self._read_ids([self._find_file(chunk) for chunk in whole])
         kept = [(mid,) for item in self._touched.values() for mid in item.ids[~item.possible]]
+        kept += [(mid,) for chunk in left if chunk.left_out for mid in self._read_sent(chunk)]
         if kept:
             known = known.union(self.spark.createDataFrame(kept, "key string")).distinct()
         return known
@@ -238,13 +240,16 @@ class InjectedEvidence:
         starts = {} if self.survivors is None else self.survivors.starts
         found = {}
         for chunk, gaps in near.items():
-            path = self._find_file(chunk)
-            with translating("read id lists", subject=str(path), kind=Refused):
-                ids = pq.read_table(path, columns=["message_id"])["message_id"].to_numpy()
-            ids = np.delete(ids, list(chunk.left_out))
+            ids = self._read_sent(chunk)
             here = there.get(chunk.slot, {})
             found[chunk] = locate_messages(chunk, ids, gaps, here, starts.get(chunk.slot))
         return found
+
+    def _read_sent(self, chunk: PriorChunk) -> np.ndarray:
+        path = self._find_file(chunk)
+        with translating("read id lists", subject=str(path), kind=Refused):
+            ids = pq.read_table(path, columns=["message_id"])["message_id"].to_numpy()
+        return np.delete(ids, list(chunk.left_out))
 
     def _find_file(self, chunk: PriorChunk) -> Path:
         return self.staging_root / chunk.recovery_id / name_ids(chunk.slot, chunk.number)

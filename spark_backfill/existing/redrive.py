@@ -184,12 +184,7 @@ def stage_redrive(
             slots = _count_slots(labels)
         _require_some(request, counts)
         taken = _take_staged(frozen, labels, counts)
-        if older := _count_older(spark, request, taken):
-            log.warnings.append(
-                f"{format_plural(older, 'row')} of these messages moved on: topic {request.target} "
-                "has newer messages of them, and their older state comes last; leave them out "
-                "with --key, --where or --until"
-            )
+        log.warnings += _warn_about_older(spark, request, taken)
         with log.timed("staging", f"staging {format_plural(counts.staged, 'message')}"):
             chunks = stage_messages(
                 taken,
@@ -329,20 +324,47 @@ def _take_staged(frozen: DataFrame, labels: DataFrame, counts: RedriveCounts) ->
     return frozen.join(labels.where(F.col("label") == STAGED).select(*place), place, "left_semi")
 
 
+def _warn_about_older(
+    spark: SparkSession, request: RedriveRequest, staged: DataFrame
+) -> tuple[str, ...]:
+    """Where messages are states of rows: how many rows have moved on."""
+    source, topic = request.stream.source, request.stream.topic
+    if source is None or not source.mutable or source.stale != "restate" or request.target != topic:
+        return ()
+    try:
+        older = _count_older(spark, request, staged)
+    except KafkaFailure as failure:
+        return (
+            f"whether topic {topic} has newer messages of these rows is unknown: {failure.message}",
+        )
+    if not older:
+        return ()
+    return (
+        f"{format_plural(older, 'row')} of these messages moved on: topic {topic} has newer "
+        "messages of them, and their older state comes last; leave them out with --key, --where "
+        "or --until",
+    )
+
+
 def _count_older(spark: SparkSession, request: RedriveRequest, staged: DataFrame) -> int:
-    """Rows whose last staged message is older than one in the topic that no recovery wrote; 0 where
-    a message is no state of a row.
+    """Rows whose last staged message is older than one in the topic that no recovery wrote.
 
     Behind means a higher offset; of a message without a known offset, a later time.
     """
     source, topic = request.stream.source, request.stream.topic
-    if source is None or not source.mutable or source.stale != "restate" or request.target != topic:
-        return 0
+    assert source is not None
     ends = list_offsets(
         request.client_properties, topic, range(request.stream_partitions), "latest",
         "read_committed",
     )  # fmt: skip
-    ranges = [OffsetRange(p, request.starts.get(p, 0), end) for p, end in ends.items()]
+    # Behind the first of them; of a message without a known place, from the log's start on.
+    first = F.min(F.coalesce("home_offset", F.lit(0)))
+    firsts: dict[int, int] = dict(staged.groupBy("slot").agg(first).collect())
+    ranges = [
+        OffsetRange(p, max(request.starts.get(p, 0), firsts[p]), end)
+        for p, end in ends.items()
+        if p in firsts
+    ]
     log = read_log(spark, request.client_properties, topic, ranges)
     header = source.identity.header
     identity = (F.col("key") if header is None else last_header(header)).alias("identity")

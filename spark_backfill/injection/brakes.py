@@ -293,13 +293,19 @@ def read_canary_back(
         left_out: messages of a chunk, counted from 0, that were not sent.
 
     Returns:
-        The offset after the last message of the canary.
+        The offset after the last message of the canary; `start` where nothing of it was sent.
 
     Raises:
         VerificationFailed: a message is missing, doubled or different, or retention removed it.
         Paused: somebody's open transaction hides it.
     """
     slot = chunks[0].slot
+    staged: dict[str, Message] = {}
+    for chunk in chunks:
+        rows = (left_out or {}).get(chunk, ())
+        staged.update(_list_staged(drop_rows(read_chunk(directory, chunk), rows)))
+    if not staged:
+        return start
     admin = make_admin(properties)
 
     def ask(spec: Literal["earliest", "latest"]) -> int:
@@ -307,10 +313,6 @@ def read_canary_back(
 
     stop = ask("latest") if end is None else end
     await_visible(admin, topic, {slot: stop}, wait, patience=patience, look=look)
-    staged: dict[str, Message] = {}
-    for chunk in chunks:
-        rows = (left_out or {}).get(chunk, ())
-        staged.update(_list_staged(drop_rows(read_chunk(directory, chunk), rows)))
     low = ask("earliest")
     begin = max(start, low)
     seen, reached = outlast(

@@ -95,7 +95,9 @@ def _find_spans(
         offsets[message.recovery].append(message.offset)
     for record in reversed(records):
         own = offsets[record.recovery]
-        if not record.sent or len(own) < record.sent:
+        if not record.sent:
+            continue
+        if len(own) < record.sent:
             own.clear()  # of the chunks before it there is less
             continue
         spans.append(_Span(record, own[-record.sent], own[-1]))

@@ -146,6 +146,7 @@ def await_visible(
     needed: Mapping[int, int],
     seconds: float = HIDDEN_SECONDS,
     *,
+    hidden: str = "injected messages",
     patience: float = PATIENCE,
     look: Callable[[], None] | None = None,
 ) -> None:
@@ -156,6 +157,7 @@ def await_visible(
 
     Args:
         seconds: for which an open transaction is waited for.
+        hidden: what it hides, in words.
         patience: seconds for which brokers that are away are waited for.
         look: called while waiting; may raise.
 
@@ -168,14 +170,14 @@ def await_visible(
         stable = list_offsets(admin, topic, needed, "latest", "read_committed")
         return {p: stable[p] for p, end in needed.items() if stable[p] < end}
 
-    while hidden := outlast(Deadline(patience), find_hidden):
+    while unread := outlast(Deadline(patience), find_hidden):
         if limit.expired:
             places = ", ".join(
-                f"[{p}] readable to {at}, needed to {needed[p]}" for p, at in sorted(hidden.items())
+                f"[{p}] readable to {at}, needed to {needed[p]}" for p, at in sorted(unread.items())
             )
             raise Paused(
-                f"somebody's open transaction hides injected messages for more than {seconds:g} s "
-                f"({places}); they cannot be read back yet",
+                f"somebody's open transaction hides {hidden} for more than {seconds:g} s "
+                f"({places}); they cannot be read yet",
                 subject=f"topic {topic}",
                 hint="run it again when that transaction has ended; one that never ends is found "
                 "with `kafka-transactions.sh find-hanging`",
@@ -183,6 +185,26 @@ def await_visible(
         if look is not None:
             look()
         time.sleep(limit.remaining(0.3))
+
+
+def await_decided(
+    connection: Connection,
+    topic: str,
+    partitions: Sequence[int],
+    seconds: float,
+    *,
+    look: Callable[[], None] | None = None,
+) -> None:
+    """Waits until all that is in these partitions now is committed or aborted.
+
+    Raises:
+        Paused: a transaction stays open.
+    """
+    if partitions:
+        admin = connect(connection)
+        ends = list_offsets(admin, topic, partitions, "latest", "read_uncommitted")
+        hidden = "messages that may be newer than staged ones"
+        await_visible(admin, topic, ends, seconds, hidden=hidden, look=look)
 
 
 def require_replicas(connection: Connection, topics: list[str], deadline: Deadline) -> None:

@@ -18,7 +18,13 @@ import pyarrow.parquet as pq
 from confluent_kafka import KafkaError, TopicPartition
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import ClusterUnreachable, KafkaFailure, PlanStale, VerificationFailed
+from backlogctl.errors import (
+    ClusterUnreachable,
+    KafkaFailure,
+    PlanStale,
+    Refused,
+    VerificationFailed,
+)
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import (
     Connection,
@@ -33,6 +39,7 @@ from backlogctl_delivery.stamps import MESSAGE_ID, RECOVERY_ID, find_header, fin
 
 _READ_SECONDS = 60.0
 _AT_ONCE = 5_000
+_LAST = 2**63
 
 
 class Overtaken(KafkaFailure):
@@ -160,7 +167,8 @@ class LogFollower:
         self._staged, self._header = staged, planned.header
         self._at = dict(planned.ends)
         self._left_out = {slot: known & planned.gone for slot, known in staged.items()}
-        self._newer: set[bytes] = set()
+        # The first newer message of each partition: across partitions there is no order.
+        self._newer: dict[tuple[int, bytes], int] = {}
         self._wanted = frozenset[bytes]().union(*staged.values())
         self._overtaken: set[str] = set()
 
@@ -186,9 +194,10 @@ class LogFollower:
         for one in _read(properties, self._topic, starts, ends, self._header, "read_committed"):
             if one.identity is None or one.identity not in self._wanted:
                 continue
+            place = one.partition, one.identity
             if one.message_id is None:
-                self._newer.add(one.identity)
-            elif one.recovery == self._recovery_id and one.identity in self._newer:
+                self._newer.setdefault(place, one.offset)
+            elif one.recovery == self._recovery_id and self._newer.get(place, _LAST) < one.offset:
                 self._overtaken.add(one.message_id)
         self._at |= {p: ends[p] for p in starts}
 
@@ -211,20 +220,47 @@ class LogFollower:
 
     def describe(self, slot: int) -> NewerMessages:
         """What is known of a partition."""
-        found = self._left_out[slot] | (self._staged[slot] & self._newer)
+        newer = {identity for _, identity in self._newer}
+        found = self._left_out[slot] | (self._staged[slot] & newer)
         return NewerMessages(self._header, frozenset(found), self._at[slot])
+
+
+def follow_log(
+    connection: Connection,
+    topic: str,
+    manifest: Manifest,
+    directory: Path,
+    planned: PlannedLog | None,
+) -> LogFollower | None:
+    """Of what is staged as its row was; None where a message is what it was for ever."""
+    if planned is None:
+        return None
+    staged = list_staged(directory, manifest, planned.header)
+    return LogFollower(connection, topic, manifest.recovery_id, staged, planned)
 
 
 def list_staged(
     directory: Path, manifest: Manifest, header: str | None
 ) -> dict[int, frozenset[bytes]]:
-    """The identities of all staged messages, by partition."""
+    """The identities of all staged messages, by partition; a message without a key has none.
+
+    Raises:
+        Refused: some lack the header that identifies them.
+    """
     found: dict[int, set[bytes]] = {}
     columns = ["key"] if header is None else ["headers"]
     for chunk in manifest.chunks:
         table = pq.read_table(directory / chunk.path, columns=columns)
-        known = found.setdefault(chunk.slot, set())
-        known.update(one for one in list_identities(table, header) if one is not None)
+        known, here = found.setdefault(chunk.slot, set()), list_identities(table, header)
+        if header is not None and None in here:
+            raise Refused(
+                f"staged messages have no header {header!r}, which identifies them: whether the "
+                "topic has newer ones cannot be known; nothing was sent",
+                subject=f"recovery {manifest.recovery_id}",
+                hint=f"name {header!r} in the stream's `message.headers`, cancel this recovery, "
+                "and plan again",
+            )
+        known.update(one for one in here if one is not None)
     return {slot: frozenset(known) for slot, known in found.items()}
 
 

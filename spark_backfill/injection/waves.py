@@ -23,7 +23,7 @@ from backlogctl.errors import (
     ProducerFenced,
     Refused,
 )
-from backlogctl.kafka.clients import Admin, make_admin, outlast
+from backlogctl.kafka.clients import make_admin, outlast
 from backlogctl.manifests import read_chunk
 from backlogctl.spark_backfill.injection.brakes import (
     Brakes,
@@ -36,6 +36,7 @@ from backlogctl.spark_backfill.injection.job import (
     WAVE_SECONDS,
     InjectionJob,
     InjectionResult,
+    await_decided,
     check_target,
     choose_chunks,
     choose_pace,
@@ -53,7 +54,7 @@ from backlogctl.spark_backfill.injection.newer import (
     LogFollower,
     NewerMessages,
     Overtaken,
-    list_staged,
+    follow_log,
 )
 from backlogctl.spark_backfill.injection.transactional import (
     DEFAULT_MAX_MESSAGE_BYTES,
@@ -297,15 +298,6 @@ def inject_with(
         runner.close()
 
 
-def follow_log(admin: Admin, job: InjectionJob) -> LogFollower | None:
-    """Of what is staged as its row was; None where a message is what it was for ever."""
-    planned = job.follows
-    if planned is None:
-        return None
-    staged = list_staged(job.directory, job.manifest, planned.header)
-    return LogFollower(admin, job.topic, job.recovery_id, staged, planned)
-
-
 class _Injection:
     """The state of one run: what is left of each slot, and how far it is."""
 
@@ -334,9 +326,13 @@ class _Injection:
         self._began = time.monotonic()
 
     def run(self) -> InjectionResult:
+        job = self._job
         self._check_plan()
         self._skip_committed()
-        self._follower = follow_log(self._admin, self._job)
+        if any(self._left.values()):
+            self._follower = follow_log(
+                *(self._admin, job.topic, job.manifest, job.directory, job.follows)
+            )
         self._send_canary()
         while any(self._left.values()):
             self._look()
@@ -465,11 +461,14 @@ class _Injection:
 
     def _make_task(self, slot: int, width: int) -> ChunkTask:
         rate = self._job.messages_per_second
-        chunks = choose_chunks(self._left[slot], rate, self._job.wave_chunks)
+        # A look is good for one chunk: what comes behind it is read within the transaction.
+        most = 1 if self._follower is not None else self._job.wave_chunks
+        chunks = choose_chunks(self._left[slot], rate, most)
         pace = choose_pace(chunks[0].count, rate, width, self._runner.parallelism)
         # Tasks wait for cores: the wave as a whole keeps to its time, but each writes one chunk.
         seconds = WAVE_SECONDS * min(1.0, self._runner.parallelism / width)
-        session, newer = self._sessions.get(slot, ""), self._find_newer(slot)
+        session, follower = self._sessions.get(slot, ""), self._follower
+        newer = None if follower is None else follower.describe(slot)
         return ChunkTask(self._job.directory, chunks, session, pace, seconds, newer)
 
     def _follow(self, *, is_last: bool = False) -> None:
@@ -481,12 +480,14 @@ class _Injection:
         follower = self._follower
         if follower is None:
             return
-        outlast(Deadline(self._job.patience), follower.look)
+        try:
+            outlast(Deadline(self._job.patience), follower.look)
+        except PlanStale:
+            if not is_last:
+                raise
+            return  # nothing more is sent, and each transaction has looked
         if is_last:
             follower.require_order(f"topic {self._job.topic}")
-
-    def _find_newer(self, slot: int) -> NewerMessages | None:
-        return None if self._follower is None else self._follower.describe(slot)
 
     def _count_left_out(self) -> int:
         return sum(map(len, self._left_out.values()))
@@ -502,9 +503,8 @@ class _Injection:
             if rounds:
                 self._look()
                 self._follow()
-                tasks = [
-                    replace(task, after="", newer=self._find_newer(task.slot)) for task in tasks
-                ]
+                tasks = [replace(self._make_task(t.slot, len(tasks)), chunks=t.chunks, after="")
+                         for t in tasks]  # fmt: skip
             rounds += 1
             self._check_target()
             try:
@@ -515,6 +515,13 @@ class _Injection:
                     raise
             else:
                 tasks = self._take(tasks, outcomes, again=rounds < _ROUNDS or not limit.expired)
+                self._await_decided(outcomes)
+
+    def _await_decided(self, outcomes: Sequence[ChunkOutcome]) -> None:
+        """What is open where a chunk was overtaken may be newer, or nothing."""
+        slots = [one.slot for one in outcomes if isinstance(one.error, Overtaken)]
+        job, look = self._job, self._look
+        await_decided(self._admin, job.topic, slots, job.hidden_wait, look=look)
 
     def _take(
         self, tasks: Sequence[ChunkTask], outcomes: Sequence[ChunkOutcome], *, again: bool

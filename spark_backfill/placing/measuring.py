@@ -128,7 +128,12 @@ def find_edge(
 ) -> Edge | None:
     """The place of an offset, by the best evidence; the next one checks it (P2.10)."""
     if offset >= part.log_start:
-        return Edge(offset, part.before_log, EdgeEvidence.LOG)
+        place, timed = part.before_log, _find_timed(part, offset)
+        if timed is None or is_ordered(order):
+            return Edge(offset, place, EdgeEvidence.LOG)
+        # Too few survivors say which rows come before them.
+        early, late = max(0, place - timed.floor), max(0, timed.ceiling - place)
+        return Edge(offset, place, EdgeEvidence.LOG, early, late)
     counted = _count(part, order, offset) if countable else None
     known = next((a for a in part.bookmarks if a.first <= offset <= a.offset), None)
     if known is None:

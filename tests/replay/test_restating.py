@@ -64,6 +64,21 @@ def test_fault_94_the_newer_state_stays_the_last(shop: Shop) -> None:
     assert asked == [{"gone": 1}]
 
 
+def test_fault_94_a_table_that_is_being_filled_is_waited_for(shop: Shop) -> None:
+    shop.write_config(source={**SOURCE, "mutable": True})
+    planned = shop.call("plan", "rebuild", "orders", "--since", BEGAN, "--json").document["id"]
+    shop.call("approve", planned, "--by", "Ada")
+    with open_database(shop.url).begin() as connection:
+        connection.execute(sa.text("ALTER TABLE orders RENAME TO hidden"))
+        connection.execute(sa.text("CREATE TABLE orders AS SELECT * FROM hidden WHERE false"))
+    said = shop.call("run", planned, "--json", code=4).error
+    assert "rows that it restates are not there now" in said["message"]
+    assert shop.read_injected() == []
+    with open_database(shop.url).begin() as connection:
+        connection.execute(sa.text("INSERT INTO orders SELECT * FROM hidden"))
+    assert shop.call("run", planned, "--json").document["state"] == "verified"
+
+
 def test_fault_94_a_table_that_cannot_be_asked_stops_the_run_before_it_sends(shop: Shop) -> None:
     shop.write_config(source={**SOURCE, "mutable": True})
     planned = shop.call("plan", "rebuild", "orders", "--since", BEGAN, "--json").document["id"]

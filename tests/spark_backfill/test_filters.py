@@ -30,6 +30,7 @@ from backlogctl.spark_backfill.messages.candidates import (
 )
 from backlogctl.spark_backfill.messages.rules import PLACES, MessageRules
 from backlogctl.spark_backfill.messages.windows import Bounds, filter_times, join_conditions
+from backlogctl.spark_backfill.proof import find_gone_rows
 from backlogctl.spark_backfill.sources.columns import list_ranges, split_by_value
 from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
 from backlogctl.spark_backfill.spark.frames import last_header, make_empty, make_rows, mark_within
@@ -148,6 +149,27 @@ def test_the_newest_rows_are_found_by_numbers(spark: SparkSession, url: str) -> 
     with opened(spark, url, make_stream(where={"kind": "a"})) as (access, rules):
         assert find_newest(access, rules.source, 2) == world.START + timedelta(seconds=14)
         assert find_newest(access, rules.source, 100) is None
+
+
+@pytest.mark.parametrize(("name", "kind"), [("id", "INTEGER"), ("code", "INTEGER"), ("word", "x")])
+def test_fault_94_rows_that_are_gone_are_found(
+    spark: SparkSession, url: str, name: str, kind: str
+) -> None:
+    """By a key in batches, without an index in one pass; of the stream's rows alone."""
+    values = ", ".join(f"({n}, {n}, 'w{n}', '{'ab'[n % 2]}')" for n in range(1_000))
+    world.run_sql(
+        url,
+        "CREATE TABLE orders (id INTEGER PRIMARY KEY, code INTEGER, word VARCHAR(9), kind TEXT,"
+        " at BIGINT)",
+        f"INSERT INTO orders (id, code, word, kind) VALUES {values}",
+        "DELETE FROM orders WHERE id IN (10, 700)",
+    )
+    front = "" if kind == "INTEGER" else "w"
+    asked = [f"{front}{n}".encode() for n in range(0, 1_000, 2)] + [f"{front}1".encode(), b"\xff"]
+    with opened(spark, url, make_stream(where={"kind": "a"})) as (access, _):
+        found = find_gone_rows(access, name, asked)
+        assert found == {f"{front}{n}".encode() for n in (1, 10, 700)} | {b"\xff"}
+        assert find_gone_rows(access, None, asked) is None
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from backlogctl.errors import Paused, PlanStale, VerificationFailed
+from backlogctl.errors import Paused, PlanStale, Refused, VerificationFailed
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_consumer, make_producer
 from backlogctl.manifests import read_chunk
 from backlogctl.spark_backfill.injection.brakes import CombinedBrakes
 from backlogctl.spark_backfill.injection.job import InjectionJob
 from backlogctl.spark_backfill.injection.ledger_topic import read_committed_chunks
-from backlogctl.spark_backfill.injection.newer import Overtaken, PlannedLog
+from backlogctl.spark_backfill.injection.newer import PlannedLog
 from backlogctl.spark_backfill.injection.producing import SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
     ChunkMessages,
@@ -159,7 +159,7 @@ def test_fault_94_one_in_a_transaction_that_is_open_is_waited_for(job: Injection
     with open_transaction(job.properties, job.topic, 1, timeout_ms=60_000) as stranger:
         stranger.produce(job.topic, NEWER, key, 1)
         assert stranger.flush(60) == 0
-        with pytest.raises(Overtaken, match="one in a transaction that is open"):
+        with pytest.raises(Paused, match="hides messages that may be newer"):
             inject_here(replace(job, patience=1.0, hidden_wait=1.0))
         stranger.commit_transaction(30)
     done = inject_here(job)
@@ -192,6 +192,30 @@ def test_fault_94_by_a_header(scenario: MakeScenario) -> None:
     producer.produce(job.topic, NEWER, b"any key", 0, headers=[("type", b"OrderPaid")])
     assert producer.flush(60) == 0
     assert inject_here(job).left_out == job.manifest.count
+
+
+def test_fault_94_across_partitions_there_is_no_order(scenario: MakeScenario) -> None:
+    """A newer one that came into another partition behind ours says nothing of ours."""
+    made = scenario(slots=2, chunks=1).job
+    job = replace(made, follows=PlannedLog({0: 0, 1: 0}, "type"))
+
+    class Between(TransactionalWriter):
+        def _commit(self, producer: SlotProducer, sent: ChunkMessages) -> float:
+            seconds = super()._commit(producer, sent)
+            plain = make_producer(self.settings.properties)
+            headers: list[tuple[str, str | bytes | None]] = [("type", b"OrderPaid")]
+            plain.produce(self.settings.topic, NEWER, b"k", 1 - sent.chunk.slot, headers=headers)
+            assert plain.flush(60) == 0
+            return seconds
+
+    inject_here(job, writer=Between)
+
+
+def test_fault_94_what_nothing_identifies_is_not_sent(scenario: MakeScenario) -> None:
+    made = scenario(slots=1, chunks=1).job
+    with pytest.raises(Refused, match="staged messages have no header 'order-id'"):
+        inject_here(replace(made, follows=PlannedLog({0: 0}, "order-id")))
+    assert read_last(made)[1] == 0
 
 
 def test_fault_94_what_retention_has_removed_unread_is_not_known(job: InjectionJob) -> None:
