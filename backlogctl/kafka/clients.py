@@ -49,6 +49,10 @@ class Admin(AdminClient):
         settings = {
             **COMMON,
             "allow.auto.create.topics": False,
+            # It asks a partition's leader by the epoch that it knows, and for 15 minutes does not
+            # look again: a broker that was restarted refuses that (FENCED_LEADER_EPOCH, KIP-320),
+            # and one that has died is waited for.
+            "metadata.max.age.ms": 1_000,
             **properties,
             "error_cb": self.reports,
         }
@@ -118,13 +122,11 @@ class Admin(AdminClient):
         why = explain_encryption(self._properties, asked, _PROBE_SECONDS)
         return refuse_encryption(why, subject, doing, self.addresses) if why else None
 
-    def look_around(self, topic: str = "") -> None:
-        """Learns anew which brokers there are, and who leads the topic. librdkafka sends many
-        requests to the one that its last metadata calls the controller; where that has died it
-        waits for minutes. It asks with the leader epochs of its last metadata; where a broker was
-        restarted it is refused (FENCED_LEADER_EPOCH, KIP-320) until these are 15 minutes old."""
+    def look_around(self) -> None:
+        """Learns anew which brokers there are. librdkafka sends many requests to the one that its
+        last metadata calls the controller; where that has died it waits for minutes."""
         with suppress(KafkaException):
-            self.list_topics(topic or _ANY_TOPIC, timeout=_PROBE_SECONDS)
+            self.list_topics(_ANY_TOPIC, timeout=_PROBE_SECONDS)
 
     def _tell_refused_login(self, subject: str, doing: str) -> BacklogError | None:
         if (refusal := self.reports.refusal) is None:
@@ -328,16 +330,11 @@ def retry_transient(
     limit: Deadline,
     call: Callable[[], Result],
     is_transient: Callable[[KafkaFailure], bool] | None = None,
-    *,
-    topic: str = "",
 ) -> Result:
     """Calls again while a leader or coordinator moves, until the deadline.
 
-    An unreachable cluster is not retried: that call has used up the deadline already.
-
-    Args:
-        is_transient: names more errors that are transient here.
-        topic: whose leaders are asked; they are looked up again before each further call.
+    `is_transient` names more errors that are transient here. An unreachable cluster is not
+    retried: that call has used up the deadline already.
     """
     known: KafkaFailure | None = None
     while True:
@@ -356,8 +353,6 @@ def retry_transient(
                 raise
             known = error
             admin.poll(min(_PAUSE, limit.remaining()))
-            if topic:
-                admin.look_around(topic)
 
 
 def ask_for_one(

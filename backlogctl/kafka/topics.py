@@ -188,7 +188,7 @@ def _list_offsets(
             found[key.partition] = one
         return found
 
-    return retry_transient(admin, limit, call, topic=topic)
+    return retry_transient(admin, limit, call)
 
 
 def create_topic(
@@ -288,7 +288,7 @@ def delete_records(
             first.message += f"; so were partitions {numbers} in all"
         raise first
 
-    retry_transient(admin, limit, call, topic=topic)
+    retry_transient(admin, limit, call)
     lows = list_offsets(admin, topic, ends, "earliest", deadline=limit)
     if short := {p: lows[p] for p, at in ends.items() if lows[p] < at}:
         raise KafkaFailure(

@@ -53,7 +53,8 @@ def make_measured(
 ) -> Measured:
     judgement = Judgement(
         lost=900, staged=900 - missed + doubled, missed=missed, gone=0, doubled=doubled,
-        unsent=0, misplaced=0, altered=0, unlisted=missed + doubled,
+        unsent=0, misplaced=0, altered=0,
+        unlisted=0 if verdict == "within" else missed + doubled,
     )  # fmt: skip
     return Measured(scenario, *BEST, verdict, judgement, 0, "", (), 1.0)
 

@@ -168,7 +168,7 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
     gap = workspace.ledger.gaps.record(make_gap(10, 20))
 
     def compute(draft: Draft, *_: Any) -> RebuildPlan:
-        workspace.staging_of(draft.recovery_id).mkdir(parents=True)
+        assert workspace.staging_of(draft.recovery_id).is_dir()
         return make_rebuild_plan()
 
     def interrupt(*arguments: Any) -> None:
@@ -181,6 +181,7 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
     monkeypatch.setattr(plans, "compute_rebuild", compute)
     monkeypatch.setattr(storing, "read_manifest", lambda *arguments: Staged())
     monkeypatch.setattr(storing, "warn_about_room", lambda *arguments: [])
+    monkeypatch.setattr(storing, "describe_staged", lambda *arguments: {})
     monkeypatch.setattr(type(workspace.config), "cluster_of", lambda *arguments: None)
     monkeypatch.setattr(workspace.ledger.chunks, "add_all", interrupt)
     with pytest.raises(KeyboardInterrupt):

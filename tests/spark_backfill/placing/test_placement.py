@@ -77,7 +77,7 @@ def test_counting_back_finds_them_and_never_says_exact(
     request = open_request(kafka, name, shop, tmp_path, gaps)
     outcome = world.plan(spark, request)
     assert world.keys_of(request) == lost_keys(rows)
-    assert outcome.verdict == "within"
+    assert outcome.verdict == "short"
     assert 0 < outcome.uncertain.count < 20
     assert outcome.uncertain.count == sum(part.uncertain for part in outcome.partitions)
     assert {part.evidence for part in outcome.partitions} == {"counted"}
@@ -163,7 +163,7 @@ def test_what_was_put_back_and_what_was_never_read_are_lost_together(
     lost = [row["order_id"] for row in rows[HANDLED:] if place(row) == 0]
     assert world.keys_of(second) == lost
     assert (outcome.counts.expected, outcome.counts.shortfall) == (len(lost), 0)
-    assert outcome.verdict == "within"
+    assert outcome.verdict == "short"
     put_back_keys = set(lost_keys(rows))
     assert not put_back_keys & {int(row.primary_key[0] or 0) for row in outcome.uncertain.sample}
 
@@ -229,7 +229,7 @@ def test_a_loss_without_a_date_is_read_for_until_its_beginning_is_found(
     lost = [row["order_id"] for row in rows if place(row) == 0][1_500:1_550]
     assert set(lost) <= set(world.keys_of(request))
     assert len(world.keys_of(request)) <= len(lost) + outcome.uncertain.count
-    assert outcome.verdict == "within"
+    assert outcome.verdict == "short"
     assert any("times as many" in warning for warning in outcome.warnings)
 
 
