@@ -168,7 +168,9 @@ def test_fault_94_rows_that_are_gone_are_found(
     asked = [f"{front}{n}".encode() for n in range(0, 1_000, 2)] + [f"{front}1".encode(), b"\xff"]
     with opened(spark, url, make_stream(where={"kind": "a"})) as (access, _):
         found = find_gone_rows(access, name, asked)
-        assert found == {f"{front}{n}".encode() for n in (1, 10, 700)} | {b"\xff"}
+        gone = {f"{front}{n}".encode() for n in (1, 10, 700)}
+        # What a column of numbers cannot hold is not asked for, nor is what is no text.
+        assert found == frozenset(gone)
         assert find_gone_rows(access, None, asked) is None
 
 
