@@ -187,7 +187,7 @@ def await_visible(
         time.sleep(limit.remaining(0.3))
 
 
-def await_decided(
+def await_ended(
     connection: Connection,
     topic: str,
     partitions: Sequence[int],

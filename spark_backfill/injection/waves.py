@@ -36,7 +36,7 @@ from backlogctl.spark_backfill.injection.job import (
     WAVE_SECONDS,
     InjectionJob,
     InjectionResult,
-    await_decided,
+    await_ended,
     check_target,
     choose_chunks,
     choose_pace,
@@ -515,13 +515,13 @@ class _Injection:
                     raise
             else:
                 tasks = self._take(tasks, outcomes, again=rounds < _ROUNDS or not limit.expired)
-                self._await_decided(outcomes)
+                self._await_ended(outcomes)
 
-    def _await_decided(self, outcomes: Sequence[ChunkOutcome]) -> None:
+    def _await_ended(self, outcomes: Sequence[ChunkOutcome]) -> None:
         """What is open where a chunk was overtaken may be newer, or nothing."""
         slots = [one.slot for one in outcomes if isinstance(one.error, Overtaken)]
         job, look = self._job, self._look
-        await_decided(self._admin, job.topic, slots, job.hidden_wait, look=look)
+        await_ended(self._admin, job.topic, slots, job.hidden_wait, look=look)
 
     def _take(
         self, tasks: Sequence[ChunkTask], outcomes: Sequence[ChunkOutcome], *, again: bool
