@@ -7,29 +7,27 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, TopicPartition
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import ClusterUnreachable, KafkaFailure, Paused, VerificationFailed
+from backlogctl.errors import KafkaFailure, Paused, VerificationFailed
 from backlogctl.formats import format_bytes
 from backlogctl.kafka.admin import committed_offsets, list_offsets, read_group_state
 from backlogctl.kafka.clients import (
     Admin,
     Connection,
     Properties,
-    assign_partitions,
     connect,
     make_admin,
-    make_consumer,
     outlast,
 )
-from backlogctl.kafka.errors import translate
 from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
+from backlogctl.kafka.ranges import read_ranges
 from backlogctl.manifests import Manifest, read_chunk
 from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, PATIENCE, await_visible
 from backlogctl.spark_backfill.injection.newer import drop_rows
@@ -260,8 +258,6 @@ class DiskBrake:
 
 # The canary: the first, small chunks are read back before the rest goes.
 
-_READ_SECONDS = 60.0
-
 Message = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
 
 
@@ -412,44 +408,15 @@ def _read_messages(
     """What was found of `wanted` in `[begin, stop)`, and the offset after the last of it."""
     seen: dict[str, Counter[Message]] = {}
     end = begin
-    if begin >= stop:
-        return seen, end
-    consumer = make_consumer(
-        properties,
-        {
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "fetch.wait.max.ms": 20,
-        },
-    )
-    try:
-        assign_partitions(consumer, [TopicPartition(topic, partition, begin)])
-        limit = Deadline(_READ_SECONDS)
-        at = begin
-        while at < stop and not (until_seen and len(seen) == len(wanted)):
-            message = consumer.poll(limit.remaining(1.0))
-            if message is None:
-                if limit.expired:
-                    raise ClusterUnreachable(
-                        f"the canary could not be read back: no message for {_READ_SECONDS:g} s",
-                        subject=f"topic {topic}[{partition}]",
-                        hint="check the brokers, then run again",
-                    )
-                continue
-            limit = Deadline(_READ_SECONDS)
-            error, offset = message.error(), message.offset()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                at = max(at, offset or 0)
-                continue
-            if error is not None:
-                raise translate(error, f"topic {topic}[{partition}]", "read the canary back")
-            at = (offset or 0) + 1
+    places = {partition: begin}, {partition: stop}
+    with closing(read_ranges(properties, topic, *places, "read the canary back")) as messages:
+        for message in messages:
             headers: Any = message.headers() or []
             name = find_header(headers, MESSAGE_ID)
             if name is not None and name in wanted:
-                content: Message = (message.key(), message.value(), tuple(headers))
+                content: Any = (message.key(), message.value(), tuple(headers))
                 seen.setdefault(name, Counter())[content] += 1
-                end = at
-    finally:
-        consumer.close()
+                end = (message.offset() or 0) + 1
+            if until_seen and len(seen) == len(wanted):
+                break
     return seen, end

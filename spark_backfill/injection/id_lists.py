@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import ClusterUnreachable, StagingError
+from backlogctl.errors import StagingError
 from backlogctl.kafka.admin import list_offsets
-from backlogctl.kafka.clients import Properties, assign_partitions, find_addresses, make_consumer
-from backlogctl.kafka.errors import translate
+from backlogctl.kafka.clients import Properties
+from backlogctl.kafka.ranges import read_ranges
 from backlogctl.manifests import CHUNK_SCHEMA, hash_chunk, name_ids, name_messages, read_chunk
-from backlogctl.spark_backfill.injection.ledger_topic import ANSWER_SECONDS, CommittedChunk
+from backlogctl.spark_backfill.injection.ledger_topic import CommittedChunk
 from backlogctl.values import Chunk
 from backlogctl_delivery.stamps import MESSAGE_ID, ORIGINAL_TIME, RECOVERY_ID, Headers, find_header
 
@@ -161,48 +160,13 @@ class _Reader:
 
     def read(self, start: int, end: int) -> Iterator[_Stamped]:
         """Those of offsets `[start, end)`, in order."""
-        if start >= end:
-            return
-        consumer = make_consumer(
-            self.properties,
-            {
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-            },
-        )
-        try:
-            place = TopicPartition(self.topic, self.partition, start)
-            assign_partitions(consumer, [place], ANSWER_SECONDS)
-            yield from self._read(consumer, end)
-        finally:
-            consumer.close()
-
-    def _read(self, consumer: Consumer, end: int) -> Iterator[_Stamped]:
-        subject = f"topic {self.topic}[{self.partition}]"
-        patience = Deadline(ANSWER_SECONDS)
-        while True:
-            message = consumer.poll(min(0.5, patience.remaining()))
-            if message is None:
-                if patience.expired:
-                    raise ClusterUnreachable(
-                        f"no answer for {ANSWER_SECONDS:g} s from "
-                        f"{find_addresses(self.properties)}",
-                        subject=subject,
-                        hint="check the brokers, then try again",
-                    )
-                continue
-            error, offset = message.error(), message.offset()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                return
-            if error is not None:
-                raise translate(error, subject, "read what was put back")
-            if offset is None or offset >= end:
-                return
-            patience = Deadline(ANSWER_SECONDS)
+        place = self.partition
+        starts, ends = {place: start}, {place: end}
+        for message in read_ranges(
+            self.properties, self.topic, starts, ends, "read what was put back"
+        ):
             headers = cast(Headers, message.headers() or ())
             recovery = find_header(headers, RECOVERY_ID)
             if recovery is not None and recovery in self.recoveries:
-                yield _Stamped(
-                    *(offset, recovery, self.partition, message.key(), message.value(), headers)
-                )
+                offset = message.offset() or 0
+                yield _Stamped(offset, recovery, place, message.key(), message.value(), headers)

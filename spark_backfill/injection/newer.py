@@ -10,35 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from confluent_kafka import KafkaError, TopicPartition
 
-from backlogctl.clock import Deadline
 from backlogctl.errors import (
-    ClusterUnreachable,
     KafkaFailure,
     PlanStale,
     Refused,
     VerificationFailed,
 )
 from backlogctl.kafka.admin import list_offsets
-from backlogctl.kafka.clients import (
-    Connection,
-    Properties,
-    assign_partitions,
-    connect,
-    make_consumer,
-)
-from backlogctl.kafka.errors import translate
+from backlogctl.kafka.clients import Connection, Properties, connect
+from backlogctl.kafka.ranges import read_ranges
 from backlogctl.manifests import Manifest
-from backlogctl_delivery.stamps import MESSAGE_ID, RECOVERY_ID, find_header, find_value
+from backlogctl_delivery.stamps import MESSAGE_ID, RECOVERY_ID, Headers, find_header, find_value
 
-_READ_SECONDS = 60.0
-_AT_ONCE = 5_000
 _LAST = 2**63
 
 
@@ -191,7 +180,7 @@ class LogFollower:
             )
         starts = {p: at for p, at in self._at.items() if ends[p] > at}
         properties = self._admin.properties
-        for one in _read(properties, self._topic, starts, ends, self._header, "read_committed"):
+        for one in _read(properties, self._topic, starts, ends, self._header):
             if one.identity is None or one.identity not in self._wanted:
                 continue
             place = one.partition, one.identity
@@ -270,49 +259,13 @@ def _read(
     starts: Mapping[int, int],
     ends: Mapping[int, int],
     header: str | None,
-    isolation: str,
+    isolation: str = "read_committed",
 ) -> Iterator[_Found]:
-    """What stands in `[start, end)` of each partition, each partition in its order."""
-    pending = {p: ends[p] for p, at in starts.items() if at < ends[p]}
-    if not pending:
-        return
-    subject = f"topic {topic}"
-    consumer = make_consumer(
-        properties,
-        {"enable.partition.eof": True, "isolation.level": isolation, "fetch.wait.max.ms": 20},
-    )
-    try:
-        assign_partitions(consumer, [TopicPartition(topic, p, starts[p]) for p in pending])
-        limit = Deadline(_READ_SECONDS)
-        while pending:
-            messages = consumer.consume(_AT_ONCE, limit.remaining(0.2))
-            if not messages and limit.expired:
-                raise ClusterUnreachable(
-                    f"what came after the plan could not be read: nothing for {_READ_SECONDS:g} s",
-                    subject=subject,
-                    hint="check the brokers, then run again",
-                )
-            if messages:
-                limit = Deadline(_READ_SECONDS)
-            for message in messages:
-                yield from _take(message, pending, header, subject)
-    finally:
-        consumer.close()
-
-
-def _take(
-    message: Any, pending: dict[int, int], header: str | None, subject: str
-) -> Iterator[_Found]:
-    partition, offset, error = message.partition(), message.offset(), message.error()
-    if error is not None and error.code() != KafkaError._PARTITION_EOF:
-        raise translate(error, f"{subject}[{partition}]", "read what came after the plan")
-    if partition not in pending:
-        return
-    reached = offset if error is not None else offset + 1
-    if error is None and offset < pending[partition]:
-        headers = message.headers()
+    for message in read_ranges(
+        properties, topic, starts, ends, "read what came after the plan", isolation=isolation
+    ):
+        headers = cast(Headers, message.headers() or ())
         identity = message.key() if header is None else find_value(headers, header)
+        place = cast(tuple[int, int], (message.partition(), message.offset()))
         ids = (find_header(headers, name) for name in (MESSAGE_ID, RECOVERY_ID))
-        yield _Found(partition, offset, identity, *ids)
-    if reached >= pending[partition]:
-        del pending[partition]
+        yield _Found(*place, identity, *ids)
