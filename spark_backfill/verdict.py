@@ -196,7 +196,8 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
         reasons.append(f"{uncertain} rows {place} may be lost or not; they are listed")
     if kind == COVERING:
         reasons.append(
-            "rows are sent as they are now: one that was not lost only says its newest state again"
+            "rows are sent as they are now: one that was not lost only says its newest state "
+            "again, and one that gets a newer message before the run is left out"
         )
     return RebuildVerdict(kind, partitions, tuple(reasons))
 

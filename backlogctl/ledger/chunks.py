@@ -44,6 +44,11 @@ class ChunkRecord:
     injected_at: datetime | None = None
     left_out: int = 0
 
+    @property
+    def sent(self) -> int:
+        """Its messages, without those left out."""
+        return self.chunk.count - self.left_out
+
 
 chunks = table_of(
     "backlog_chunks",

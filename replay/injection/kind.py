@@ -264,7 +264,7 @@ def list_injected(record: RecoveryRecord) -> dict[int, tuple[int, str]]:
         if chunk.state is ChunkState.INJECTED:
             injected[chunk.chunk.slot].append(chunk)
     return {
-        number: (sum(c.chunk.count - c.left_out for c in done), format_injected_offsets(done))
+        number: (sum(c.sent for c in done), format_injected_offsets(done))
         for number, done in injected.items()
     }
 

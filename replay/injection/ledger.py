@@ -57,7 +57,7 @@ def locate_chunks(
                 known = len(located[place].left_out) == record.left_out
                 located[place] = replace(
                     located[place],
-                    count=record.chunk.count - record.left_out,
+                    count=record.sent,
                     first_offset=record.first_offset if known else None,
                     last_offset=record.last_offset if known else None,
                     same_group=plan.delivers and recovery.group == group,

@@ -45,7 +45,7 @@ def _find_pace(workspace: Workspace, stream: Stream) -> float | None:
     ledger = workspace.ledger
     for recovery in reversed(ledger.recoveries.list(stream.name, [RecoveryState.VERIFIED])):
         done = sorted(
-            (record.injected_at, record.chunk.count - record.left_out)
+            (record.injected_at, record.sent)
             for record in ledger.chunks.list(recovery.id)
             if record.injected_at is not None
         )

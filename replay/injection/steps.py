@@ -340,7 +340,7 @@ def _find_ends(context: InjectionContext) -> dict[int, int]:
     chunks = context.workspace.ledger.chunks.list(context.recovery.id)
     ends: dict[int, list[int | None]] = {}
     for record in chunks:
-        if record.left_out < record.chunk.count:
+        if record.sent:
             ends.setdefault(record.chunk.slot, []).append(record.last_offset)
     return {
         slot: max(known) + 1

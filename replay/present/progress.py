@@ -113,9 +113,9 @@ def _describe_injection(
     chunks: Sequence[ChunkRecord], now: datetime, *, live: bool
 ) -> dict[str, Any]:
     """Messages that are staged, those that are in the topic, and how fast they got there."""
-    staged = sum(c.chunk.count for c in chunks)
-    injected = sum(c.chunk.count for c in chunks if c.state is ChunkState.INJECTED)
-    done = [(c.injected_at, c.chunk.count) for c in chunks if c.injected_at is not None]
+    staged = sum(c.sent for c in chunks)
+    injected = sum(c.sent for c in chunks if c.state is ChunkState.INJECTED)
+    done = [(c.injected_at, c.sent) for c in chunks if c.injected_at is not None]
     rate = measure_injection(done, now) if live else None
     return {
         "staged": staged,
@@ -180,7 +180,7 @@ def _measure_drain(samples: Sequence[BurndownSample]) -> DrainPace:
 def list_injected(chunks: Iterable[ChunkRecord]) -> list[tuple[datetime, int]]:
     """When each chunk was committed, oldest first, and its messages."""
     return sorted(
-        (c.injected_at, c.chunk.count)
+        (c.injected_at, c.sent)
         for c in chunks
         if c.state is ChunkState.INJECTED and c.injected_at is not None
     )
@@ -278,6 +278,7 @@ _WORDS: Mapping[str, str] = {
     "expires_at": "expires ",
     "matched": "matched ",
     "staged": "of ",
+    "gone": "gone: ",
 }
 
 

@@ -114,10 +114,11 @@ _WORDS = {
     "cancelled": "cancelled",
     "rejected": "rejected",
     "read back": "everything read back",
+    "rows asked for": "the table asked which rows are gone",
     "said": "note",
 }
 # The details of an event that are shown; no others are.
-_DETAILS = ("by", "reason", "step", "message", "superseded_by", "runner")
+_DETAILS = ("by", "reason", "step", "message", "superseded_by", "runner", "gone")
 
 
 @dataclass(frozen=True, slots=True)
