@@ -18,6 +18,7 @@ from backlogctl.errors import VerificationFailed
 from backlogctl.kafka.admin import describe_group_state, describe_topic
 from backlogctl.kafka.clients import make_admin
 from backlogctl.ledger import open_ledger
+from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.present.layout import Text
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.shop import (
@@ -40,7 +41,6 @@ from examples.stage import (
     Stage,
     await_handled,
     draw_checks,
-    ending_on_sigterm,
     find_recovery,
     print_end,
     print_opening,
@@ -369,7 +369,7 @@ def tell_story(console: Console, size: Size | None = None, report: Path | None =
         "drains it with ten times the consumers, and restores the layout. All of it is real.",
     )
     with (
-        ending_on_sigterm(),
+        Interrupts(once=True).installed(),
         tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
         EmbeddedKafka.start(Path(name) / "kafka", progress=tell_progress(console)) as kafka,
         ending_consumers(Path(name), kafka.bootstrap),

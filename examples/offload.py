@@ -20,6 +20,7 @@ from backlogctl.formats import format_bytes
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.log_dirs import BrokerLogDirs, read_log_dirs
 from backlogctl.ledger import open_ledger
+from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.shop import (
     CONFIG,
@@ -36,7 +37,6 @@ from examples.stage import (
     Stage,
     await_handled,
     count_orders,
-    ending_on_sigterm,
     find_recovery,
     print_end,
     print_opening,
@@ -163,7 +163,7 @@ def tell_story(
         "and at night puts the archive back, each message once. All of it is real.",
     )
     with (
-        ending_on_sigterm(),
+        Interrupts(once=True).installed(),
         tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
         EmbeddedKafka.start(
             Path(name) / "kafka", progress=tell_progress(console), disk_bytes=size.disk

@@ -14,6 +14,7 @@ from backlogctl.config import load_config
 from backlogctl.formats import format_duration
 from backlogctl.kafka.clients import Properties, make_admin
 from backlogctl.kafka.rights import make_bindings
+from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.observe.rights import list_rights
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -37,7 +38,6 @@ from examples.lost_orders import (
 )
 from examples.stage import (
     Stage,
-    ending_on_sigterm,
     find_recovery,
     print_end,
     print_opening,
@@ -109,7 +109,7 @@ def tell_story(
         "and puts them back once. Everything here is real: Kafka, Spark, the loss, the repair.",
     )
     with (
-        ending_on_sigterm(),
+        Interrupts(once=True).installed(),
         tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
         EmbeddedKafka.start(
             Path(name) / "kafka", progress=tell_progress(console), secured=secure

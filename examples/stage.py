@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -225,24 +223,6 @@ def find_recovery(directory: Path) -> str:
     """The id of the recovery that was planned last."""
     with open_ledger(f"sqlite:///{directory / 'ledger.db'}") as ledger:
         return ledger.recoveries.list(stream="orders")[-1].id
-
-
-@contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the story as Ctrl-C does; a second one does not disturb the cleaning up."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -29,6 +29,7 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import Properties
+from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.sandbox import watchdog
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import free_port
@@ -59,7 +60,6 @@ from examples.stage import (
     Stage,
     await_handled,
     draw_checks,
-    ending_on_sigterm,
     make_command,
     print_end,
     print_opening,
@@ -384,7 +384,7 @@ def tell_story(console: Console, size: Size | None = None) -> Result:
         "moments, and then every id is compared. All of it is real.",
     )
     with (
-        ending_on_sigterm(),
+        Interrupts(once=True).installed(),
         tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
         EmbeddedKafka.start(Path(name) / "kafka", progress=tell_progress(console)) as kafka,
     ):

@@ -18,12 +18,17 @@ class Interrupts:
     """Ctrl-C or SIGTERM ends the run at once; where work is deferred, the first one is only noted,
     and stops it between two waves.
 
+    Args:
+        once: the first one raises, and no further one disturbs what is cleaned up after it.
+
     Attributes:
         asked: somebody wants this run to end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, once: bool = False) -> None:
         self.asked = False
+        self._once = once
+        self._is_lost = False
         self._is_deferring = False
         self._is_in_hook = False
         self._again: threading.Timer | None = None
@@ -78,15 +83,19 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_first, self.asked = not self.asked, True
         # What is raised in the hook is printed and lost for good; one comes when it is over.
-        if not (self._is_in_hook or (is_first and self._is_deferring)):
-            raise KeyboardInterrupt
+        if self._is_in_hook or (is_first and self._is_deferring):
+            return
+        if self._once and not (is_first or self._is_lost):
+            return
+        self._is_lost = False
+        raise KeyboardInterrupt
 
     def _note_lost(self, lost: sys.UnraisableHookArgs) -> None:
         """In a finalizer, or a callback of an import, Python prints what is raised and goes on."""
         if lost.exc_type is not KeyboardInterrupt:
             self._print_lost(lost)
             return
-        self._is_in_hook = True
+        self._is_in_hook = self._is_lost = True
         try:
             again = threading.Timer(_AGAIN, self._come_again)
             again.daemon = True

@@ -139,6 +139,30 @@ def test_what_comes_again_at_the_very_end_is_ours(monkeypatch: pytest.MonkeyPatc
     assert theirs == []
 
 
+def test_where_one_is_enough_a_second_does_not_disturb_the_cleaning_up() -> None:
+    """A first one that Python could not raise is not one."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0)  # the handler runs here, and what it raises is lost
+
+    cleaned: list[str] = []
+
+    def work() -> None:
+        try:
+            Finalized()
+            time.sleep(30)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(2 * room._AGAIN)
+            cleaned.append("up")
+
+    with pytest.raises(KeyboardInterrupt), Interrupts(once=True).installed():
+        work()
+    assert cleaned == ["up"]
+
+
 def test_other_errors_that_python_cannot_raise_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Finalized:
         def __del__(self) -> None:
