@@ -85,7 +85,10 @@ class Phases:
             found["worker_cpu" if is_python else "jvm_cpu"] += sum(times[:4])
             if is_python:
                 self._workers.add(process.pid)
-        return {**found, "workers": len(self._workers), "calls": CALLS["all"], **count_work()}
+        calls = CALLS["all"]
+        found |= {"workers": len(self._workers), "calls": calls, **count_work()}
+        CALLS["all"] = calls  # those of the counting are not the plan's
+        return found
 
 
 CALLS: Counter[str] = Counter()

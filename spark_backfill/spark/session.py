@@ -86,6 +86,9 @@ _DEFAULTS: Mapping[str, str] = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    # A plan has more than the 100 classes that Spark keeps: it would compile all of them again for
+    # the next plan, which is a quarter of a warm plan's work.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     # Else PySpark asks the JVM several times about each column that is named, to say in an error
     # which line named it: half of all calls of a plan.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
