@@ -41,11 +41,8 @@ from backlogctl.spark_backfill.lost_rows import (
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.messages.rules import DEFAULT_MAX_BYTES, MessageRules, check_rules
 from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_lost
-from backlogctl.spark_backfill.placing.placement import (
-    describe_evidence,
-    fill_needs,
-    take_by_edge,
-)
+from backlogctl.spark_backfill.placing.attribution import fill_needs, take_by_edge
+from backlogctl.spark_backfill.placing.placement import describe_evidence
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
 from backlogctl.spark_backfill.proof import explaining
 from backlogctl.spark_backfill.request import (
@@ -190,7 +187,7 @@ def _count_gone(request: RebuildRequest, found: LostRows) -> int:
     if not found.injected.has_lost_again:
         return 0
     edge = request.stream.source.edge if request.stream.source else None
-    take = take_by_edge(edge, sure=F.col("sure"), likely=F.col("likely"))
+    take = take_by_edge(edge)
     rows = found.candidates.select(F.col("message_id").alias("key"))
     again = found.injected.collect_lost_again().where(take).join(rows, "key", "left_anti")
     counts = {row["archive"]: row["count"] for row in again.groupBy("archive").count().collect()}

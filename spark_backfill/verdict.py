@@ -330,27 +330,29 @@ def count_labels(decided: DataFrame, young_after: str) -> LabelCounts:
         decided: with their last label (`attribute_rows`).
         young_after: a time in the normal form.
     """
-    lost, outside = (F.col("label") == label for label in (LOST, OUTSIDE))
-    # A message without a key counts for the partition whose need it fills.
-    partition = F.when(lost | F.col("uncertain"), F.coalesce("home", "counted", "slot")).otherwise(
-        F.col("home")
-    )
     with translating("count the candidates", subject="candidates", kind=StagingError):
-        rows = (
-            decided.groupBy(
-                "label", partition.alias("partition"), "slot", F.col("home").isNull().alias("alien")
+        rows = decided.sparkSession.sql(
+            f"""
+            WITH marked AS (
+                SELECT *, label = '{LOST}' AS is_lost, label = '{OUTSIDE}' AS is_outside,
+                    home IS NULL AS alien
+                FROM {{decided}}
+            ), counted AS (
+                -- A message without a key counts for the partition whose need it fills.
+                SELECT *, CASE WHEN is_lost OR uncertain THEN coalesce(home, counted, slot)
+                    ELSE home END AS partition
+                FROM marked
             )
-            .agg(
-                F.count(F.lit(1)).alias("n"),
-                F.sum("copies").alias("copies"),
-                F.count_if(lost & F.col("key_is_null")).alias("without_key"),
-                F.count_if(lost & (F.col("time") > young_after)).alias("young"),
-                F.count_if("uncertain").alias("uncertain"),
-                F.count_if(F.col("uncertain") & lost & ~F.col("likely")).alias("taken"),
-                F.count_if(F.col("uncertain") & outside & F.col("likely")).alias("left"),
-            )
-            .collect()
-        )
+            SELECT label, partition, slot, alien, count(*) AS n, sum(copies) AS copies,
+                count_if(is_lost AND key_is_null) AS without_key,
+                count_if(is_lost AND time > '{young_after}') AS young,
+                count_if(uncertain) AS uncertain,
+                count_if(uncertain AND is_lost AND NOT likely) AS taken,
+                count_if(uncertain AND is_outside AND likely) AS left
+            FROM counted GROUP BY label, partition, slot, alien
+            """,
+            decided=decided,
+        ).collect()
     by_label: dict[str, Counter[int | None]] = {}
     slots: Counter[int] = Counter()
     uncertain: Counter[int] = Counter()
@@ -387,14 +389,16 @@ def check_identity_unique(candidates: DataFrame, stream: str) -> None:
     Raises:
         Refused: names how many, and some.
     """
-    shared = (
-        candidates.where(F.col("identity").isNotNull())
-        .groupBy("identity")
-        .agg(F.count(F.lit(1)).alias("n"))
-        .where(F.col("n") > 1)
-    )
     with translating("check the identity", subject=f"stream {stream}", kind=StagingError):
-        found = shared.agg(F.count(F.lit(1)).alias("n"), F.min("identity").alias("first")).first()
+        found = candidates.sparkSession.sql(
+            """
+            SELECT count(*) AS n, min(identity) AS first FROM (
+                SELECT identity FROM {candidates} WHERE identity IS NOT NULL
+                GROUP BY identity HAVING count(*) > 1
+            )
+            """,
+            candidates=candidates,
+        ).first()
     if found is not None and found["n"]:
         example = bytes(found["first"]).decode("utf-8", "backslashreplace")[:60]
         raise Refused(

@@ -302,8 +302,6 @@ def _without_contents(stream: Stream, source: StreamSource) -> Stream:
 
 def _read_rows(access: SourceAccess, rules: MessageRules, bounds: Bounds) -> DataFrame:
     """identity binary, at_ms long; NULL where it cannot be read exactly."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     from backlogctl.spark_backfill.messages.candidates import count_rows, read_rows
     from backlogctl.spark_backfill.messages.rules import as_bytes, time_text
     from backlogctl.spark_backfill.messages.windows import filter_times
@@ -311,10 +309,11 @@ def _read_rows(access: SourceAccess, rules: MessageRules, bounds: Bounds) -> Dat
 
     where = filter_times(access.table, rules.source, bounds, access.timezone)
     rows = read_rows(access, rules, where, rows=count_rows(access, where))
-    is_exact = F.col(REASON).isNull()
-    return rows.select(
-        F.when(is_exact, as_bytes(rows, rules.source.identity.row)).alias("identity"),
-        F.when(is_exact, F.unix_millis(time_text(rules).try_cast("timestamp"))).alias("at_ms"),
+    identity = as_bytes(rows, rules.source.identity.row)
+    at_ms = f"unix_millis(try_cast({time_text(rules)} AS timestamp))"
+    return rows.selectExpr(
+        f"CASE WHEN {REASON} IS NULL THEN {identity} END AS identity",
+        f"CASE WHEN {REASON} IS NULL THEN {at_ms} END AS at_ms",
     )
 
 

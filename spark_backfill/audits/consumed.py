@@ -268,7 +268,7 @@ def _list_lost(
     the id of what it copies."""
     rows = marked.join(lost.select("identity"), "identity", "left_semi")
     if scope.header is None:
-        place = hash_original_id(scope.topic_id, *(F.col(name) for name in _PLACE))
+        place = hash_original_id(scope.topic_id, *_PLACE)
         rows = rows.withColumn("message", F.coalesce("stamp", place))
     else:
         rows = rows.withColumn("message", F.col("identity"))

@@ -262,21 +262,19 @@ class SurvivorEvidence:
 
     def measure_spans(self) -> tuple[LogSpan, ...]:
         """What was found in each partition of the log."""
-        ours = F.min(F.when(F.col("ours"), F.col("offset")))
-        frozen = self.read_frozen().where(~F.col("in_archive"))
-        frozen = frozen.select("partition", "offset", "ours")
-        firsts = frozen.groupBy("partition").agg(ours.alias("first"))
-        joined = frozen.join(F.broadcast(firsts), "partition")
-        before = F.col("first").isNull() | (F.col("offset") < F.col("first"))
-        rows = (
-            joined.groupBy("partition", "first")
-            .agg(
-                F.count(F.lit(1)).alias("n"),
-                F.count_if(before).alias("before"),
-                F.count_if("ours").alias("ours"),
+        rows = self.spark.sql(
+            """
+            WITH log AS (SELECT partition, offset, ours FROM {frozen} WHERE NOT in_archive),
+            firsts AS (
+                SELECT partition AS home, min(CASE WHEN ours THEN offset END) AS first
+                FROM log GROUP BY partition
             )
-            .collect()
-        )
+            SELECT /*+ BROADCAST(firsts) */ partition, first, count(*) AS n,
+                count_if(first IS NULL OR offset < first) AS before, count_if(ours) AS ours
+            FROM log JOIN firsts ON partition = home GROUP BY partition, first
+            """,
+            frozen=self.read_frozen(),
+        ).collect()
         found = {row["partition"]: row for row in rows}
         spans = []
         for partition in sorted(self.starts):

@@ -230,7 +230,7 @@ def make_messages(matched: DataFrame, request: RedriveRequest) -> DataFrame:
     """
     if request.origin_kind is Origin.DEAD_LETTERS:
         return _make_letters(matched, request)
-    own = hash_original_id(request.topic_id, F.col("source_partition"), F.col("source_offset"))
+    own = hash_original_id(request.topic_id, "source_partition", "source_offset")
     if request.is_unhandled:
         # A copy that nobody handled is the message that it copies.
         own = F.coalesce(_find_stamp(), own)
@@ -257,10 +257,10 @@ def _make_letters(matched: DataFrame, request: RedriveRequest) -> DataFrame:
     traced = trace_letters(matched, known, request.stream.topic)
     bare = strip_headers(traced, list_patterns(known))
     place, offset = F.col("home_partition"), F.col("home_offset")
-    own = hash_original_id(request.topic_id, F.col("source_partition"), F.col("source_offset"))
+    own = hash_original_id(request.topic_id, "source_partition", "source_offset")
     # Its own place, where it does not say which message it was.
     home = hash_original_id(
-        request.stream_topic_id, F.coalesce(place, F.lit(0)), F.coalesce(offset, F.lit(0))
+        request.stream_topic_id, "coalesce(home_partition, 0)", "coalesce(home_offset, 0)"
     )
     timed = bare.withColumns(
         {

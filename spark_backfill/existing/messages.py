@@ -81,11 +81,11 @@ def last_header(name: str) -> Column:
 # By what a message that exists is known: where it lay (P9), and what its stream says.
 
 
-def hash_original_id(topic_id: str, partition: Column, offset: Column) -> Column:
-    """`stamps.make_original_id` in Spark SQL, bit for bit; partition and offset are not NULL."""
-    return hash_message_id(
-        topic_id, [partition.cast("string")], offset.cast("string").cast("binary")
-    )
+def hash_original_id(topic_id: str, partition: str, offset: str) -> Column:
+    """`stamps.make_original_id` in Spark SQL, bit for bit; the columns partition and offset are not
+    NULL."""
+    version = f"CAST(CAST({offset} AS string) AS binary)"
+    return F.expr(hash_message_id(topic_id, [f"CAST({partition} AS string)"], version))
 
 
 def identify(header: str | None) -> Column:

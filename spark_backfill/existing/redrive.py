@@ -55,7 +55,7 @@ from backlogctl.spark_backfill.failures import (
 )
 from backlogctl.spark_backfill.messages.rules import check_expression
 from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_messages
-from backlogctl.spark_backfill.placing.placement import take_by_edge
+from backlogctl.spark_backfill.placing.attribution import take_by_edge
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
 from backlogctl.spark_backfill.spark.frames import freeze, make_empty, make_rows, mark_within
 from backlogctl.values import Chunk, OffsetRange
@@ -229,9 +229,8 @@ def _keep_waiting(
     if not injected.has_lost_again:
         return marked.where("waits").drop("waits"), 0
     edge = request.stream.source.edge if request.stream.source else None
-    take = take_by_edge(edge, sure=F.col("sure"), likely=F.col("likely"))
-    again = injected.collect_lost_again().select(
-        F.col("key").alias("message_id"), "sure", take.alias("take")
+    again = injected.collect_lost_again().selectExpr(
+        "key AS message_id", "sure", f"{take_by_edge(edge)} AS take"
     )
     joined = marked.join(F.broadcast(again), "message_id", "left")
     uncertain = joined.where(~F.col("sure")).count()

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.window import Window
 from sqlalchemy.engine import Engine
 
 from backlogctl.spark_backfill.failures import translating
@@ -132,8 +130,7 @@ def build_candidates(rows: DataFrame, rules: MessageRules, bounds: Bounds) -> Da
     messages = build_messages(rows, rules)
     for at, is_lower in zip(bounds.to_text(), (True, False), strict=True):
         if at is not None:
-            within = F.col("time") >= at if is_lower else F.col("time") <= at
-            messages = messages.where(F.col("time").isNull() | within)
+            messages = messages.where(f"time IS NULL OR time {'>=' if is_lower else '<='} '{at}'")
     return messages
 
 
@@ -143,25 +140,26 @@ def drop_duplicates(messages: DataFrame, rules: MessageRules, *, unique: bool) -
     Rows that share a primary key with a NULL in it cannot be distinguished: quarantined.
     """
     if unique:
-        return messages.withColumn("copies", F.lit(0).cast("long"))
-    same = Window.partitionBy(*rules.key_names())
+        return messages.selectExpr("*", "0L AS copies")
+    names = rules.key_names()
+    same = f"PARTITION BY {', '.join(names)}"
     listed = ("header_list",) if rules.lists_headers else ()
-    rest = ("value", "key", "identity", "header_values", *listed)
-    newest = same.orderBy(F.desc_nulls_last("time"), *rest)
-    has_null = F.lit(False)
-    for name in rules.key_names():
-        has_null = has_null | F.col(name).isNull()
-    vague = has_null & (F.col("__rows") > 1)
-    return (
-        messages.withColumn("__rows", F.count(F.lit(1)).over(same))
-        .withColumn("__row", F.row_number().over(newest))
-        .where((F.col("__row") == 1) | vague)
-        .withColumn(
-            "reason",
-            F.coalesce(
-                F.when(vague, F.lit("its primary key holds a NULL and is not unique")), "reason"
-            ),
+    rest = ", ".join(("value", "key", "identity", "header_values", *listed))
+    has_null = " OR ".join(f"{name} IS NULL" for name in names)
+    return messages.sparkSession.sql(
+        f"""
+        WITH counted AS (
+            SELECT *, count(*) OVER ({same}) AS __rows,
+                row_number() OVER ({same} ORDER BY time DESC NULLS LAST, {rest}) AS __row
+            FROM {{messages}}
+        ), judged AS (
+            SELECT *, ({has_null}) AND __rows > 1 AS __vague FROM counted
         )
-        .withColumn("copies", F.when(vague, F.lit(0)).otherwise(F.col("__rows") - 1).cast("long"))
-        .drop("__rows", "__row")
+        SELECT * EXCEPT (reason, __rows, __row, __vague),
+            CASE WHEN __vague THEN 'its primary key holds a NULL and is not unique' ELSE reason END
+                AS reason,
+            CASE WHEN __vague THEN 0L ELSE __rows - 1 END AS copies
+        FROM judged WHERE __row = 1 OR __vague
+        """,
+        messages=messages,
     )

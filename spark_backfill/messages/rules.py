@@ -34,7 +34,7 @@ from backlogctl.spark_backfill.sources.reflection import (
     SourceTable,
     check_columns,
 )
-from backlogctl.spark_backfill.spark.frames import make_empty
+from backlogctl.spark_backfill.spark.frames import make_empty, quote, quote_column
 
 # A row's headers: those that it lists itself, then those that the stream's rules name.
 
@@ -49,21 +49,17 @@ _LIST = rf"^\s*+\[(?:{_PAIR}(?:,{_PAIR})*+)?+\s*+\]\s*+$"
 BROKEN = "its headers are no JSON list of [name, value in base64 or null]"
 
 
-def parse_list(text: Column) -> Column:
-    """Headers of a JSON list of `[name, value in base64 or null]`, in their order.
+def parse_list(text: str) -> str:
+    """Spark SQL of the headers in a JSON list of `[name, value in base64 or null]`, in their order.
 
     No text is no headers. NULL where it is something else.
     """
-    pairs = F.from_json(text, "array<array<string>>")
-    parsed = F.transform(
-        pairs,
-        lambda pair: F.struct(
-            F.get(pair, 0).alias("name"),
-            F.try_to_binary(F.get(pair, 1), F.lit("base64")).alias("value"),
-        ),
-    ).cast(HEADERS)
-    none = F.coalesce(text, F.lit("")) == ""
-    return F.when(none, F.array().cast(HEADERS)).when(text.rlike(_LIST), parsed)
+    pair = "named_struct('name', get(p, 0), 'value', try_to_binary(get(p, 1), 'base64'))"
+    parsed = f"transform(from_json({text}, 'array<array<string>>'), p -> {pair})"
+    return (
+        f"CASE WHEN coalesce({text}, '') = '' THEN CAST(array() AS {HEADERS}) "
+        f"WHEN {text} RLIKE {quote(_LIST)} THEN CAST({parsed} AS {HEADERS}) END"
+    )
 
 
 def join_headers(names: Sequence[str], *, listed: bool) -> Column:
@@ -73,24 +69,19 @@ def join_headers(names: Sequence[str], *, listed: bool) -> Column:
         names: those of the columns `header_values`.
         listed: whether there is a column `header_list`.
     """
-    named = F.array(
-        *(
-            F.struct(F.lit(name).alias("name"), F.element_at("header_values", i).alias("value"))
-            for i, name in enumerate(names, 1)
-        )
-    ).cast(HEADERS)
-    return F.concat("header_list", named) if listed else named
-
-
-def measure_list(headers: Column) -> Column:
-    """Its bytes in a record, at most."""
-    sizes = F.transform(
-        headers,
-        lambda item: (
-            F.octet_length(item["name"]) + F.coalesce(F.octet_length(item["value"]), F.lit(0)) + 8
-        ),
+    named = ", ".join(
+        f"named_struct('name', {quote(name)}, 'value', element_at(header_values, {i}))"
+        for i, name in enumerate(names, 1)
     )
-    return F.coalesce(F.aggregate(sizes, F.lit(0), lambda total, size: total + size), F.lit(0))
+    own = f"CAST(array({named}) AS {HEADERS})"
+    return F.expr(f"concat(header_list, {own})" if listed else own)
+
+
+_LIST_BYTES = (
+    "coalesce(aggregate(transform(header_list, item -> "
+    "octet_length(item.name) + coalesce(octet_length(item.value), 0) + 8), 0, "
+    "(total, size) -> total + size), 0)"
+)
 
 
 # The partitioners of Kafka's clients as Spark columns: no key leaves the JVM.
@@ -142,11 +133,6 @@ _CALLS_CODE = re.compile(r"\b(reflect|java_method|try_reflect)\(", re.IGNORECASE
 _UNKNOWN = re.compile(r"column, variable, or function parameter with name `(.+?)` cannot")
 
 
-def column(name: str) -> Column:
-    """A column by its exact name, whatever characters it has."""
-    return F.col("`" + name.replace("`", "``") + "`")
-
-
 def check_expression(analysed: Any) -> str:
     """Why an expression that Spark has analysed is refused; "" where it is not."""
     text = analysed.toString()
@@ -167,10 +153,9 @@ def check_expr(empty: DataFrame, table: SourceTable, expr: Expr, subject: str) -
     assert expr.sql is not None
     known = [c.name for c in table.columns]
     try:
-        made = F.expr(expr.sql)
-        analysed: Any = empty.select(made)._jdf.queryExecution().analyzed()
+        analysed: Any = empty.selectExpr(_render(expr))._jdf.queryExecution().analyzed()
         # An aggregate alone is legal, beside a column of the row it is not.
-        empty.select(column(known[0]), made.cast("string"))
+        empty.selectExpr(quote_column(known[0]), f"CAST({_render(expr)} AS string)")
     except PySparkException as error:
         cause, _ = find_first_cause(error)
         unknown = _UNKNOWN.search(cause)
@@ -325,188 +310,218 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
         home int (the one it was sent to; NULL where unknown), reason string (why the row cannot be
         built; NULL where it can), o0.. the sort columns.
     """
-    source = rules.source
-    pk = [column(name).cast("string") for name in source.primary_key]
-    types = {c.name: c.kind for c in rules.columns}
-    pk = [
-        F.hex(column(name)) if types[name] is ColumnKind.BYTES else text
-        for name, text in zip(source.primary_key, pk, strict=True)
-    ]
-    time = time_text(rules)
-    identity = as_bytes(rows, source.identity.row)
-    version = identity if rules.is_event else time.cast("binary")
-    key = F.lit(None).cast("binary")
-    if source.message.key is not None:
-        key = as_bytes(rows, source.message.key)
-    headers = [
-        as_bytes(rows, Expr(column=None, sql=sql)) for sql in source.message.headers.values()
-    ]
+    source, message = rules.source, rules.source.message
+    bytes_of = _as_bytes_of(rows, _list_exprs(rules))
+    identity, time = bytes_of[source.identity.row], time_text(rules)
+    pk = _list_key(rules)
+    key = bytes_of[message.key] if message.key else "CAST(NULL AS binary)"
+    headers = [bytes_of[Expr(column=None, sql=sql)] for sql in message.headers.values()]
     listed = []
-    if (own := source.message.header_list) is not None:
-        listed = [parse_list(as_bytes(rows, own).cast("string")).alias("header_list")]
-    order = [
-        _sort_column(c).alias(name)
-        for c, name in zip(rules.order, rules.order_names(), strict=True)
-        if name != "time"
-    ]
-    built = rows.select(
-        *(part.alias(f"p{i}") for i, part in enumerate(pk)),
-        time.alias("time"),
-        identity.alias("identity"),
-        hash_message_id(rules.stream.topic, pk, version).alias("message_id"),
-        key.alias("key"),
-        _find_sent(rules).alias(_SENT),
-        _build_value(rows, rules).alias("value"),
-        (F.array(*headers) if headers else F.array().cast("array<binary>")).alias("header_values"),
+    if message.header_list is not None:
+        text = f"CAST({bytes_of[message.header_list]} AS string)"
+        listed = [f"{parse_list(text)} AS header_list"]
+    version = identity if rules.is_event else f"CAST({time} AS binary)"
+    built = rows.selectExpr(
+        *(f"{part} AS p{i}" for i, part in enumerate(pk)),
+        f"{time} AS time",
+        f"{identity} AS identity",
+        f"{hash_message_id(rules.stream.topic, pk, version)} AS message_id",
+        f"{key} AS key",
+        f"{_find_sent(rules)} AS {_SENT}",
+        f"{_build_value(rules, bytes_of)} AS value",
+        f"CAST(array({', '.join(headers)}) AS array<binary>) AS header_values",
         *listed,
-        _find_reason(time, identity, rules).alias("reason"),
-        _measure_rest(key, headers, rules).alias(_REST),
-        *order,
-    )
-    rest, tombstone = F.col(_REST), F.col("value").isNull()
-    if rules.lists_headers:
-        rest = rest + measure_list(F.col("header_list"))
-    if source.message.tombstones:
-        tombstone = F.lit(False)
-    too_large = F.coalesce(F.octet_length("value"), F.lit(0)) > F.lit(rules.max_bytes) - rest
-    reason = F.coalesce(
-        F.col("reason"),
-        F.when(F.col("header_list").isNull(), F.lit(BROKEN)) if listed else F.lit(None),
-        F.when(tombstone, F.lit("its value is NULL: it would be a tombstone")),
-        F.when(
-            too_large,
-            F.lit(f"larger than the topic allows ({rules.max_bytes} bytes with its overhead)"),
+        f"{_find_reason(time, identity, rules)} AS reason",
+        f"{_measure_rest([key, *headers], rules)} AS {_REST}",
+        *(
+            f"{_sort_column(item)} AS {name}"
+            for item, name in zip(rules.order, rules.order_names(), strict=True)
+            if name != "time"
         ),
     )
-    placed = built.withColumn("slot", _place(rules)).withColumn("homes", _find_homes(rules))
-    only = F.when(F.size("homes") == 1, F.element_at("homes", 1))
-    placed = placed.withColumn("home", only)
-    return placed.withColumn("reason", reason).drop(_REST, _SENT)
+    return _judge(_place(built, rules), rules)
 
 
-def as_bytes(rows: DataFrame, expr: Expr) -> Column:
-    """An expression's value as bytes: text in UTF-8, bytes as they are."""
-    if expr.column is not None:
-        made = column(expr.column)
-    else:
-        assert expr.sql is not None
-        made = F.expr(expr.sql)
-    if isinstance(rows.select(made).schema.fields[0].dataType, T.BinaryType):
-        return made
-    return made.cast("string").cast("binary")
+def _list_exprs(rules: MessageRules) -> list[Expr]:
+    """All that the rules read as bytes."""
+    message = rules.source.message
+    found = [rules.source.identity.row, message.key, message.header_list]
+    found += [Expr(column=None, sql=sql) for sql in message.headers.values()]
+    if message.value.json_columns is None:
+        found.append(Expr(column=message.value.column, sql=message.value.sql))
+    return [expr for expr in found if expr is not None]
 
 
-def time_text(rules: MessageRules) -> Column:
-    """The row's time in the normal form; NULL where it has none that can be read."""
+def _list_key(rules: MessageRules) -> list[str]:
+    kinds = {c.name: c.kind for c in rules.columns}
+    return [
+        f"hex({quote_column(name)})"
+        if kinds[name] is ColumnKind.BYTES
+        else f"CAST({quote_column(name)} AS string)"
+        for name in rules.source.primary_key
+    ]
+
+
+def _judge(placed: DataFrame, rules: MessageRules) -> DataFrame:
+    """Adds what else keeps a row from being built."""
+    rest = f"{_REST} + {_LIST_BYTES}" if rules.lists_headers else _REST
+    tombstone = "its value is NULL: it would be a tombstone"
+    large = f"larger than the topic allows ({rules.max_bytes} bytes with its overhead)"
+    reasons = ["reason"]
+    if rules.lists_headers:
+        reasons.append(f"CASE WHEN header_list IS NULL THEN {quote(BROKEN)} END")
+    if not rules.source.message.tombstones:
+        reasons.append(f"CASE WHEN value IS NULL THEN {quote(tombstone)} END")
+    reasons.append(
+        f"CASE WHEN coalesce(octet_length(value), 0) > {rules.max_bytes} - ({rest}) "
+        f"THEN {quote(large)} END"
+    )
+    return placed.selectExpr(
+        f"* EXCEPT (reason, {_REST}, {_SENT})", f"coalesce({', '.join(reasons)}) AS reason"
+    )
+
+
+def as_bytes(rows: DataFrame, expr: Expr) -> str:
+    """Spark SQL of an expression's value as bytes: text in UTF-8, bytes as they are."""
+    return _as_bytes_of(rows, [expr])[expr]
+
+
+def _as_bytes_of(rows: DataFrame, exprs: Sequence[Expr]) -> Mapping[Expr, str]:
+    texts = {expr: _render(expr) for expr in exprs}
+    made = rows.selectExpr(*(f"{text} AS e{i}" for i, text in enumerate(texts.values())))
+    return {
+        expr: text
+        if isinstance(made.schema[f"e{i}"].dataType, T.BinaryType)
+        else f"CAST(CAST({text} AS string) AS binary)"
+        for i, (expr, text) in enumerate(texts.items())
+    }
+
+
+def _render(expr: Expr) -> str:
+    # A comment may stand at its end.
+    return f"({expr.sql}\n)" if expr.column is None else quote_column(expr.column)
+
+
+def time_text(rules: MessageRules) -> str:
+    """Spark SQL of the row's time in the normal form; NULL where it has none that can be read."""
     item = next(c for c in rules.columns if c.name == rules.source.time_column)
-    plain = column(item.name)
+    plain = quote_column(item.name)
     if item.kind is ColumnKind.TIME:
         return plain
     if item.kind is ColumnKind.INTEGER:
         return _count_time(plain, rules.source.time_unit)
     if item.kind is ColumnKind.DATE:
-        plain = F.concat(plain, F.lit(" 00:00:00"))
+        plain = f"concat({plain}, ' 00:00:00')"
     return parse_time_text(plain, rules.timezone)
 
 
-def _count_time(number: Column, unit: str | None) -> Column:
+def _count_time(number: str, unit: str | None) -> str:
     """Whole seconds or milliseconds since 1970; NULL for what no time in the normal form is."""
-    size, make = (1000, F.timestamp_millis) if unit == "ms" else (1, F.timestamp_seconds)
-    known = F.when(number.between(_FIRST_SECOND * size, _LAST_SECOND * size), number)
-    return F.date_format(make(known), TIME_FORMAT)
+    size, make = (1000, "timestamp_millis") if unit == "ms" else (1, "timestamp_seconds")
+    first, last = _FIRST_SECOND * size, _LAST_SECOND * size
+    known = f"CASE WHEN {number} BETWEEN {first} AND {last} THEN {number} END"
+    return f"date_format({make}({known}), {quote(TIME_FORMAT)})"
 
 
-def hash_message_id(topic: str, primary_key: Sequence[Column], version: Column) -> Column:
-    """`stamps.make_message_id` in Spark SQL, bit for bit."""
+def hash_message_id(topic: str, primary_key: Sequence[str], version: str) -> str:
+    """`stamps.make_message_id` in Spark SQL, bit for bit.
+
+    Args:
+        primary_key: SQL of each part's text; version: of bytes.
+    """
     name = topic.encode()
-    null, pieces = F.lit(b"\xff"), [F.lit(len(name).to_bytes(4, "big") + name)]
-    parts = [F.coalesce(part.cast("binary"), null) for part in primary_key]
-    for raw in (*parts, F.coalesce(version, F.lit(b""))):
-        pieces += [F.unhex(F.lpad(F.hex(F.octet_length(raw)), 8, "0")), raw]
-    return F.substring(F.sha2(F.concat(*pieces), 256), 1, 32)
+    parts = [f"coalesce(CAST({part} AS binary), X'FF')" for part in primary_key]
+    pieces = [f"X'{(len(name).to_bytes(4, 'big') + name).hex()}'"]
+    for raw in (*parts, f"coalesce({version}, X'')"):
+        pieces += [f"unhex(lpad(hex(octet_length({raw})), 8, '0'))", raw]
+    return f"substring(sha2(concat({', '.join(pieces)}), 256), 1, 32)"
 
 
-def _build_value(rows: DataFrame, rules: MessageRules) -> Column:
+def _build_value(rules: MessageRules, bytes_of: Mapping[Expr, str]) -> str:
     value = rules.source.message.value
     if value.json_columns is None:
-        return as_bytes(rows, Expr(column=value.column, sql=value.sql))
-    fields = F.struct(*(column(name).alias(name) for name in value.json_columns))
-    return F.to_json(fields, {"ignoreNullFields": "false"}).cast("binary")
+        return bytes_of[Expr(column=value.column, sql=value.sql)]
+    fields = ", ".join(f"{quote(name)}, {quote_column(name)}" for name in value.json_columns)
+    options = "map('ignoreNullFields', 'false')"
+    return f"CAST(to_json(named_struct({fields}), {options}) AS binary)"
 
 
-def _find_homes(rules: MessageRules) -> Column:
-    """The partitions that a row's message may have been sent to, by its key: the hash is taken
-    modulo the number of partitions of its time. Without a key the one that the row says; NULL where
-    it says none."""
+def _place(built: DataFrame, rules: MessageRules) -> DataFrame:
+    """Adds `slot`, `homes` (the partitions that a row's message may have been sent to) and `home`.
+
+    By its key: the hash is taken modulo the number of partitions of its time. Without a key the one
+    that the row says; NULL where it says none.
+    """
+    has_key = rules.source.message.key is not None
+    counts = [growth.before for growth in rules.growth] + [rules.partitions]
+    names = [f"__by_key{i}" for i in range(len(counts))]
+    if has_key:
+        place = PLACES[rules.stream.partitioner]
+        columns = [place(F.col("key"), count).alias(name) for count, name in
+                   zip(counts, names, strict=True)]  # fmt: skip
+        built = built.select("*", *columns)
+    spread = _SENT
+    if rules.targets:
+        number = "CAST(conv(substring(message_id, 1, 8), 16, 10) AS long)"
+        targets = f"array({', '.join(map(str, rules.targets))})"
+        at = f"CAST({number} % {len(rules.targets)} + 1 AS int)"
+        spread = f"coalesce({_SENT}, element_at({targets}, {at}))"
+    slot = f"CASE WHEN key IS NULL THEN {spread} ELSE {names[-1]} END" if has_key else spread
+    homes = f"CASE WHEN {_SENT} IS NOT NULL THEN array({_SENT}) END"
+    if has_key:
+        possible = _find_homes(rules, names)
+        homes = f"CASE WHEN key IS NOT NULL THEN {possible} ELSE {homes} END"
+    placed = built.selectExpr("*", f"{slot} AS slot", f"{homes} AS homes").drop(*names)
+    return placed.selectExpr("*", "CASE WHEN size(homes) = 1 THEN element_at(homes, 1) END AS home")
+
+
+def _find_homes(rules: MessageRules, names: Sequence[str]) -> str:
     if not rules.growth:
-        homes = F.array("slot")
-    else:
-        time = F.col("time")
-        early, late = (side or CLOCKS for side in rules.source.drift)
-        possible = []
-        for before, after in pairwise([None, *rules.growth, None]):
-            there = F.lit(True)
-            if before is not None:
-                there &= F.coalesce(time >= format_time(before.earliest - early), F.lit(True))
-            if after is not None:
-                # A row may be older than its message by the margin; no message than its row. Where
-                # rows are marked it is the other way round.
-                there &= F.coalesce(time <= format_time(after.latest + late), F.lit(False))
-            count = rules.partitions if after is None else after.before
-            possible.append(F.when(there, _hash_key(rules, count)))
-        homes = F.array_distinct(F.array_compact(F.array(*possible)))
-    sent = F.when(F.col(_SENT).isNotNull(), F.array(_SENT))
-    return F.when(F.col("key").isNotNull(), homes).otherwise(sent)
+        return f"array({names[-1]})"
+    early, late = (side or CLOCKS for side in rules.source.drift)
+    possible = []
+    for name, (before, after) in zip(names, pairwise([None, *rules.growth, None]), strict=True):
+        there = ["true"]
+        if before is not None:
+            at = format_time(before.earliest - early)
+            there.append(f"coalesce(time >= '{at}', true)")
+        if after is not None:
+            # A row may be older than its message by the margin; no message than its row. Where
+            # rows are marked it is the other way round.
+            at = format_time(after.latest + late)
+            there.append(f"coalesce(time <= '{at}', false)")
+        possible.append(f"CASE WHEN {' AND '.join(there)} THEN {name} END")
+    return f"array_distinct(array_compact(array({', '.join(possible)})))"
 
 
-def _find_sent(rules: MessageRules) -> Column:
+def _find_sent(rules: MessageRules) -> str:
     """The partition that the row says its message was sent to; NULL where it says none."""
     name = rules.source.message.partition
     if name is None:
-        return F.lit(None).cast("int")
-    number = column(name).try_cast("int")
-    return F.when(number.between(0, rules.partitions - 1), number)
+        return "CAST(NULL AS int)"
+    number = f"try_cast({quote_column(name)} AS int)"
+    return f"CASE WHEN {number} BETWEEN 0 AND {rules.partitions - 1} THEN {number} END"
 
 
-def _place(rules: MessageRules) -> Column:
-    spread = F.lit(None).cast("int")
-    if rules.targets:
-        targets = F.array(*(F.lit(t) for t in rules.targets))
-        number = F.conv(F.substring("message_id", 1, 8), 16, 10).cast("long")
-        spread = F.element_at(targets, (number % len(rules.targets) + 1).cast("int"))
-    spread = F.coalesce(F.col(_SENT), spread)
-    if rules.source.message.key is None:
-        return spread
-    return F.when(F.col("key").isNull(), spread).otherwise(_hash_key(rules, rules.partitions))
-
-
-def _hash_key(rules: MessageRules, partitions: int) -> Column:
-    return PLACES[rules.stream.partitioner](F.col("key"), partitions)
-
-
-def _find_reason(time: Column, identity: Column, rules: MessageRules) -> Column:
-    return F.coalesce(
-        F.col(REASON),
-        F.when(time.isNull(), F.lit(f"column {rules.source.time_column}: no time")),
-        F.when(identity.isNull(), F.lit("its identity is NULL")),
+def _find_reason(time: str, identity: str, rules: MessageRules) -> str:
+    untimed = quote(f"column {rules.source.time_column}: no time")
+    return (
+        f"coalesce({REASON}, CASE WHEN {time} IS NULL THEN {untimed} END, "
+        f"CASE WHEN {identity} IS NULL THEN 'its identity is NULL' END)"
     )
 
 
-def _measure_rest(key: Column, headers: Sequence[Column], rules: MessageRules) -> Column:
+def _measure_rest(parts: Sequence[str], rules: MessageRules) -> str:
     """Bytes of a record beside its value, with room for what the broker adds."""
     names = sum(len(name.encode()) + 8 for name in rules.header_names)
-    total = F.lit(names + OVERHEAD_BYTES)
-    for part in (key, *headers):
-        total = total + F.coalesce(F.octet_length(part), F.lit(0))
-    return total
+    sizes = [f"coalesce(octet_length({part}), 0)" for part in parts]
+    return " + ".join([str(names + OVERHEAD_BYTES), *sizes])
 
 
-def _sort_column(item: SourceColumn) -> Column:
-    plain = column(item.name)
-    if item.kind is ColumnKind.DECIMAL:
-        # As text 10 would sort before 9; beyond 38 digits the double has to do.
-        return plain.try_cast("decimal(38,12)")
-    return plain
+def _sort_column(item: SourceColumn) -> str:
+    plain = quote_column(item.name)
+    # As text 10 would sort before 9; beyond 38 digits the double has to do.
+    return f"try_cast({plain} AS decimal(38, 12))" if item.kind is ColumnKind.DECIMAL else plain
 
 
 def _check_time_column(table: SourceTable, source: StreamSource, at: str) -> None:

@@ -11,8 +11,6 @@ from functools import cached_property
 from itertools import pairwise
 
 from pyspark.sql import Row
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.window import Window
 
 from backlogctl.clock import format_time
 from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
@@ -31,7 +29,7 @@ from backlogctl.spark_backfill.placing.ranking import (
 )
 from backlogctl.spark_backfill.placing.ties import find_ties, list_limits, measure_ties, open_ties
 from backlogctl.spark_backfill.request import Stretch, count_offsets
-from backlogctl.spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.spark_backfill.spark.frames import make_rows, mark_within, quote
 from backlogctl.values import Bookmark, EdgeTimes, OffsetRange
 
 # Finds the places of a gap's edges; pure.
@@ -350,59 +348,38 @@ class Measurement:
 
     @cached_property
     def _displacements(self) -> Mapping[int, _Displacement]:
-        home = Window.partitionBy("home")
-        by_offset = F.row_number().over(home.orderBy("log_offset", "rank")) - 1
-        delta = F.row_number().over(home.orderBy("rank")) - 1 - by_offset
-        inner = F.col("i") < F.col("all") * _INNER
-        matched = self.ranked.in_gaps().where(F.col("log_offset").isNotNull())
+        spark = self.ranked.frame.sparkSession
         # Of archived messages the rows' order is known too, but they are before the log.
-        logs = make_rows(
-            self.ranked.frame.sparkSession,
-            [(number, self.survivors.starts[number]) for number in self.partitions],
-            "l_home int, l_start long",
-        )
-        matched = matched.join(F.broadcast(logs), F.col("home") == F.col("l_home"), "left")
-        in_log = F.col("log_offset") >= F.col("l_start")
-        until_here = home.orderBy("log_offset", "rank")
-        i_log = F.when(in_log, F.sum(in_log.cast("int")).over(until_here) - 1)
-        rows = (
-            matched.select(
-                "home",
-                "rank",
-                "place",
-                "tie",
-                "log_offset",
-                by_offset.alias("i"),
-                i_log.alias("i_log"),
-                delta.alias("delta"),
-                F.count(F.lit(1)).over(home).alias("all"),
+        starts = [(number, self.survivors.starts[number]) for number in self.partitions]
+        rows = spark.sql(
+            f"""
+            WITH matched AS (
+                SELECT /*+ BROADCAST(l) */ home, rank, place, tie, log_offset,
+                    log_offset >= l_start AS in_log
+                FROM {{ranked}} LEFT JOIN {{logs}} l ON home = l_home
+                WHERE log_offset IS NOT NULL
+            ), numbered AS (
+                SELECT *, row_number() OVER by_offset - 1 AS i,
+                    row_number() OVER (PARTITION BY home ORDER BY rank)
+                        - row_number() OVER by_offset AS delta,
+                    CASE WHEN in_log THEN count_if(in_log) OVER by_offset - 1 END AS i_log,
+                    count(*) OVER (PARTITION BY home) AS matched
+                FROM matched WINDOW by_offset AS (PARTITION BY home ORDER BY log_offset, rank)
             )
-            .groupBy("home")
-            .agg(
-                F.count(F.lit(1)).alias("n"),
-                F.count_distinct("tie").alias("apart"),
-                F.max("delta").alias("late"),
-                F.max(-F.col("delta")).alias("early"),
-                F.max(F.when(F.col("i_log").isNotNull(), -F.col("delta") - F.col("place"))).alias(
-                    "ahead"
-                ),
-                F.sum(F.abs("delta")).alias("total"),
-                F.min("log_offset").alias("first"),
-                # The rows of the last ones may lie behind what was read of the table.
-                F.max(F.when(F.col("i") < F.col("all") * _INNER, F.col("log_offset"))).alias(
-                    "last"
-                ),
-                F.count_if(inner).alias("inner"),
-                F.max("rank").alias("last_rank"),
-                F.collect_list(
-                    F.when(F.col("i_log") < _FIRST_SURVIVORS, F.col("rank") - F.col("i_log"))
-                ).alias("starts"),
-                F.collect_list(F.when(F.col("i_log") < _FIRST_SURVIVORS, F.col("place"))).alias(
-                    "places"
-                ),
-            )
-            .collect()
-        )
+            SELECT home, count(*) AS n, count(DISTINCT tie) AS apart,
+                max(delta) AS late, max(-delta) AS early,
+                max(CASE WHEN i_log IS NOT NULL THEN -delta - place END) AS ahead,
+                sum(abs(delta)) AS total, min(log_offset) AS first,
+                -- The rows of the last ones may lie behind what was read of the table.
+                max(CASE WHEN i < matched * {_INNER} THEN log_offset END) AS last,
+                count_if(i < matched * {_INNER}) AS inner, max(rank) AS last_rank,
+                collect_list(CASE WHEN i_log < {_FIRST_SURVIVORS} THEN rank - i_log END) AS starts,
+                collect_list(CASE WHEN i_log < {_FIRST_SURVIVORS} THEN place END) AS places
+            FROM numbered GROUP BY home
+            """,
+            ranked=self.ranked.in_gaps(),
+            logs=make_rows(spark, starts, "l_home int, l_start long"),
+        ).collect()
         spans = {row["home"]: (row["first"], row["last"]) for row in rows}
         there = self._count_messages(spans)
         return {
@@ -425,12 +402,10 @@ class Measurement:
         if not spans:
             return {}
         ranges = [OffsetRange(number, first, last + 1) for number, (first, last) in spans.items()]
-        frozen = self.survivors.read_frozen().where(~F.col("ours"))
+        frozen = self.survivors.read_frozen().where("NOT ours")
         marked = mark_within(frozen, ranges, "inside", partition="partition", offset="offset")
-        rows = (
-            marked.where("inside").groupBy("partition").agg(F.count(F.lit(1)).alias("n")).collect()
-        )
-        return {row["partition"]: row["n"] for row in rows}
+        rows = marked.where("inside").groupBy("partition").count().collect()
+        return {row["partition"]: row["count"] for row in rows}
 
     @cached_property
     def _places(self) -> Mapping[int, _Places]:
@@ -449,33 +424,30 @@ class Measurement:
             texts = [cut.before for cut in cuts.get(number, ())]
             for i, (begin, end) in enumerate(pairwise([_FIRST, *texts, _LAST])):
                 params.append((number, *known, latest, i, begin, end))
-        limits = make_rows(
-            self.ranked.frame.sparkSession,
-            params,
-            "number int, until long, last long, latest string, passed int, begin string, "
-            "end string",
-        )
-        rank, time = F.col("rank"), F.col("time")
-        here = (F.col("home") == F.col("number")) & (time >= F.col("begin")) & (time < F.col("end"))
-        left = self.ranked.in_gaps().where(F.col("log_offset").isNull())
-        # Of rows that tie with survivors, those without a message come first.
-        before = F.when(F.col("until").isNull(), time <= F.col("latest")).otherwise(
-            F.col("tie") < F.col("until")
-        )
-        among = F.coalesce(rank < F.col("last"), F.lit(True)) & ~before
-        sent = F.col("reason").isNull() & (time <= self.young_after)
-        rows = (
-            left.join(F.broadcast(limits), here)
-            .groupBy("home", "passed")
-            .agg(
-                F.count(F.lit(1)).alias("rows"),
-                F.count_if(before).alias("before"),
-                F.count_if(among & sent).alias("unsent"),
-                F.count("unordered").alias("unordered"),
-                F.collect_set("unordered").alias("columns"),
+        spark = self.ranked.frame.sparkSession
+        rows = spark.sql(
+            f"""
+            WITH here AS (
+                -- Of rows that tie with survivors, those without a message come first.
+                SELECT /*+ BROADCAST(l) */ *,
+                    CASE WHEN until IS NULL THEN time <= latest ELSE tie < until END AS is_before
+                FROM {{left}}
+                JOIN {{limits}} l ON home = number AND time >= begin AND time < end
             )
-            .collect()
-        )
+            SELECT home, passed, count(*) AS rows, count_if(is_before) AS before,
+                count_if(coalesce(rank < last, true) AND NOT is_before AND reason IS NULL
+                    AND time <= {quote(self.young_after)}) AS unsent,
+                count(unordered) AS unordered, collect_set(unordered) AS columns
+            FROM here GROUP BY home, passed
+            """,
+            left=self.ranked.list_left(),
+            limits=make_rows(
+                spark,
+                params,
+                "number int, until long, last long, latest string, passed int, begin string, "
+                "end string",
+            ),
+        ).collect()
         found: dict[int, list[Row]] = {}
         for row in rows:
             found.setdefault(row["home"], []).append(row)
@@ -493,9 +465,8 @@ class Measurement:
     def _find_anchors(self) -> Mapping[int, tuple[Anchor, ...]]:
         if not self.bookmarks:
             return {}
-        lost = F.col("log_offset").isNull() & F.col("unordered").isNull()
-        marked = self.ranked.in_gaps().where(F.col("mark").isNotNull() & lost)
-        rows = marked.select("home", "place", "mark", "tie").collect()
+        marked = self.ranked.list_left().where("mark IS NOT NULL AND unordered IS NULL")
+        rows = marked.selectExpr("home", "place", "mark", "tie").collect()
         ties = measure_ties(self.ranked, {(row["home"], row["tie"]) for row in rows})
         places = {(row["home"], row["mark"]): (row["place"], row["tie"]) for row in rows}
         found: dict[int, dict[int, Anchor]] = {}

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.window import Window
+from pyspark.sql import DataFrame
 
 from backlogctl.errors import StagingError
 from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.request import Stretch
-from backlogctl.spark_backfill.spark.frames import freeze, make_rows
+from backlogctl.spark_backfill.spark.frames import freeze, make_rows, quote
 from backlogctl.values import Bookmark, OffsetRange
 
 # What is measured of one partition's rows, and where its gaps begin and end among them.
@@ -194,7 +192,11 @@ class Ranked:
 
     def in_gaps(self) -> DataFrame:
         """Rows that have a rank."""
-        return self.frame.where(F.col("rank").isNotNull())
+        return self.frame.where("rank IS NOT NULL")
+
+    def list_left(self) -> DataFrame:
+        """Those of them whose message is not in the log."""
+        return self.frame.where("rank IS NOT NULL AND log_offset IS NULL")
 
 
 def choose_bookmarks(
@@ -229,7 +231,7 @@ def rank_rows(
     topic_id: str,
     partitions: Sequence[int],
     order: Mapping[str, str],
-    sort_keys: Sequence[Column],
+    sort_keys: Sequence[str],
     keys: Sequence[str],
     work: Path,
 ) -> Ranked:
@@ -246,78 +248,94 @@ def rank_rows(
         rows = _rank(_find_marks(_find_messages(rows, survivors), bookmarks, topic_id),
                      partitions, tuple(order), sort_keys)  # fmt: skip
     else:
-        for name, kind in _UNRANKED.items():
-            rows = rows.withColumn(name, F.lit(None).cast(kind))
-    unordered = F.coalesce(
-        *(F.when(F.col(name).isNull(), F.lit(told)) for name, told in order.items())
-    )
-    frame = rows.select(
-        "message_id", "time", "label", "reason", F.col("key").isNull().alias("key_is_null"),
-        "slot", "home", "homes", "log_partition", "log_offset", "mark", "rank", "place",
-        "tie", unordered.alias("unordered"), "copies", *keys,
+        rows = rows.selectExpr("*", *_UNRANKED)
+    unordered = " ".join(f"WHEN {name} IS NULL THEN {quote(told)}" for name, told in order.items())
+    frame = rows.selectExpr(
+        "message_id", "time", "label", "reason", "key IS NULL AS key_is_null", "slot", "home",
+        "homes", "log_partition", "log_offset", "mark", "rank", "place", "tie",
+        f"CASE {unordered} END AS unordered", "copies", *keys,
     )  # fmt: skip
     path = str(work / "ranked")
     with translating("rank the candidates", subject=path, kind=StagingError):
         return Ranked(freeze(frame, path))
 
 
-_UNRANKED = {
-    "log_partition": "int", "log_offset": "long", "mark": "string", "rank": "int", "place": "long",
-    "tie": "int",
-}  # fmt: skip
+_UNRANKED = (
+    "CAST(NULL AS int) AS log_partition", "CAST(NULL AS long) AS log_offset",
+    "CAST(NULL AS string) AS mark", "CAST(NULL AS int) AS rank", "CAST(NULL AS long) AS place",
+    "CAST(NULL AS int) AS tie",
+)  # fmt: skip
 
 
 def _find_messages(rows: DataFrame, survivors: SurvivorEvidence) -> DataFrame:
     """Adds the offset of the row's own message in the log, and where it knows the partition."""
-    log = (
-        survivors.read_frozen()
-        .where(~F.col("ours") & F.col("identity").isNotNull())
-        .groupBy(F.col("identity").alias("log_identity"))
-        .agg(
-            F.min_by("partition", "offset").alias("log_partition"),
-            F.min("offset").alias("log_offset"),
+    return rows.sparkSession.sql(
+        """
+        WITH log AS (
+            SELECT identity AS log_identity, min_by(partition, offset) AS log_partition,
+                min(offset) AS log_offset
+            FROM {log} WHERE NOT ours AND identity IS NOT NULL GROUP BY identity
         )
+        SELECT r.* EXCEPT (home), coalesce(home, log_partition) AS home, log_partition, log_offset
+        FROM {rows} r LEFT JOIN log ON identity = log_identity
+        """,
+        rows=rows,
+        log=survivors.read_frozen(),
     )
-    found = rows.join(log, F.col("identity") == F.col("log_identity"), "left")
-    return found.withColumn("home", F.coalesce("home", "log_partition"))
 
 
 def _rank(
-    rows: DataFrame, partitions: Sequence[int], order: Sequence[str], sort_keys: Sequence[Column]
+    rows: DataFrame, partitions: Sequence[int], order: Sequence[str], sort_keys: Sequence[str]
 ) -> DataFrame:
-    ranked = F.col("home").isin(list(partitions)) & F.col("time").isNotNull()
     names = [f"__k{i}" for i in range(len(sort_keys))]
-    # The others are sorted as well, but not all of them in one task.
-    group = F.when(~F.col("__ranked"), F.pmod(F.xxhash64("message_id"), F.lit(SPREAD)))
-    window = Window.partitionBy("__ranked", "home", group).orderBy(
-        *names, F.asc_nulls_first("log_offset"), *order, "message_id"
+    keyed = rows.selectExpr(
+        "*",
+        f"coalesce(home IN ({', '.join(map(str, partitions))}), false) AND time IS NOT NULL "
+        "AS __ranked",
+        *(f"{key} AS {name}" for name, key in zip(names, sort_keys, strict=True)),
     )
-    left = F.sum(F.col("log_offset").isNull().cast("long"))
-    before = left.over(window.rowsBetween(Window.unboundedPreceding, -1))
-    rank = F.row_number().over(window) - 1
-    same = F.lit(True)
-    for name in names:
-        same = same & F.col(name).eqNullSafe(F.lag(name).over(window))
-    begin = F.when((rank == 0) | ~same, rank)
-    tie = F.max("__begin").over(window.rowsBetween(Window.unboundedPreceding, 0))
-    return (
-        rows.withColumns({"__ranked": F.coalesce(ranked, F.lit(False)),
-                          **dict(zip(names, sort_keys, strict=True))})
-        .withColumn("rank", F.when(F.col("__ranked"), rank))
-        .withColumn("place", F.when(F.col("__ranked"), F.coalesce(before, F.lit(0))))
-        .withColumn("__begin", begin)
-        .withColumn("tie", F.when(F.col("__ranked"), tie))
-    )  # fmt: skip
+    # The others are sorted as well, but not all of them in one task.
+    sort = ", ".join([*names, "log_offset ASC NULLS FIRST", *order, "message_id"])
+    window = (
+        "PARTITION BY __ranked, home, CASE WHEN NOT __ranked THEN "
+        f"pmod(xxhash64(message_id), {SPREAD}) END ORDER BY {sort}"
+    )
+    same = " AND ".join(f"{name} <=> lag({name}) OVER w" for name in names) or "true"
+    return rows.sparkSession.sql(
+        f"""
+        WITH numbered AS (
+            SELECT *, row_number() OVER w - 1 AS __rank,
+                count_if(log_offset IS NULL) OVER (
+                    {window} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+                ) AS __place,
+                NOT ({same}) AS __begins
+            FROM {{rows}} WINDOW w AS ({window})
+        )
+        SELECT * EXCEPT (__rank, __place, __begins),
+            CASE WHEN __ranked THEN __rank END AS rank,
+            CASE WHEN __ranked THEN __place END AS place,
+            CASE WHEN __ranked THEN max(CASE WHEN __rank = 0 OR __begins THEN __rank END) OVER (
+                {window} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+            ) END AS tie
+        FROM numbered
+        """,
+        rows=keyed,
+    )
 
 
 def _find_marks(rows: DataFrame, bookmarks: Sequence[Bookmark], topic_id: str) -> DataFrame:
     """Adds `mark`, the digest of a bookmark that is of this row, and where that is."""
     if not bookmarks:
-        return rows.withColumn("mark", F.lit(None).cast("string"))
+        return rows.selectExpr("*", "CAST(NULL AS string) AS mark")
     known = {mark.digest: mark.partition for mark in bookmarks}
-    marks = make_rows(rows.sparkSession, list(known.items()), "mark string, mark_home int")
-    salt = F.lit(bytearray(topic_id.encode() + b"\0"))
+    salt = (topic_id.encode() + b"\0").hex()
     # `stamps.hash_identity` in Spark SQL, bit for bit.
-    digest = F.substring(F.sha2(F.concat(salt, F.col("identity")), 256), 1, 32)
-    found = rows.join(F.broadcast(marks), digest == F.col("mark"), "left")
-    return found.withColumn("home", F.coalesce("home", "mark_home"))
+    digest = f"substring(sha2(concat(X'{salt}', identity), 256), 1, 32)"
+    return rows.sparkSession.sql(
+        f"""
+        SELECT /*+ BROADCAST(m) */ r.* EXCEPT (home), coalesce(home, mark_home) AS home, mark
+        FROM {{rows}} r LEFT JOIN {{marks}} m ON {digest} = mark
+        """,
+        rows=rows,
+        marks=make_rows(rows.sparkSession, list(known.items()), "mark string, mark_home int"),
+    )

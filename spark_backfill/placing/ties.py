@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from zoneinfo import ZoneInfo
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-
 from backlogctl.clock import find_doubled_times, format_time, utc_now
 from backlogctl.spark_backfill.messages.rules import MessageRules
 from backlogctl.spark_backfill.messages.windows import Doubled
 from backlogctl.spark_backfill.placing.ranking import Edge, PlacedGap, Ranked
 from backlogctl.spark_backfill.sources.columns import parse_time_text
 from backlogctl.spark_backfill.sources.reflection import ColumnKind, SourceColumn
-from backlogctl.spark_backfill.spark.frames import make_rows
+from backlogctl.spark_backfill.spark.frames import make_rows, quote
 
 # A *tie* is all rows that `order_by` leaves equal: their order in the log is not known, whatever
 # else they are sorted by. Rows of a doubled hour tie too: their times do not say of which of its
@@ -50,33 +47,33 @@ def _is_wall_clock(item: SourceColumn) -> bool:
     return plain or (item.kind is ColumnKind.TIME and not item.zoned)
 
 
-def list_sort_keys(rules: MessageRules) -> tuple[Column, ...]:
-    """What tells rows apart, in the columns of `build_messages`: rows with equal keys tie."""
+def list_sort_keys(rules: MessageRules) -> tuple[str, ...]:
+    """What tells rows apart, as Spark SQL over the columns of `build_messages`: rows with equal
+    keys tie."""
     chain = _list_doubled(rules)
-    keys: list[Column] = []
+    keys: list[str] = []
     # Behind a time that says nothing the next columns say nothing either.
-    blurred = F.lit(False)
+    blurred: list[str] = []
     for item, name in zip(rules.own_order, rules.order_names(), strict=False):
-        plain = F.col(name)
-        begin = F.lit(None).cast("string")
+        plain, begin = name, ""
         if chain and _is_wall_clock(item):
             is_text = name != "time" and item.kind is not ColumnKind.TIME
-            time = parse_time_text(plain, rules.timezone) if is_text else plain
-            begin = _find_begin(time, chain)
-            plain = F.coalesce(begin, plain)
-        keys.append(F.when(~blurred, plain))
-        blurred = blurred | begin.isNotNull()
+            begin = _find_begin(parse_time_text(name, rules.timezone) if is_text else name, chain)
+            plain = f"coalesce({begin}, {name})"
+        keys.append(f"CASE WHEN {' AND '.join(blurred)} THEN {plain} END" if blurred else plain)
+        if begin:
+            blurred.append(f"{begin} IS NULL")
     return tuple(keys)
 
 
-def _find_begin(time: Column, doubled: Doubled) -> Column:
+def _find_begin(time: str, doubled: Doubled) -> str:
     """Where the doubled hour of a time begins; NULL for a time that is in none. The newest is
     looked at first: most rows need no other."""
-    found = F.when(F.lit(False), F.lit(None).cast("string"))
-    for begin, end in reversed(doubled):
-        inside = F.when(time < format_time(end), F.lit(format_time(begin)))
-        found = found.when(time >= format_time(begin), inside)
-    return found
+    hours = [
+        f"WHEN {time} >= {first} THEN CASE WHEN {time} < {end} THEN {first} END"
+        for first, end in (map(quote, map(format_time, hour)) for hour in reversed(doubled))
+    ]
+    return f"CASE {' '.join(hours)} END"
 
 
 Points = Collection[tuple[int, int]]
@@ -88,10 +85,13 @@ def find_ties(ranked: Ranked, points: Points) -> Mapping[int, tuple[Tie, ...]]:
     sides = {(number, side) for number, at in points for side in (at - 1, at) if side >= 0}
     if not sides:
         return {}
-    left = _list_left(ranked)
-    wanted = make_rows(left.sparkSession, sorted(sides), "number int, at long")
-    here = (F.col("home") == F.col("number")) & (F.col("place") == F.col("at"))
-    rows = left.join(F.broadcast(wanted), here).select("home", "tie", "place").collect()
+    spark = ranked.frame.sparkSession
+    rows = spark.sql(
+        "SELECT /*+ BROADCAST(w) */ home, tie, place FROM {left} "
+        "JOIN {wanted} w ON home = number AND place = at",
+        left=ranked.list_left(),
+        wanted=make_rows(spark, sorted(sides), "number int, at long"),
+    ).collect()
     ties = {(row["home"], row["place"]): row["tie"] for row in rows}
     cut = {
         (number, tie)
@@ -108,20 +108,14 @@ def measure_ties(ranked: Ranked, ties: Points) -> Mapping[tuple[int, int], Tie]:
     """The places of these ties, by partition and the rank that each begins with."""
     if not ties:
         return {}
-    left = _list_left(ranked)
-    wanted = make_rows(left.sparkSession, sorted(ties), "number int, begin int")
-    here = (F.col("home") == F.col("number")) & (F.col("tie") == F.col("begin"))
-    rows = (
-        left.join(F.broadcast(wanted), here)
-        .groupBy("home", "tie")
-        .agg(F.min("place").alias("first"), F.max("place").alias("last"))
-        .collect()
-    )
+    spark = ranked.frame.sparkSession
+    rows = spark.sql(
+        "SELECT /*+ BROADCAST(w) */ home, tie, min(place) AS first, max(place) AS last FROM {left} "
+        "JOIN {wanted} w ON home = number AND tie = begin GROUP BY home, tie",
+        left=ranked.list_left(),
+        wanted=make_rows(spark, sorted(ties), "number int, begin int"),
+    ).collect()
     return {(r["home"], r["tie"]): Tie(r["first"], r["last"] + 1) for r in rows}
-
-
-def _list_left(ranked: Ranked) -> DataFrame:
-    return ranked.in_gaps().where(F.col("log_offset").isNull())
 
 
 def list_limits(gaps: Iterable[PlacedGap]) -> set[int]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812
 from sqlalchemy.engine import Connection
 
@@ -25,6 +24,7 @@ from backlogctl.spark_backfill.sources.reflection import (
     quote_table,
     quote_text,
 )
+from backlogctl.spark_backfill.spark.frames import quote, quote_column
 
 # Ranges of a key that are read in parallel: each row is in exactly one of them (fault 29).
 #
@@ -178,18 +178,17 @@ class Projection:
 
     def finish(self, frame: DataFrame) -> DataFrame:
         """Gives what was read its own names and normal forms, and adds `__reason`."""
-        reasons: list[Column] = []
-        named: list[Column] = []
+        named, reasons = [], []
         for i, column in _number(self.columns):
-            raw = F.col(f"c{i}")
-            value, reason = self._normalise(column, raw)
-            named.append(value.alias(column.name))
+            value, reason = self._normalise(column, f"c{i}")
+            named.append(f"{value} AS {quote_column(column.name)}")
             reasons += reason
-        flagged = F.lit(None).cast("string")
-        for i, column in _number(self.columns):
-            text = f"column {column.name}: {_flag_reason(column, self.table.dialect)}"
-            flagged = F.when(F.col(FLAG) == i, F.lit(text)).otherwise(flagged)
-        return frame.select(*named, F.coalesce(flagged, *reasons).alias(REASON))
+        flags = [
+            f"WHEN {i} THEN {quote(f'column {c.name}: {_flag_reason(c, self.table.dialect)}')}"
+            for i, c in _number(self.columns)
+        ]
+        flagged = f"CASE {FLAG} {' '.join(flags)} END" if flags else "CAST(NULL AS string)"
+        return frame.selectExpr(*named, f"coalesce({', '.join([flagged, *reasons])}) AS {REASON}")
 
     def _wire_type(self, column: SourceColumn) -> str:
         if self.table.dialect == SQLITE:
@@ -199,25 +198,21 @@ class Projection:
                 return "BINARY"
         return spark_type(column).simpleString()
 
-    def _normalise(self, column: SourceColumn, raw: Column) -> tuple[Column, list[Column]]:
+    def _normalise(self, column: SourceColumn, raw: str) -> tuple[str, list[str]]:
+        """Spark SQL of its value, and of why it has none."""
         if self.table.dialect != SQLITE:
             return raw, []
         match column.kind:
             case ColumnKind.BOOLEAN:
-                return raw == 1, []
+                return f"{raw} = 1", []
             case ColumnKind.TIME | ColumnKind.DATE | ColumnKind.TEXT | ColumnKind.OTHER:
-                text = F.try_validate_utf8(raw.cast("string"))
-                wrong = F.when(
-                    raw.isNotNull() & text.isNull(), F.lit(f"column {column.name}: not UTF-8")
-                )
+                text = f"try_validate_utf8(CAST({raw} AS string))"
+                wrong = _tell_lost(raw, text, f"column {column.name}: not UTF-8")
                 if column.kind is not ColumnKind.TIME:
                     return text, [wrong]
                 time = parse_time_text(text, self.timezone)
-                unread = F.when(
-                    text.isNotNull() & time.isNull(),
-                    F.lit(f"column {column.name}: not a time in ISO 8601 to the microsecond"),
-                )
-                return time, [wrong, unread]
+                unread = f"column {column.name}: not a time in ISO 8601 to the microsecond"
+                return time, [wrong, _tell_lost(text, time, unread)]
         return raw, []
 
     def _quoted(self, name: str) -> str:
@@ -229,17 +224,20 @@ def spark_type(column: SourceColumn) -> T.DataType:
     return _SPARK_TYPES.get(column.kind, T.StringType())
 
 
-def parse_time_text(text: Column, timezone: str) -> Column:
-    """Text in ISO 8601 to the normal form; without a zone it is wall clock in `timezone`.
+def parse_time_text(text: str, timezone: str) -> str:
+    """Spark SQL of text in ISO 8601 in the normal form; without a zone it is wall clock in
+    `timezone`.
 
     NULL where it is none. The session's time zone is UTC.
     """
-    shaped = F.when(text.rlike(TIME_SHAPE), text)
-    at = F.try_to_timestamp(shaped)
-    zoned = shaped.rlike(_ZONED_SHAPE) & F.length(shaped).__gt__(10)
-    naive_zoned = F.substring(shaped, 11, 100).rlike(_ZONED_SHAPE)
-    utc = F.when(zoned & naive_zoned, at).otherwise(F.to_utc_timestamp(at, timezone))
-    return F.date_format(utc, TIME_FORMAT)
+    shaped = f"CASE WHEN {text} RLIKE {quote(TIME_SHAPE)} THEN {text} END"
+    at, zoned = f"try_to_timestamp({shaped})", f"{shaped} RLIKE {quote(_ZONED_SHAPE)}"
+    utc = f"CASE WHEN {zoned} THEN {at} ELSE to_utc_timestamp({at}, {quote(timezone)}) END"
+    return f"date_format({utc}, {quote(TIME_FORMAT)})"
+
+
+def _tell_lost(before: str, after: str, reason: str) -> str:
+    return f"CASE WHEN {before} IS NOT NULL AND {after} IS NULL THEN {quote(reason)} END"
 
 
 def _number(columns: Sequence[SourceColumn]) -> list[tuple[int, SourceColumn]]:

@@ -1,4 +1,8 @@
-"""Data frames that Spark makes by itself."""
+"""Data frames that Spark makes by itself.
+
+Statements are SQL text where they can be: a column of PySpark's own is some calls over the bridge
+to the JVM for each name and operator in it, a statement seven, whatever its length.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,19 @@ def make_rows(spark: SparkSession, rows: Sequence[Sequence[Any]], schema: str) -
     """A few rows of numbers, text and NULLs. `createDataFrame` would start Python workers."""
     if not rows:
         return make_empty(spark, schema)
-    kind = T.StructType.fromDDL(schema)
-    assert isinstance(kind, T.StructType)
-    text = json.dumps([dict(zip(kind.names, row, strict=True)) for row in rows])
-    return spark.range(1).select(F.inline(F.from_json(F.lit(text), T.ArrayType(kind))))
+    names = [part.split()[0] for part in schema.split(",")]
+    text = quote(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
+    return spark.sql(f"SELECT inline(from_json({text}, 'array<struct<{schema}>>'))")
+
+
+def quote(text: str) -> str:
+    """Text as a literal of Spark SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def quote_column(name: str) -> str:
+    """A column by its exact name, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def freeze(frame: DataFrame, path: str, **options: str) -> DataFrame:
@@ -63,10 +76,13 @@ def mark_within(
         apart.append((item.partition, first, end))
     home, low, high = (f"{name}_{part}" for part in ("home", "first", "end"))
     rows = make_rows(frame.sparkSession, apart, f"{home} int, {low} long, {high} long")
-    at = F.col(offset)
-    inside = (F.col(partition) == F.col(home)) & (at >= F.col(low)) & (at < F.col(high))
-    joined = frame.join(F.broadcast(rows), inside, "left")
-    return joined.withColumn(name, F.col(home).isNotNull()).drop(home, low, high)
+    inside = f"{partition} = {home} AND {offset} >= {low} AND {offset} < {high}"
+    return frame.sparkSession.sql(
+        f"SELECT /*+ BROADCAST(r) */ f.*, {home} IS NOT NULL AS {name} "
+        f"FROM {{frame}} f LEFT JOIN {{rows}} r ON {inside}",
+        frame=frame,
+        rows=rows,
+    )
 
 
 def last_header(name: str, names: str = "headers.key") -> Column:
