@@ -100,7 +100,7 @@ def test_an_unknown_mechanism_is_said_with_the_known_ones(secured: SecuredKafka)
     assert "supported mechanisms: SCRAM-SHA-512" in error.message
 
 
-@pytest.mark.parametrize("name", ["state", "commits", "rights"])
+@pytest.mark.parametrize("name", ["state", "rights"])
 def test_a_certificate_of_nobody_known(secured: SecuredKafka, name: str, tmp_path: Path) -> None:
     other = Security.make(tmp_path / "other").ca
     error = fail(CALLS[name], {**secured.properties, "ssl.ca.location": str(other)})
