@@ -115,7 +115,7 @@ def test_whole_way_on_postgres_and_fault_59(empty_shop: Shop, pg_url: str) -> No
     shop.ledger = shop.url
     shop.environment["SHOP_PASSWORD"] = secret
     shop.write_config()
-    assert "db upgrade" in shop.call("recoveries", "--json", code=1).error["hint"]
+    assert "db upgrade" in shop.run("recoveries", "--json", code=1).error["hint"]
     shop.call("db", "upgrade")
     said = [shop.run("plan", "rebuild", "orders", "--json")]
     recovery = said[0].document["id"]
