@@ -287,23 +287,23 @@ def holding(
 
 def test_command_holds_shows_and_releases(shop: Shop) -> None:
     alter_topic_config(shop.properties, shop.topic, {MS: str(100 * HOUR)})
-    held = shop.run("hold", "orders", "--for", "6h", "--json").document
+    held = shop.call("hold", "orders", "--for", "6h", "--json").document
     (one,) = held["holds"]
     assert (one["stream"], one["topic"], one["holder"]) == ("orders", shop.topic, "operator")
     assert (one["old"], one["raised"]) == ({MS: str(100 * HOUR)}, {MS: str(106 * HOUR + MARGIN)})
     assert held["disk"]["usable_bytes"] > 0
     assert "not known" in held["warnings"][0], "one sample tells no growth"
 
-    shown = shop.run("hold").out
+    shown = shop.call("hold").out
     assert "retention.ms" in shown
     assert "4 d 4 h" in shown
     assert "`backlogctl watch` gives it back then" in shown
-    assert shop.run("hold", "orders", "--json").document["holds"] == [one]
+    assert shop.call("hold", "orders", "--json").document["holds"] == [one]
 
-    assert "released" in shop.run("hold", "orders", "--release").out
+    assert "released" in shop.call("hold", "orders", "--release").out
     assert read_topic_overrides(shop.properties, shop.topic, [MS]) == {MS: str(100 * HOUR)}
-    assert shop.run("hold").out == "nothing is held\n"
-    assert "no operator holds stream orders" in shop.run("hold", "orders", "--release").out
+    assert shop.call("hold").out == "nothing is held\n"
+    assert "no operator holds stream orders" in shop.call("hold", "orders", "--release").out
 
 
 @pytest.mark.parametrize(

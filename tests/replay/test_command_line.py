@@ -48,10 +48,10 @@ def test_status_and_gaps_with_and_without_a_file(shop: Shop) -> None:
     keys = {"partition", "log_start", "committed", "end", "lag", "lag_seconds", "lost"}
     assert keys <= set(entry["partitions"][0])
 
-    gaps = shop.run("gaps", "orders", "--json").document["gaps"]
+    gaps = shop.call("gaps", "orders", "--json").document["gaps"]
     assert sum(gap["count"] for gap in gaps) == LOST
     assert {gap["cause"] for gap in gaps} == {"expired"}
-    again = shop.run("gaps", "--json", "--config", "backlog.yaml").document["gaps"]
+    again = shop.call("gaps", "--json", "--config", "backlog.yaml").document["gaps"]
     assert [gap["id"] for gap in again] == [gap["id"] for gap in gaps]
 
     shown = shop.run("gaps")
@@ -59,20 +59,20 @@ def test_status_and_gaps_with_and_without_a_file(shop: Shop) -> None:
     assert "next: backlogctl plan rebuild orders" in shown.out
 
     words = ["--cluster", "main", "--group", shop.group]
-    assert shop.run("status", *words, "--json").document["streams"][0]["lost"] == LOST
+    assert shop.call("status", *words, "--json").document["streams"][0]["lost"] == LOST
     (shop.directory / "backlog.yaml").unlink()
     words = ["--bootstrap", shop.bootstrap, "--group", shop.group]
-    assert shop.run("status", *words, "--json").document["streams"][0]["lost"] == LOST
-    free = shop.run("--json", "gaps", *words, "--topic", shop.topic).document["gaps"]
+    assert shop.call("status", *words, "--json").document["streams"][0]["lost"] == LOST
+    free = shop.call("--json", "gaps", *words, "--topic", shop.topic).document["gaps"]
     assert sum(gap["count"] for gap in free) == LOST
     # What is printed works as it is printed: without a stream only `init` does.
     adopt = f"backlogctl init --bootstrap {shop.bootstrap} --group {shop.group}"
     for verb in ("status", "gaps", "doctor"):
-        told = shop.run(verb, *words, code=int(verb == "doctor")).out
+        told = shop.call(verb, *words, code=int(verb == "doctor")).out
         assert adopt in told
         assert not re.findall(r"backlogctl (?!init)[a-z]+ .*", told.replace("`backlogctl", "`"))
-    assert shop.run(*adopt.split()[1:]).code == 0
-    assert shop.run("status", "--json").document["streams"][0]["lost"] == LOST
+    assert shop.call(*adopt.split()[1:]).code == 0
+    assert shop.call("status", "--json").document["streams"][0]["lost"] == LOST
 
 
 def test_waived_gap_needs_a_reason(shop: Shop) -> None:
@@ -88,7 +88,7 @@ def test_waived_gap_needs_a_reason(shop: Shop) -> None:
 def test_a_loss_without_a_source_names_no_command_that_would_be_refused(shop: Shop) -> None:
     """What cannot be rebuilt is said, with why."""
     shop.write_config(source=None)
-    told = shop.run("gaps").out
+    told = shop.call("gaps").out
     assert "cannot be put back" in told
     assert "plan rebuild" not in told
 

@@ -279,7 +279,7 @@ def test_the_last_header_of_a_name_counts(spark: SparkSession) -> None:
         ([("a", b"1"), ("a", None)], None),
     ]
     rows = [(0, None, None, headers, n) for n, (headers, _) in enumerate(cases)]
-    found = spark.createDataFrame(rows, _READ).select("n", last_header("a").alias("last"))
+    found = world.make_frame(spark, rows, _READ).select("n", last_header("a").alias("last"))
     assert {row.n: row.last for row in found.collect()} == {
         n: expected for n, (_, expected) in enumerate(cases)
     }
@@ -322,7 +322,7 @@ def test_different_messages_have_different_fingerprints(spark: SparkSession) -> 
         (0, b"a", b"b", [("h", b"1"), ("i", b"2")]),
         (0, b"a", b"b", [("h", b"i"), ("1", b"2")]),
     ]
-    read = spark.createDataFrame([(*m, n) for n, m in enumerate(messages)], _READ)
+    read = world.make_frame(spark, [(*m, n) for n, m in enumerate(messages)], _READ)
     one = {row.n: bytes(row.f) for row in read.select("n", fingerprint_read().alias("f")).collect()}
     columns = ("partition", "key", "value", "headers")
     rows = [{"message_id": "", **dict(zip(columns, m, strict=True))} for m in messages]
@@ -334,7 +334,7 @@ def test_different_messages_have_different_fingerprints(spark: SparkSession) -> 
         assert one == dict(enumerate(fingerprints))
     assert len(set(one.values())) == len(messages)
     # Kafka gives NULL for no headers, a staged file an empty list.
-    bare = spark.createDataFrame([(0, None, None, None, 0)], _READ)
+    bare = world.make_frame(spark, [(0, None, None, None, 0)], _READ)
     assert [bytes(row.f) for row in bare.select(fingerprint_read().alias("f")).collect()] == [
         one[0]
     ]
@@ -459,7 +459,7 @@ def test_keys_are_placed_alike(spark: SparkSession, name: str, code: str) -> Non
     chance = random.Random(7)
     keys = [chance.randbytes(length) for length in range(70) for _ in range(20)]
     keys += [str(number).encode() for number in range(500)] + [b"\xff" * 9, b"\x80\x00\x7f"]
-    numbers = spark.createDataFrame([*enumerate(keys), (len(keys), None)], "n int, key binary")
+    numbers = world.make_frame(spark, [*enumerate(keys), (len(keys), None)], "n int, key binary")
     factory = "NO_CODEGEN" if code == "interpreted" else "FALLBACK"
     spark.conf.set("spark.sql.codegen.factoryMode", factory)
     spark.conf.set("spark.sql.codegen.wholeStage", str(code == "generated").lower())

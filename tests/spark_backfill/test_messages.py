@@ -40,7 +40,7 @@ def test_message_ids_are_those_of_the_stamps(spark: SparkSession) -> None:
         ("\N{SNOWMAN}" * 90, "x" * 70000, "1:\0"),
         ("", None, "v"),
     ]
-    frame = spark.createDataFrame(rows, "a string, b string, v string")
+    frame = world.make_frame(spark, rows, "a string, b string, v string")
     made = frame.select(
         F.expr(hash_message_id("orders", ["a", "b"], "CAST(v AS binary)")).alias("id")
     ).collect()
@@ -66,7 +66,7 @@ def test_message_ids_are_those_of_the_stamps(spark: SparkSession) -> None:
 def test_sqlite_times_are_parsed_by_us(
     spark: SparkSession, text: str, expected: str | None
 ) -> None:
-    frame = spark.createDataFrame([(text,)], "t string")
+    frame = world.make_frame(spark, [(text,)], "t string")
     row = frame.selectExpr(parse_time_text("t", "Europe/Berlin")).first()
     assert row is not None
     assert row[0] == expected

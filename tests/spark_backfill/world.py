@@ -14,6 +14,8 @@ import pyarrow as pa
 import sqlalchemy as sa
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from backlogctl.clock import format_time
 from backlogctl.config import Source, Stream
@@ -27,7 +29,7 @@ from backlogctl.values import Cause, Certainty, Gap, GapState
 from tests.kit.kafka import wait_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 Row = Mapping[str, Any]
@@ -39,6 +41,14 @@ ORDERS = (
     "status VARCHAR(20), amount NUMERIC(12,2), updated_at {time} NOT NULL)"
 )
 TIME_TYPES = {"postgresql": "TIMESTAMPTZ", "sqlite": "TIMESTAMP"}
+
+
+def make_frame(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: str) -> DataFrame:
+    """Rows that Java holds: of a list `createDataFrame` has Python workers read it in each job."""
+    kind = StructType.fromDDL(schema)
+    assert isinstance(kind, StructType)
+    named = [dict(zip(kind.names, row, strict=True)) for row in rows]
+    return spark.createDataFrame(pa.Table.from_pylist(named, to_arrow_schema(kind)), kind)
 
 
 def place_key(key: bytes, partitions: int) -> int:
