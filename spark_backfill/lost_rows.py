@@ -403,8 +403,8 @@ def warn_about_rules(
     unique = column is not None and frozenset({column}) in access.table.unique
     if not source.mutable and source.identity.message == "key" and not unique:
         warnings.append(
-            f"nothing in {access.table.label} keeps the identity unique: a surviving message of "
-            "another row with the same key would hide a lost one"
+            f"no unique column of {access.table.label} is the identity: a surviving message with "
+            "the key of a lost one, of a row that is not read, would hide it"
         )
 
 
@@ -437,8 +437,8 @@ def warn_about_rows(
     elif proof.mutable and proof.equal_values < proof.compared:
         warnings.append(
             f"{proof.compared - proof.equal_values} of {proof.compared} compared rows give another "
-            "value than their message has, as rows that changed since it was sent do: lost "
-            "messages are restated from the rows as they are"
+            "value than their message has: they changed since it was sent, or `message.value` is "
+            "wrong; lost messages are restated from the rows as they are, by the same rules"
         )
 
 

@@ -48,6 +48,8 @@ from backlogctl_delivery.sequenced.sequence import ALL as SEQUENCE_HEADERS
 # Fewer pairs than this agree by chance.
 MIN_PAIRS = 5
 MIN_SHIFT = timedelta(minutes=30)
+# From UTC-12 to UTC+14: no two zones are further apart.
+MAX_SHIFT = timedelta(hours=26)
 # Every zone is a multiple of this away from UTC.
 STEP = timedelta(minutes=15)
 # How long a message may follow its row, and how far most pairs may lie from the median.
@@ -78,7 +80,7 @@ def find_shift(pairs: Sequence[tuple[datetime, datetime]]) -> ZoneShift | None:
     spread = median(abs(item - middle) for item in differences)
     steps = round(middle / STEP.total_seconds())
     shift = steps * STEP
-    if abs(shift) < MIN_SHIFT or spread > MAX_SPREAD.total_seconds():
+    if not MIN_SHIFT <= abs(shift) <= MAX_SHIFT or spread > MAX_SPREAD.total_seconds():
         return None
     if abs(middle - shift.total_seconds()) > MAX_DELAY.total_seconds():
         return None
@@ -222,6 +224,9 @@ def describe_unproved(proof: Proof) -> str:
     if proof.rate < MIN_RATE:
         told = f"only {proof.matched} of {proof.compared} surviving messages agree"
         return f"{told}, {proof.placed} in key and partition" if places_rows(proof) else told
+    if proof.rate < 1:
+        told = f"{proof.matched} of {proof.compared} surviving messages agree"
+        return f"{told}, so lost ones may differ too"
     return ""
 
 

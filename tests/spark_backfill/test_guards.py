@@ -129,6 +129,20 @@ def test_a_proof_allowed_by_name_is_told() -> None:
         require_proof(half, frozenset(), "stream orders", survivors=200)
 
 
+def test_rules_that_fail_on_one_survivor_are_not_proved() -> None:
+    most = replace(PROVED, matched=199)
+    require_proof(most, frozenset(), "stream orders", survivors=200)
+    basis = basis_of(most, mutable=False, consumed=CONSUMED)
+    verdict = judge_plan({0: 10}, LabelCounts({LOST: {0: 10}}, 0, 0, 0).to_tally(), basis)
+    assert (verdict.kind, verdict.reasons) == (
+        "short",
+        (
+            "the rules are not proved: 199 of 200 surviving messages agree, so lost ones may differ "
+            "too",
+        ),
+    )
+
+
 def test_consumed_is_sharp_for_rows_that_do_not_change_only() -> None:
     named = basis_of(mutable=False, consumed=CONSUMED)
     assert (named.blurred, named.evidence) == ((), {0: "consumed"})
@@ -159,7 +173,7 @@ def test_rules_that_can_hide_a_lost_message_are_told() -> None:
     assert "--until leaves out rows" in warnings_of(until, rules)
     fixed, fixed_rules = open_request(mutable=False, consumed=CONSUMED)
     assert warnings_of(replace(fixed, until=world.START), fixed_rules) == ""
-    assert "identity unique" in warnings_of(fixed, fixed_rules, unique=False)
+    assert "no unique column" in warnings_of(fixed, fixed_rules, unique=False)
 
 
 def test_a_time_column_of_text_is_ordered_by_its_time() -> None:
@@ -246,8 +260,9 @@ def test_some_rows_that_changed_since_hide_nothing() -> None:
         make_pairs(timedelta(minutes=15), [1] * 20),
         make_pairs(timedelta(minutes=67), [1] * 20),
         make_pairs(timedelta(hours=1), [n * 180.0 for n in range(20)]),
+        make_pairs(timedelta(days=7), [1] * 20),
     ],
-    ids=["none", "few", "right", "a quarter", "no zone", "a batch each hour"],
+    ids=["none", "few", "right", "a quarter", "no zone", "a batch each hour", "further than zones"],
 )
 def test_what_is_no_zone_is_not_told(pairs: Pairs) -> None:
     assert find_shift(pairs) is None
