@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -196,9 +197,11 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivor
         if survivors or proof.sampled:
             raise Refused(
                 f"the rules are not proved: {survivors} messages survive, {proof.sampled} of them "
-                "were looked up by their identity, and none belongs to a row",
+                "were looked up by their identity, and none belongs to a row that was read",
                 subject=subject,
-                hint="check `identity` (the header's name, the row's column), or use --allow proof",
+                hint="check `identity` (the header's name, the row's column); where SQL identifies "
+                "rows, survivors are looked for between --since and --until alone: use times that "
+                "some of them are of, or --allow proof",
             )
         return
     if proof.rate >= MIN_RATE:
@@ -355,7 +358,8 @@ def render_identities(
 
 
 def _find_renderer(table: SourceTable, name: str) -> Callable[[bytes], str | None] | None:
-    return _RENDER.get((table.dialect, table.column(name).kind))
+    column = table.column(name)
+    return _render_uuid if column.is_uuid else _RENDER.get((table.dialect, column.kind))
 
 
 _AT_ONCE = 500
@@ -403,6 +407,12 @@ def _render_integer(identity: bytes) -> str | None:
     except ValueError:
         return None  # no row can have it
     return str(number) if -(2**63) <= number < 2**63 else None
+
+
+def _render_uuid(identity: bytes) -> str | None:
+    # As the database prints it: in other forms no row has it.
+    found = re.fullmatch(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", identity)
+    return quote_text(POSTGRESQL, identity.decode()) if found else None
 
 
 def _render_text(dialect: str) -> Callable[[bytes], str | None]:
