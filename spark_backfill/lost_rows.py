@@ -479,7 +479,7 @@ class LostRows:
     holes: Holes
     injected: InjectedEvidence
     proof: Proof
-    zone: str
+    suspected: str
     placement: GapPlacement
     young_after: str
     work: Path
@@ -535,7 +535,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     with log.timed("proof", "proving the rules on survivors"):
         if not access.table.is_unique(_identity_columns(rules)):
             check_identity_unique(candidates, rules.stream.name)
-        proof, zone = prove_rules(survivors, rules, access, candidates)
+        proof, suspected = prove_rules(survivors, rules, access, candidates)
     with log.timed("labels", "finding the lost rows"):
         ground = Ground(
             request, rules, windows, ranges, survivors, injected, spans, holes,
@@ -545,7 +545,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     undated_partitions = {gap.partition for gap in request.gaps if gap.first_time is None}
     short = any(placement.beyond.get(number) for number in undated_partitions)
     return LostRows(
-        candidates, windows.read, offsets, spans, holes, injected, proof, zone, placement,
+        candidates, windows.read, offsets, spans, holes, injected, proof, suspected, placement,
         young_after, work, undated is not None and short, undated_told,
     )  # fmt: skip
 

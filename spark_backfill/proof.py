@@ -11,14 +11,17 @@ from statistics import median
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from backlogctl.clock import read_millis
+from backlogctl.config import StreamSource
 from backlogctl.errors import Refused
 from backlogctl.formats import format_duration
 from backlogctl.kafka.groups import split_batches
+from backlogctl.partitioners import PARTITIONERS
 from backlogctl.spark_backfill.comparison import (
     Header,
     Ignoring,
@@ -31,7 +34,7 @@ from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
 from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages, join_headers
-from backlogctl.spark_backfill.messages.windows import join_conditions
+from backlogctl.spark_backfill.messages.windows import CLOCKS, join_conditions
 from backlogctl.spark_backfill.request import ALLOW_PROOF, Proof
 from backlogctl.spark_backfill.sources.reflection import (
     POSTGRESQL,
@@ -115,15 +118,75 @@ def suspect_zone(times: Sequence[tuple[int, str]], rules: MessageRules, table: S
     time = table.column(rules.source.time_column)
     if time.zoned or time.kind not in _WITHOUT_ZONE:
         return ""
-    pairs = [
-        (at, datetime.fromisoformat(row))
-        for log, row in times
-        if (at := read_millis(log)) is not None
-    ]
+    pairs = _read_times(times)
     shift = find_shift(pairs)
     if shift is None:
         return ""
     return describe_shift(shift, table.database, rules.timezone, pairs[0][0])
+
+
+def suspect_clocks(times: Sequence[tuple[int, str]], source: StreamSource) -> str:
+    """What to say where rows that do not change are dated later than their messages, against what
+    the gaps' times are widened by (P2.1); "" for nothing.
+
+    Args:
+        times: as for `suspect_zone`.
+    """
+    if source.mutable:
+        return ""
+    late = source.drift[1] or CLOCKS
+    behind = [row - log for log, row in _read_times(times) if row - log > late]
+    if len(behind) < MIN_PAIRS:
+        return ""
+    most = format_duration(max(behind).total_seconds())
+    return (
+        f"{len(behind)} of {len(times)} compared rows are dated later than their messages in the "
+        f"log, by up to {most}: clocks differ, or the time is set behind the message "
+        "(`sent_time`, `margin`); where times alone say which rows were lost, some of them may be "
+        "taken for later ones: use a later --until"
+    )
+
+
+def _read_times(times: Sequence[tuple[int, str]]) -> list[tuple[datetime, datetime]]:
+    return [
+        (at, datetime.fromisoformat(row))
+        for log, row in times
+        if (at := read_millis(log)) is not None
+    ]
+
+
+# Messages in other partitions than the rules say, and which rule puts them there.
+
+
+def suspect_partitions(
+    pairs: Sequence[tuple[LogMessage, RebuiltMessage]], partitioner: str, partitions: int
+) -> str:
+    """Which partitioner, over how many partitions, puts all keys where they are that the rules put
+    elsewhere; "" for none, or too few keys.
+
+    Args:
+        partitioner: the stream's.
+        partitions: that the topic has now; it may have had fewer.
+    """
+    moved = [
+        (log.key, log.partition)
+        for log, made in pairs
+        if log.key is not None
+        and log.key == made.key
+        and made.partition not in (None, log.partition)
+    ]
+    if len(moved) < MIN_PAIRS:
+        return ""
+    keys, places = pa.array([key for key, _ in moved], pa.binary()), [at for _, at in moved]
+    for name in sorted(PARTITIONERS, key=lambda name: name != partitioner):
+        for count in range(partitions, 0, -1):
+            if PARTITIONERS[name](keys, count).tolist() == places:
+                return (
+                    f"all {len(moved)} keys that differ in their partition lie where "
+                    f"`partitioner: {name}` puts them among {count} partitions (the stream says "
+                    f"{partitioner}, the topic has {partitions} now)"
+                )
+    return ""
 
 
 @contextmanager
@@ -166,7 +229,7 @@ def prove_rules(
         candidates: the frozen candidates, where rows are looked up that SQL identifies.
 
     Returns:
-        The proof, and what the times of the same rows say of their zone; "" for nothing.
+        The proof, and what the same rows say of clocks, zone and partitioner; "" for nothing.
     """
     messages = sample_log(survivors)
     wanted = [message.identity for message in messages]
@@ -181,7 +244,11 @@ def prove_rules(
         ignoring=Ignoring(rules.source.message.ignore_headers, rules.source.message.ignore_fields),
     )
     times = [(log.timestamp, made.time) for log, made in pairs if made.time is not None]
-    return proof, suspect_zone(times, rules, access.table)
+    suspected = (
+        suspect_zone(times, rules, access.table) or suspect_clocks(times, rules.source),
+        suspect_partitions(pairs, rules.stream.partitioner, rules.partitions),
+    )
+    return proof, "; ".join(filter(None, suspected))
 
 
 def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivors: int) -> None:

@@ -132,7 +132,7 @@ def _plan_rows(
         verdict = judge_plan(expected, counts.to_tally(), basis)
         if found.undated and verdict.kind not in (EXACT, WITHIN):
             log.warnings.append(found.undated)
-        with explaining(found.zone, log.warnings):
+        with explaining(found.suspected, log.warnings):
             require_messages(request, rules, counts, verdict, found.proof, found.spans)
         with log.timed("staging", f"staging {format_plural(counts.total(LOST), 'message')}"):
             lost = decided.where(F.col("label") == LOST).select("message_id", "slot")

@@ -13,10 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-from backlogctl.clock import Deadline
+from backlogctl.clock import Deadline, format_time
 from backlogctl.errors import (
     BacklogError,
     ClusterUnreachable,
@@ -29,7 +30,9 @@ from backlogctl.errors import (
 )
 from backlogctl.kafka.clients import make_admin, outlast
 from backlogctl.manifests import MANIFEST_NAME
+from backlogctl.partitioners import PARTITIONERS
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.comparison import LogMessage, RebuiltMessage
 from backlogctl.spark_backfill.evidence import LOST
 from backlogctl.spark_backfill.evidence.survivors import LogSpan, measure_holes
 from backlogctl.spark_backfill.failures import planning_into, translating
@@ -57,6 +60,8 @@ from backlogctl.spark_backfill.proof import (
     describe_unproved,
     find_shift,
     require_proof,
+    suspect_clocks,
+    suspect_partitions,
 )
 from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import PriorChunk, Proof, RebuildRequest, Stretch
@@ -266,6 +271,48 @@ def test_some_rows_that_changed_since_hide_nothing() -> None:
 )
 def test_what_is_no_zone_is_not_told(pairs: Pairs) -> None:
     assert find_shift(pairs) is None
+
+
+@pytest.mark.parametrize(
+    ("late", "source", "told"),
+    [
+        (300, {}, "6 of 6 compared rows are dated later than their messages in the log, by up to 5 min"),
+        (4, {}, ""),
+        (-300, {}, ""),
+        (300, {"mutable": True}, ""),
+        (300, {"sent_time": True}, ""),
+        (900, {"sent_time": True}, "6 of 6 compared rows"),
+    ],
+)  # fmt: skip
+def test_rows_dated_behind_their_messages_are_told(
+    late: int, source: dict[str, Any], told: str
+) -> None:
+    made = world.make_stream("orders", **{"mutable": False, **source}).source
+    assert made is not None
+    times = [
+        (int(log.timestamp() * 1000), format_time(row))
+        for log, row in make_pairs(timedelta(seconds=-late), [0.0] * 6)
+    ]
+    found = suspect_clocks(times, made)
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
+
+
+def test_the_partitioner_that_fits_is_told() -> None:
+    def look(partitioner: str, then: int, now: int = 5, number: int = 40) -> str:
+        keys = [str(n).encode() for n in range(number)]
+        places = [PARTITIONERS[partitioner](pa.array(keys, pa.binary()), then).tolist()]
+        rebuilt = PARTITIONERS["murmur2"](pa.array(keys, pa.binary()), now).tolist()
+        pairs = [
+            (LogMessage(key, at, 1, key, b"", ()), RebuiltMessage(key, made, key, b"", (), None))
+            for key, at, made in zip(keys, *places, rebuilt, strict=True)
+        ]
+        return suspect_partitions(pairs, "murmur2", now)
+
+    assert "where `partitioner: murmur2` puts them among 3 partitions" in look("murmur2", 3)
+    assert "where `partitioner: crc32` puts them among 5 partitions" in look("crc32", 5)
+    assert look("murmur2", 5) == look("crc32", 5, number=4) == ""
+    assert look("murmur2", 7) == "", "no rule that is known"
 
 
 def test_it_names_the_key_and_the_offset() -> None:
