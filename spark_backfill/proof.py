@@ -222,14 +222,15 @@ def prove_rules(
     rules: MessageRules,
     access: SourceAccess,
     candidates: DataFrame,
-) -> tuple[Proof, str]:
+) -> tuple[Proof, str, timedelta]:
     """Takes a sample of survivors and compares each with what the rules make of its row.
 
     Args:
         candidates: the frozen candidates, where rows are looked up that SQL identifies.
 
     Returns:
-        The proof, and what the same rows say of clocks, zone and partitioner; "" for nothing.
+        The proof, and what the same rows say of clocks, zone and partitioner ("" for nothing),
+        and by how much a row is dated before its message at most.
     """
     messages = sample_log(survivors)
     wanted = [message.identity for message in messages]
@@ -248,7 +249,8 @@ def prove_rules(
         suspect_zone(times, rules, access.table) or suspect_clocks(times, rules.source),
         suspect_partitions(pairs, rules.stream.partitioner, rules.partitions),
     )
-    return proof, "; ".join(filter(None, suspected))
+    lag = max((log - row for log, row in _read_times(times)), default=timedelta(0))
+    return proof, "; ".join(filter(None, suspected)), lag
 
 
 def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivors: int) -> None:

@@ -53,6 +53,7 @@ from backlogctl.spark_backfill.injection.verification import VerificationResult
 from backlogctl.spark_backfill.lost_rows import find_basis, warn_about_rules
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.messages.rules import MessageRules
+from backlogctl.spark_backfill.messages.windows import Bounds, describe_older
 from backlogctl.spark_backfill.placing.placement import GapPlacement
 from backlogctl.spark_backfill.proof import (
     ZoneShift,
@@ -217,6 +218,19 @@ def test_rows_that_were_not_looked_at_may_have_changed() -> None:
     basis = basis_of(mutable=False, consumed=CONSUMED)
     assert basis.unread == ""
     assert fixed.until is None
+
+
+def test_rows_may_be_older_than_those_that_are_read() -> None:
+    minute = timedelta(minutes=1)
+    gaps = (world.make_gap("orders", 0, 0, 10), world.make_gap("orders", 1, 0, 10))
+    read = Bounds(world.START - 10 * minute, None)
+    assert describe_older(gaps, read, 10 * minute) == ""
+    told = describe_older(gaps, read, 11 * minute)
+    assert "up to 11 min before" in told
+    assert "from 2026-11-20T11:50:00.000000Z on" in told
+    assert describe_older(gaps, Bounds(None, None), 11 * minute) == "", "all rows are read"
+    undated = (gaps[0], replace(gaps[1], first_time=None))
+    assert describe_older(undated, read, 11 * minute) == "", "nothing says when it began"
 
 
 def test_holes_are_seen_although_an_earlier_recovery_wrote_where_the_log_begins() -> None:
