@@ -220,7 +220,7 @@ def test_rows_that_were_not_looked_at_may_have_changed() -> None:
     assert fixed.until is None
 
 
-def test_rows_may_be_older_than_those_that_are_read() -> None:
+def test_fault_112_rows_may_be_older_than_those_that_are_read() -> None:
     minute = timedelta(minutes=1)
     gaps = (world.make_gap("orders", 0, 0, 10), world.make_gap("orders", 1, 0, 10))
     read = Bounds(world.START - 10 * minute, None)
