@@ -79,7 +79,8 @@ class ColumnKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column. `precision` and `scale` are those of a declared decimal."""
+    """A column. `precision` and `scale` are those of a declared decimal; `is_uuid`: PostgreSQL's
+    own type, which is read as text."""
 
     name: str
     kind: ColumnKind
@@ -87,6 +88,7 @@ class SourceColumn:
     zoned: bool = False
     precision: int | None = None
     scale: int | None = None
+    is_uuid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +325,7 @@ def _read_column(engine: Engine, item: Any) -> SourceColumn:
         zoned=bool(getattr(kind, "timezone", False)),
         precision=getattr(kind, "precision", None) if decimal else None,
         scale=getattr(kind, "scale", None) if decimal else None,
+        is_uuid=isinstance(kind, types.Uuid) and engine.dialect.name == POSTGRESQL,
     )
 
 

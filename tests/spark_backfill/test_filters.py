@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from backlogctl.spark_backfill.messages.candidates import (
 )
 from backlogctl.spark_backfill.messages.rules import PLACES, MessageRules
 from backlogctl.spark_backfill.messages.windows import Bounds, filter_times, join_conditions
-from backlogctl.spark_backfill.proof import find_gone_rows
+from backlogctl.spark_backfill.proof import find_gone_rows, render_identities
 from backlogctl.spark_backfill.sources.columns import list_ranges, split_by_value
 from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
 from backlogctl.spark_backfill.spark.frames import last_header, make_empty, make_rows, mark_within
@@ -172,6 +173,23 @@ def test_fault_94_rows_that_are_gone_are_found(
         # What a column of numbers cannot hold is not asked for, nor is what is no text.
         assert found == frozenset(gone)
         assert find_gone_rows(access, None, asked) is None
+
+
+def test_uuids_are_looked_up(spark: SparkSession, pg_url: str) -> None:
+    """By their own index, as PostgreSQL prints them."""
+    known, gone = str(uuid.uuid4()), str(uuid.uuid4())
+    world.run_sql(
+        pg_url,
+        "CREATE TABLE orders (id UUID PRIMARY KEY, at BIGINT)",
+        f"INSERT INTO orders VALUES ('{known}', 1)",
+    )
+    asked = [item.encode() for item in (known, gone, gone.upper(), "", "x\0", "'); --")]
+    with opened(spark, pg_url, make_stream()) as (access, rules):
+        assert find_gone_rows(access, "id", asked) == frozenset({gone.encode()})
+        where = render_identities(asked, "id", access.table)
+        assert where is not None
+        rows = read_rows(access, rules, where, rows=1).collect()
+        assert [row["id"] for row in rows] == [known]
 
 
 @pytest.mark.parametrize(
