@@ -155,6 +155,8 @@ _DEEPEST = 30
 _SPARK_PREFIX = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9]*(?:[_.][A-Z0-9]+)+)\]")
 _TRANSIENT = ("08", "40", "53", "57", "55")  # SQLSTATE classes worth another try
+_AWAY_STATES = ("08", "57")  # no connection, or the server ended it
+_AWAY = "check that the database runs and answers, then do it again"
 _URL_PASSWORD = re.compile(r"(\b[\w+.\-]+://[^\s:/@]*:)[^\s@]+@")
 
 
@@ -190,7 +192,7 @@ def translating(
         failure = ours or kind(
             f"could not {doing}: {mask_text(cause, secrets)}",
             subject=subject,
-            hint=hint,
+            hint=hint or (_AWAY if state[:2] in _AWAY_STATES else ""),
             # Without a state the kind of error decides.
             retryable=state[:2] in _TRANSIENT if state else None,
         )
