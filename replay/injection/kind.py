@@ -206,7 +206,9 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
     ) -> RecoveryStatus:
         """What was put back, and what not; it stops nobody's consumers."""
-        planned = self.read_plan(recovery).message_count
+        chunks = workspace.ledger.chunks.list(recovery.id)
+        left_out = sum(chunk.left_out for chunk in chunks)
+        planned = self.read_plan(recovery).message_count - left_out
         return make_standing(
             workspace,
             recovery,

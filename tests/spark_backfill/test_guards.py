@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
+from psycopg.errors import AdminShutdown
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from sqlalchemy.exc import OperationalError
 
 from backlogctl.clock import Deadline, format_time
 from backlogctl.errors import (
@@ -588,6 +590,13 @@ def test_what_nobody_translates_is_told_too_and_other_errors_stay() -> None:
 def test_a_full_disk_of_the_database_is_the_sources() -> None:
     with pytest.raises(SourceError), translating("read", subject="table orders"):
         raise Py4JError(DATABASE)
+
+
+def test_of_a_database_that_ended_the_connection_it_is_said_what_to_do() -> None:
+    with pytest.raises(SourceError) as caught, translating("read", subject="table orders"):
+        raise OperationalError("SELECT 1", {}, AdminShutdown("terminating connection"))
+    assert caught.value.hint == "check that the database runs and answers, then do it again"
+    assert caught.value.retryable
 
 
 def test_without_a_plan_no_directory_is_guessed() -> None:
