@@ -106,7 +106,7 @@ def freeze_candidates(
     after = count_rows(access, where)
     if before != after:
         warn(
-            f"rows changed while they were read: {before} before, {after} after; "
+            f"rows changed while they were read: {before:,} before, {after:,} after; "
             "what was read is frozen"
         )
     return frozen
@@ -423,26 +423,29 @@ def warn_about_rows(
 ) -> None:
     if counts.without_home:
         warnings.append(
-            f"{counts.without_home} lost messages have no partition that is known (no key, or sent "
-            "while the topic got partitions): they fill what the gaps lack, and totals are compared"
+            f"{counts.without_home:,} lost messages have no partition that is known (no key, or "
+            "sent while the topic got partitions): they fill what the gaps lack, and totals are "
+            "compared"
         )
     if counts.young:
         margin = format_duration(rules.source.margin.total_seconds())
         warnings.append(
-            f"{counts.young} lost rows are younger than `margin` ({margin}): their message may "
+            f"{counts.young:,} lost rows are younger than `margin` ({margin}): their message may "
             "still be on its way, and would come twice; plan again when they are older"
         )
     if counts.duplicates:
-        warnings.append(f"{counts.duplicates} rows repeat a primary key: one message for each key")
+        warnings.append(
+            f"{counts.duplicates:,} rows repeat a primary key: one message for each key"
+        )
     if offsets.undecided:
         warnings.append(
-            f"{offsets.undecided} offsets belong to open transactions and were not read"
+            f"{offsets.undecided:,} offsets belong to open transactions and were not read"
         )
     if not proof.compared:
         warnings.append("no survivor could be compared, so the rules are not proved")
     elif proof.mutable and proof.equal_values < proof.compared:
         warnings.append(
-            f"{proof.compared - proof.equal_values} of {proof.compared} compared rows give another "
+            f"{proof.compared - proof.equal_values:,} of {proof.compared:,} compared rows give another "
             "value than their message has: they changed since it was sent, or `message.value` is "
             "wrong; lost messages are restated from the rows as they are, by the same rules"
         )

@@ -33,6 +33,7 @@ from backlogctl.spark_backfill.sources.reflection import (
     SourceColumn,
     SourceTable,
     check_columns,
+    list_named_columns,
 )
 from backlogctl.spark_backfill.spark.frames import make_empty, quote, quote_column
 
@@ -259,9 +260,8 @@ def check_rules(
     source = stream.source
     assert source is not None
     at = f"streams.{stream.name}.source"
-    check_columns(table, source.primary_key, f"{at}.primary_key")
-    check_columns(table, [source.time_column], f"{at}.time_column")
-    check_columns(table, source.order_by, f"{at}.order_by")
+    for place, names in list_named_columns(source, at):
+        check_columns(table, names, place)
     _check_time_column(table, source, at)
     empty = make_empty(
         spark, T.StructType([T.StructField(c.name, spark_type(c)) for c in table.columns])
@@ -273,11 +273,9 @@ def check_rules(
     if message.key is not None:
         used |= check_expr(empty, table, message.key, f"{at}.message.key")
     if message.partition is not None:
-        check_columns(table, [message.partition], f"{at}.message.partition")
         used.add(message.partition)
     value = message.value
     if value.json_columns is not None:
-        check_columns(table, value.json_columns, f"{at}.message.value.json")
         used |= set(value.json_columns)
     else:
         expr = Expr(column=value.column, sql=value.sql)

@@ -75,6 +75,29 @@ def test_status_and_gaps_with_and_without_a_file(shop: Shop) -> None:
     assert shop.call("status", "--json").document["streams"][0]["lost"] == LOST
 
 
+def test_a_stream_without_its_topic_does_not_hide_the_gaps_of_others(shop: Shop) -> None:
+    path = shop.directory / "backlog.yaml"
+    config = json.loads(path.read_text())
+    config["streams"]["gone"] = {**config["streams"]["orders"], "topic": f"{shop.topic}-gone"}
+    path.write_text(json.dumps(config))
+    found = shop.call("gaps", "--json", code=1).document
+    assert sum(gap["count"] for gap in found["gaps"]) == LOST
+    assert "what gone lost since the last look is unknown" in " ".join(found["warnings"])
+    assert "next: backlogctl plan rebuild orders" in shop.call("gaps", code=1).out
+    assert shop.call("gaps", "gone", "--json", code=1).error["code"] == "topic_missing"
+
+
+def test_where_a_group_that_was_left_begins_again_is_told(shop: Shop) -> None:
+    """Its commit is below the log start: with `latest` it would skip what is put back, too."""
+    unread = f"{TOTAL - LOST - DONE} unread messages would be skipped"
+    entry = shop.call("status", "--json").document["streams"][0]
+    (told,) = [text for text in entry["warnings"] if "auto.offset.reset" in text]
+    assert unread in told
+    commit(shop.properties, shop.group, shop.topic, shop.read_ends())
+    entry = shop.call("status", "--json").document["streams"][0]
+    assert "auto.offset.reset" not in " ".join(entry["warnings"])
+
+
 def test_waived_gap_needs_a_reason(shop: Shop) -> None:
     """A gap is closed with a reason, which stays."""
     gap = shop.call("gaps", "--json").document["gaps"][0]["id"]
