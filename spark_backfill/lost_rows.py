@@ -445,9 +445,10 @@ def warn_about_rows(
         warnings.append("no survivor could be compared, so the rules are not proved")
     elif proof.mutable and proof.equal_values < proof.compared:
         warnings.append(
-            f"{proof.compared - proof.equal_values:,} of {proof.compared:,} compared rows give another "
-            "value than their message has: they changed since it was sent, or `message.value` is "
-            "wrong; lost messages are restated from the rows as they are, by the same rules"
+            f"{proof.compared - proof.equal_values:,} of {proof.compared:,} compared rows give "
+            "another value than their message has: they changed since it was sent, or "
+            "`message.value` is wrong; lost messages are restated from the rows as they are, by the "
+            "same rules"
         )
 
 

@@ -1,4 +1,4 @@
-"""Fault 112: a plan, or Spark under a run, is killed; what a plan has staged till then goes."""
+"""Fault 113: a plan, or Spark under a run, is killed; what a plan has staged till then goes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ with _undoing(desk, sys.argv[1]):
 """
 
 
-def test_fault_112_what_a_killed_plan_has_staged_is_removed_by_the_next(
+def test_fault_113_what_a_killed_plan_has_staged_is_removed_by_the_next(
     desk: Workspace, tmp_path: Path
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -62,7 +62,7 @@ def test_fault_112_what_a_killed_plan_has_staged_is_removed_by_the_next(
     assert said == [f"removed {directory}: its plan was killed before it was on record"]
 
 
-def test_fault_112_one_of_another_machine_is_named_after_a_day(desk: Workspace) -> None:
+def test_fault_113_one_of_another_machine_is_named_after_a_day(desk: Workspace) -> None:
     directory, said = desk.staging_of(ID), list[str]()
     directory.mkdir(parents=True)
     mark = directory.with_name(f".planning-{ID}")
@@ -75,7 +75,7 @@ def test_fault_112_one_of_another_machine_is_named_after_a_day(desk: Workspace) 
     assert directory.is_dir()
 
 
-def test_fault_112_a_plan_whose_ledger_goes_away_leaves_nothing(
+def test_fault_113_a_plan_whose_ledger_goes_away_leaves_nothing(
     desk: Workspace, tmp_path: Path
 ) -> None:
     """It was not put on record yet, so nobody has to ask the ledger."""
@@ -91,7 +91,7 @@ def test_fault_112_a_plan_whose_ledger_goes_away_leaves_nothing(
 
 
 @pytest.mark.spark
-def test_fault_112_tasks_that_still_write_are_ended_first(
+def test_fault_113_tasks_that_still_write_are_ended_first(
     spark: SparkSession, desk: Workspace
 ) -> None:
     """One task has failed, another one is at work: its folder would be there again."""
@@ -117,7 +117,7 @@ def test_fault_112_tasks_that_still_write_are_ended_first(
     assert list(desk.config.staging.dir.iterdir()) == []
 
 
-def test_fault_112_the_end_of_the_jvm_is_said_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_113_the_end_of_the_jvm_is_said_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         process.kill()
     monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
@@ -133,7 +133,7 @@ def test_fault_112_the_end_of_the_jvm_is_said_as_that(monkeypatch: pytest.Monkey
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_fault_112_the_jvm_is_killed_in_mid_run(shop: Shop) -> None:
+def test_fault_113_the_jvm_is_killed_in_mid_run(shop: Shop) -> None:
     """As the system does where memory is short: said in one line, and the next run goes on."""
     shop.write_config(limits={"messages_per_second": 15})
     recovery = shop.plan_approved().id
