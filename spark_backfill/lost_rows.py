@@ -447,8 +447,8 @@ def warn_about_rows(
         warnings.append(
             f"{proof.compared - proof.equal_values:,} of {proof.compared:,} compared rows give "
             "another value than their message has: they changed since it was sent, or "
-            "`message.value` is wrong; lost messages are restated from the rows as they are, by the "
-            "same rules"
+            "`message.value` is wrong; lost messages are restated from the rows as they are, by "
+            "the same rules"
         )
 
 
