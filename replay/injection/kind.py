@@ -251,7 +251,8 @@ def describe_read_back(
         checks=tuple(
             Checked(words, detail[name])
             for name, words in _CHECKED.items()
-            if detail.get(name) is not None
+            # Only where rows are restated can one be left out.
+            if detail.get(name) is not None and (detail[name] or name != "left_out")
         ),
         columns=columns,
         partitions=partitions,

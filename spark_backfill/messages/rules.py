@@ -154,9 +154,10 @@ def check_expr(empty: DataFrame, table: SourceTable, expr: Expr, subject: str) -
     assert expr.sql is not None
     known = [c.name for c in table.columns]
     try:
-        analysed: Any = empty.selectExpr(_render(expr))._jdf.queryExecution().analyzed()
+        made = F.expr(expr.sql)
+        analysed: Any = empty.select(made)._jdf.queryExecution().analyzed()
         # An aggregate alone is legal, beside a column of the row it is not.
-        empty.selectExpr(quote_column(known[0]), f"CAST({_render(expr)} AS string)")
+        empty.select(quote_column(known[0]), made.cast("string"))
     except PySparkException as error:
         cause, _ = find_first_cause(error)
         unknown = _UNKNOWN.search(cause)
@@ -309,7 +310,7 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
         built; NULL where it can), o0.. the sort columns.
     """
     source, message = rules.source, rules.source.message
-    bytes_of = _as_bytes_of(rows, _list_exprs(rules))
+    rows, bytes_of = read_bytes(rows, _list_exprs(rules))
     identity, time = bytes_of[source.identity.row], time_text(rules)
     pk = _list_key(rules)
     key = bytes_of[message.key] if message.key else "CAST(NULL AS binary)"
@@ -379,25 +380,20 @@ def _judge(placed: DataFrame, rules: MessageRules) -> DataFrame:
     )
 
 
-def as_bytes(rows: DataFrame, expr: Expr) -> str:
-    """Spark SQL of an expression's value as bytes: text in UTF-8, bytes as they are."""
-    return _as_bytes_of(rows, [expr])[expr]
-
-
-def _as_bytes_of(rows: DataFrame, exprs: Sequence[Expr]) -> Mapping[Expr, str]:
-    texts = {expr: _render(expr) for expr in exprs}
-    made = rows.selectExpr(*(f"{text} AS e{i}" for i, text in enumerate(texts.values())))
-    return {
-        expr: text
-        if isinstance(made.schema[f"e{i}"].dataType, T.BinaryType)
-        else f"CAST(CAST({text} AS string) AS binary)"
-        for i, (expr, text) in enumerate(texts.items())
+def read_bytes(rows: DataFrame, exprs: Sequence[Expr]) -> tuple[DataFrame, Mapping[Expr, str]]:
+    """Adds the expressions to the rows, and the SQL of the value of each as bytes: text in UTF-8,
+    bytes as they are. Each is read by itself: it is no part of our text."""
+    found = list(dict.fromkeys(exprs))
+    names = [quote_column(e.column) if e.column else f"__e{i}" for i, e in enumerate(found)]
+    made = [F.expr(e.sql).alias(f"__e{i}") for i, e in enumerate(found) if e.sql]
+    rows = rows.select("*", *made) if made else rows
+    kinds = rows.selectExpr(*names).schema.fields
+    return rows, {
+        expr: name
+        if isinstance(kind.dataType, T.BinaryType)
+        else f"CAST(CAST({name} AS string) AS binary)"
+        for expr, name, kind in zip(found, names, kinds, strict=True)
     }
-
-
-def _render(expr: Expr) -> str:
-    # A comment may stand at its end.
-    return f"({expr.sql}\n)" if expr.column is None else quote_column(expr.column)
 
 
 def time_text(rules: MessageRules) -> str:

@@ -103,6 +103,10 @@ _REQUIRED: Mapping[str, str] = {
     "spark.speculation": "false",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
+    # How SQL text is read: a user's names and texts stand in it as they are.
+    "spark.sql.ansi.enforceReservedKeywords": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.jsonGenerator.ignoreNullFields": "false",
     "spark.ui.enabled": "false",
