@@ -1,0 +1,416 @@
+"""A client's configuration file as its client reads it: which clients it sets up, and how.
+
+A file is Spring's, Kafka Streams', a Connect worker's or connector's, or a plain client's: of
+Java, or of librdkafka (Python, C#, Go, Node). Each profile of a file of Spring is judged alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backlogctl.errors import UsageError
+from backlogctl.monitoring.doctor.checks import CheckLevel, CheckScope
+from backlogctl.monitoring.doctor.client_formats import Document, read_documents
+from backlogctl.monitoring.doctor.client_settings import (
+    ClientKind,
+    find_near,
+    list_aliases,
+    list_settings,
+    list_unknown,
+    squash,
+)
+from backlogctl.monitoring.doctor.client_spring import (
+    SPRING,
+    Name,
+    Property,
+    Setting,
+    SpringFile,
+    SpringSettings,
+    list_imports,
+    parse_name,
+)
+
+_ROLES = {"producer": CheckScope.PRODUCER, "consumer": CheckScope.CONSUMER}
+_LETTERS = {CheckScope.PRODUCER: 0, CheckScope.CONSUMER: 1}
+# Values that are put in when it is deployed: by a shell, Helm, Maven, or a person.
+_TEMPLATE = re.compile(
+    r"\$\{|\$\(|\{\{|^\$[A-Za-z_]\w*$|^@[^@\s]+@$|^<[^<>]+>$|^%\w+%$|^__\w+__$|^#\{|<%"
+)
+_SHELL_DEFAULT = re.compile(r"\$\{(\w+):?-([^${}]*)\}")
+_BROKER = frozenset(["broker.id", "log.dirs", "log.dir", "process.roles", "node.id"])
+_WORKER = frozenset(
+    ["config.storage.topic", "offset.storage.topic", "offset.storage.file.filename"]
+)
+# What a client sets itself where the file says nothing: `by` says who.
+_DEFAULTS: dict[str, dict[str, dict[str, str]]] = {
+    "Spring": {
+        "producer": {},
+        # Its container commits unless the client is told to (Spring Kafka 2.3 and later).
+        "consumer": {"enable.auto.commit": "false"},
+    },
+    "Streams": {
+        "producer": {"linger.ms": "100"},
+        "consumer": {"auto.offset.reset": "earliest", "max.poll.records": "1000"},
+    },
+    "Connect": {
+        "producer": {
+            "enable.idempotence": "false",
+            "acks": "all",
+            "max.in.flight.requests.per.connection": "1",
+            "delivery.timeout.ms": "2147483647",
+            "max.block.ms": "9223372036854775807",
+        },
+        "consumer": {"enable.auto.commit": "false", "auto.offset.reset": "earliest"},
+    },
+}
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ClientNote:
+    """What the file itself shows, besides its clients' settings."""
+
+    level: CheckLevel
+    found: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A producer or consumer; `defaults` are those of `by`, before the client's own."""
+
+    title: str
+    scope: CheckScope
+    kind: ClientKind
+    given: Mapping[str, Setting]
+    by: str = ""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def letter(self) -> str:
+        """Its column in the table of settings."""
+        return self.kind[_LETTERS[self.scope]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientProfile:
+    """The clients of a file, or of one profile of it.
+
+    Attributes:
+        name: of the profile; empty for the base.
+        partial: why what is left out may stand elsewhere; empty where its default is in force.
+        alternatives: the same clients of librdkafka, where nothing tells whose file it is.
+    """
+
+    path: Path
+    name: str
+    clients: tuple[Client, ...]
+    notes: tuple[ClientNote, ...] = ()
+    partial: str = ""
+    alternatives: tuple[Client, ...] = ()
+
+
+def read_client_file(path: Path) -> list[ClientProfile]:
+    """Reads a file: its profiles, the base first.
+
+    Raises:
+        UsageError: there is no such file, or it holds no client's settings.
+    """
+    documents = read_documents(path)
+    names = [name for document in documents for name in document]
+    if all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in names):
+        documents = [_read_environment(one) for one in documents]
+        names = [name for document in documents for name in document]
+    spring = [name for name in names if parse_name(name)[:1] == SPRING[:1]]
+    if any(parse_name(name)[:2] == SPRING for name in spring):
+        return list(_read_spring(path, documents))
+    plain: Document = {}
+    for document in documents:
+        plain |= document
+    if "config.connector.class" in plain:  # as Connect's REST interface takes it
+        plain = {name.removeprefix("config."): one for name, one in plain.items()}
+    if not spring and not plain.keys() & _BROKER and (profile := _read_plain(path, plain)):
+        return [profile]
+    outside = [name for name in names if _looks_like_setting(parse_name(name))]
+    if outside and not plain.keys() & _BROKER:
+        return [ClientProfile(path, "", (), (_note_outside(outside),))]
+    raise UsageError(
+        "holds no setting of a Kafka client",
+        subject=f"client file {path}",
+        hint="name a file of Java properties, of librdkafka (name=value), or of Spring",
+    )
+
+
+def _read_environment(variables: Document) -> Document:
+    """Variables by the names they stand for, of Spring and of Connect's images."""
+    found = {}
+    for variable, value in variables.items():
+        name = variable.lower().replace("_", ".")
+        given = _SHELL_DEFAULT.fullmatch(value)
+        text = f"${{{given[1]}:{given[2]}}}" if given else value
+        if variable.startswith("CONNECT_"):
+            name = name.removeprefix("connect.")
+        elif match := re.match(r"spring\.kafka\.(?:(producer|consumer|streams)\.)?(.*)", name):
+            part, below = match[1], match[2]
+            own = below if below.startswith("properties.") else squash(below)
+            name = ".".join(filter(None, [*SPRING, part, own]))
+        found[name] = text
+    return found
+
+
+# Spring.
+
+
+def _read_spring(path: Path, documents: Sequence[Document]) -> Iterator[ClientProfile]:
+    file = SpringFile(documents)
+    own = re.fullmatch(r"(application|bootstrap)-([\w.\-]+)", path.stem)
+    seen: list[dict[Name, str]] = []
+    for label, profiles in file.list_profiles():
+        merged = file.merge(profiles)
+        kafka = {name: one.value for name, one in merged.items() if name[:2] == SPRING}
+        if kafka in seen:
+            continue
+        seen.append(kafka)
+        partial = ""
+        if imports := list_imports(merged):
+            partial = f"more is imported from {', '.join(imports)}"
+        elif own:
+            partial = f"it is laid over {own[1]}{path.suffix}"
+        yield _make_spring_profile(path, label, merged, partial)
+
+
+def _make_spring_profile(
+    path: Path, label: str, merged: Mapping[Name, Property], partial: str
+) -> ClientProfile:
+    settings = SpringSettings(merged)
+    common = settings.parts.get("", {})
+    streams = settings.parts.get("streams")
+    present = [role for role in _ROLES if role in settings.parts]
+    listens = any(name[:3] == (*SPRING, "listener") for name in merged)
+    if listens and "consumer" not in present:
+        present.append("consumer")
+    if not present and streams is None:
+        present = list(_ROLES)
+    clients = []
+    for role in present:
+        given = {**common, **settings.parts.get(role, {})}
+        if role == "consumer":
+            _set_isolation(given, settings.parts.get(role, {}))
+        if role == "producer" and "transactional.id" in given:  # DefaultKafkaProducerFactory
+            always = Setting("true", "", "as Spring sets it for transactions")
+            given.setdefault("enable.idempotence", always)
+        defaults = _DEFAULTS["Spring"][role]
+        clients.append(Client(role, _ROLES[role], ClientKind.JAVA, given, "Spring", defaults))
+    if streams is not None:
+        clients += _make_streams({**common, **streams})
+    outside = [
+        one.written
+        for name, one in merged.items()
+        if name not in settings.used and name[:2] != SPRING and _looks_like_setting(name)
+    ]
+    notes = [_note_ignored(*one) for one in settings.ignored]
+    known = {"": "PC", "producer": "P", "consumer": "C", "streams": "PCS"}
+    for part, given in settings.parts.items():
+        letters = known[part] + ("S" if part == "" and streams is not None else "")
+        names = given if part != "streams" else [_strip_streams(name) for name in given]
+        notes += _note_unknown(names, letters, "Java's client ignores it")
+    if outside:
+        notes.append(_note_outside(outside))
+    return ClientProfile(path, label, tuple(clients), tuple(notes), partial)
+
+
+def _set_isolation(given: dict[str, Setting], own: Mapping[str, Setting]) -> None:
+    """KafkaProperties always sets the consumer's isolation, so a common one is never in force."""
+    if "isolation.level" not in own:
+        hides = ", which hides the common one" if "isolation.level" in given else ""
+        given["isolation.level"] = Setting("read_uncommitted", "", f"Spring's default{hides}")
+
+
+def _note_ignored(part: str, written: str, below: str) -> ClientNote:
+    letters = {"producer": "P", "consumer": "C", "streams": "PCS"}.get(part, "PC")
+    near = find_near(below, list_settings(letters))
+    mend = "only code of the application can read it; remove it if none does"
+    if near:
+        place = ".".join(filter(None, [*SPRING, part, "properties", near]))
+        mend = f"write it as {place}"
+    return ClientNote(
+        CheckLevel.WARNS, f"{written} is no property of Spring Boot, which ignores it", mend
+    )
+
+
+def _looks_like_setting(name: Name) -> bool:
+    """Whether a name ends like a setting of a client, at a place that tells of Kafka."""
+    if not any(word in element for element in name[:-1] for word in _PLACES):
+        return False
+    known = {squash(one) for one in list_settings("PCpc")} - {"debug", "opaque", "interceptors"}
+    return any("".join(name[at:]) in known for at in range(1, len(name)))
+
+
+_PLACES = ("kafka", "producer", "consumer", "incoming", "outgoing")
+
+
+def _note_outside(names: Sequence[str]) -> ClientNote:
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN))
+    return ClientNote(
+        CheckLevel.UNKNOWN,
+        f"{shown}: named like settings of Kafka's clients, but which client gets them, and what "
+        "is added to them, is up to the application or its framework",
+        "log the settings that the client starts with, and give them as a file of properties",
+    )
+
+
+# Streams, Connect, and plain clients.
+
+
+def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
+    """None where it holds no setting of a client."""
+    given = {name: _read_setting(value) for name, value in plain.items()}
+    if not given.keys() & list_settings("PCSWKpc").keys():
+        prefixed = any(name.startswith(tuple(f"{role}." for role in _ROLES)) for name in given)
+        if not prefixed or not any(_looks_like_setting(parse_name(name)) for name in given):
+            return None
+    if "connector.class" in given:
+        partial = "the worker's file has what it leaves out"
+        return _make_connect(path, given, "PCWK", ".override", partial)
+    if given.keys() & _WORKER:
+        return _make_connect(path, given, "PCW", "", "")
+    if "application.id" in given or given.keys() & _list_streams_names():
+        names = [_strip_streams(name) for name in given]
+        notes = tuple(_note_unknown(names, "PCS", "Kafka Streams ignores it"))
+        return ClientProfile(path, "", tuple(_make_streams(given)), notes)
+    return _make_plain(path, given)
+
+
+def _read_setting(text: str) -> Setting:
+    return Setting(None if _TEMPLATE.search(text) else text, text)
+
+
+def _list_streams_names() -> set[str]:
+    """Names that only Streams has."""
+    return list_settings("S").keys() - list_settings("PCWKpc").keys()
+
+
+def _strip_streams(name: str) -> str:
+    return re.sub(r"^((main|restore|global)\.)?(consumer|producer|admin|topic)\.", "", name)
+
+
+def _make_streams(given: Mapping[str, Setting]) -> Iterator[Client]:
+    """Streams takes a client's settings with its prefix and without (StreamsConfig)."""
+    exactly_once = given.get("processing.guarantee", Setting("", "")).value
+    by = "Streams"
+    for role, prefixes in (
+        ("producer", ["producer."]),
+        ("consumer", ["consumer.", "main.consumer."]),
+    ):
+        own = dict(given)
+        for prefix in prefixes:
+            own |= _take(given, prefix)
+        forced = {"enable.auto.commit": "false"} if role == "consumer" else {}
+        if str(exactly_once).startswith("exactly_once"):
+            forced |= {"isolation.level": "read_committed", "enable.idempotence": "true"}
+        own |= {name: Setting(value, "", "as Streams sets it") for name, value in forced.items()}
+        title = f"{role} of Streams"
+        yield Client(title, _ROLES[role], ClientKind.JAVA, own, by, _DEFAULTS[by][role])
+
+
+def _make_connect(
+    path: Path, given: Mapping[str, Setting], letters: str, infix: str, partial: str
+) -> ClientProfile:
+    clients = []
+    for role, scope in _ROLES.items():
+        own = _take(given, f"{role}{infix}.")
+        if own or not infix:
+            title = f"{role} of Connect"
+            defaults = _DEFAULTS["Connect"][role]
+            clients.append(Client(title, scope, ClientKind.JAVA, own, "Connect", defaults))
+    notes: list[ClientNote] = []
+    if not infix:
+        for role, scope in _ROLES.items():
+            own_names = list_settings("PC"[_LETTERS[scope]]).keys() - list_settings("WK").keys()
+            common = list_settings("P").keys() & list_settings("C").keys()
+            for name in given:
+                if name in own_names - common and name not in list_settings("W"):
+                    told = f"{name} is not the worker's: Connect's clients do not get it"
+                    notes.append(ClientNote(CheckLevel.WARNS, told, f"write it as {role}.{name}"))
+        prefixed = re.compile(r"(producer|consumer|admin|listeners|.*\.)\b.*")
+        names = [name for name in given if not prefixed.match(name) or name in list_settings("W")]
+        notes += _note_unknown(names, "PCWK", "Connect ignores it")
+    if not clients:
+        notes.append(
+            ClientNote(
+                CheckLevel.UNKNOWN,
+                "it is a connector's, and sets no producer or consumer of its own: "
+                "what they are given stands in the worker's file",
+                "give the worker's file",
+            )
+        )
+    return ClientProfile(path, "", tuple(clients), tuple(notes), partial)
+
+
+def _take(given: Mapping[str, Setting], prefix: str) -> dict[str, Setting]:
+    return {
+        name.removeprefix(prefix): one for name, one in given.items() if name.startswith(prefix)
+    }
+
+
+def _make_plain(path: Path, given: Mapping[str, Setting]) -> ClientProfile:
+    """Of the client that takes most of the file: of Java where both take the same."""
+    misfits = {kind: _count_misfits(given, kind) for kind in ClientKind}
+    kind = min(misfits, key=lambda one: misfits[one])
+    undecided = misfits[ClientKind.JAVA] == misfits[ClientKind.LIBRDKAFKA]
+    clients = tuple(_make_clients(given, kind))
+    others = tuple(_make_clients(given, ClientKind.LIBRDKAFKA)) if undecided else ()
+    names = [re.sub(r"^(producer|consumer)\.", "", name) for name in given]
+    does = "Java's client ignores it" if kind is ClientKind.JAVA else "librdkafka refuses it"
+    level = CheckLevel.WARNS if kind is ClientKind.JAVA or undecided else CheckLevel.STOPS
+    return ClientProfile(
+        path, "", clients, tuple(_note_unknown(names, kind, does, level)), "", others
+    )
+
+
+def _count_misfits(given: Mapping[str, Setting], kind: ClientKind) -> int:
+    """Names that this client does not know, and words that it does not take as a value."""
+    known, count = list_settings(kind), 0
+    for name, one in given.items():
+        setting = known.get(re.sub(r"^(producer|consumer)\.", "", name))
+        if setting is None:
+            count += 1
+        elif "|" in setting.allowed and one.value is not None:
+            count += setting.refuse(one.value) is not None
+    return count
+
+
+def _make_clients(given: Mapping[str, Setting], kind: ClientKind) -> Iterator[Client]:
+    aliases = list_aliases() if kind is ClientKind.LIBRDKAFKA else {}
+    settings = {role: {**given, **_take(given, f"{role}.")} for role in _ROLES}
+    letters = {role: kind[_LETTERS[scope]] for role, scope in _ROLES.items()}
+    produces, consumes = (
+        settings[role].keys()
+        & (list_settings(letters[role]).keys() - list_settings(letters[other]).keys())
+        for role, other in (("producer", "consumer"), ("consumer", "producer"))
+    )
+    # Of both where it does not show: most settings are common to both.
+    for role, shows, other in (("producer", produces, consumes), ("consumer", consumes, produces)):
+        if shows or not other:
+            own = {aliases.get(name, name): one for name, one in settings[role].items()}
+            yield Client(role, _ROLES[role], kind, own)
+
+
+def _note_unknown(
+    names: Iterable[str], clients: str, does: str, level: CheckLevel = CheckLevel.WARNS
+) -> Iterator[ClientNote]:
+    """A typing mistake has a note of its own; what is like nothing may be the application's."""
+    others = []
+    for name, near in list_unknown(names, clients):
+        if near:
+            told = f"{name} is no setting: {does}; {near} is one"
+            yield ClientNote(level, told, f"write it as {near}")
+        else:
+            others.append(name)
+    if others:
+        told = f"{', '.join(others)}: no setting of Kafka's, so {does}"
+        mend = "it may be read by the application or a plug-in; else remove it"
+        yield ClientNote(level, told, mend)
