@@ -49,7 +49,8 @@ _DEFAULTS: dict[str, dict[str, dict[str, str]]] = {
     "Spring": {
         "producer": {},
         # Its container commits unless the client is told to (Spring Kafka 2.3 and later).
-        "consumer": {"enable.auto.commit": "false"},
+        # KafkaProperties always sets the isolation, over the one that is common to all clients.
+        "consumer": {"enable.auto.commit": "false", "isolation.level": "read_uncommitted"},
     },
     "Streams": {
         "producer": {"linger.ms": "100"},
@@ -194,11 +195,11 @@ def _make_spring_profile(
         present.append("consumer")
     if not present and streams is None:
         present = list(_ROLES)
-    clients = []
+    clients, hidden = [], None
     for role in present:
         given = {**common, **settings.parts.get(role, {})}
-        if role == "consumer":
-            _set_isolation(given, settings.parts.get(role, {}))
+        if role == "consumer" and "isolation.level" not in settings.parts.get(role, {}):
+            hidden = given.pop("isolation.level", None)
         if role == "producer" and "transactional.id" in given:  # DefaultKafkaProducerFactory
             always = Setting("true", "", "as Spring sets it for transactions")
             given.setdefault("enable.idempotence", always)
@@ -212,6 +213,11 @@ def _make_spring_profile(
         if name not in settings.used and name[:2] != SPRING and _looks_like_setting(name)
     ]
     notes = [_note_ignored(*one) for one in settings.ignored]
+    if hidden:
+        told = "isolation.level of the common properties is not in force: Spring sets it for each "
+        told += "consumer"
+        mend = "write it as spring.kafka.consumer.isolation-level"
+        notes.append(ClientNote(CheckLevel.WARNS, told, mend))
     known = {"": "PC", "producer": "P", "consumer": "C", "streams": "PCS"}
     for part, given in settings.parts.items():
         letters = known[part] + ("S" if part == "" and streams is not None else "")
@@ -220,13 +226,6 @@ def _make_spring_profile(
     if outside:
         notes.append(_note_outside(outside))
     return ClientProfile(path, label, tuple(clients), tuple(notes), partial)
-
-
-def _set_isolation(given: dict[str, Setting], own: Mapping[str, Setting]) -> None:
-    """KafkaProperties always sets the consumer's isolation, so a common one is never in force."""
-    if "isolation.level" not in own:
-        hides = ", which hides the common one" if "isolation.level" in given else ""
-        given["isolation.level"] = Setting("read_uncommitted", "", f"Spring's default{hides}")
 
 
 def _note_ignored(part: str, written: str, below: str) -> ClientNote:
@@ -270,7 +269,10 @@ def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
     given = {name: _read_setting(value) for name, value in plain.items()}
     if not given.keys() & list_settings("PCSWKpc").keys():
         prefixed = any(name.startswith(tuple(f"{role}." for role in _ROLES)) for name in given)
-        if not prefixed or not any(_looks_like_setting(parse_name(name)) for name in given):
+        mistyped = sum(near is not None for _, near in list_unknown(given, "PCpc"))
+        if 2 * mistyped < max(1, len(given)) and not (
+            prefixed and any(_looks_like_setting(parse_name(name)) for name in given)
+        ):
             return None
     if "connector.class" in given:
         partial = "the worker's file has what it leaves out"
@@ -379,7 +381,7 @@ def _count_misfits(given: Mapping[str, Setting], kind: ClientKind) -> int:
         if setting is None:
             count += 1
         elif "|" in setting.allowed and one.value is not None:
-            count += setting.refuse(one.value) is not None
+            count += setting.refuse(one.value.lower()) is not None
     return count
 
 

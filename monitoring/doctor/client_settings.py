@@ -73,7 +73,11 @@ def list_settings(clients: str) -> dict[str, ClientSetting]:
     """The settings of any of these clients, given as letters of the table, by name."""
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
     settings = (ClientSetting(*line.split("\t")) for line in lines if not line.startswith("#"))
-    return {one.name: one for one in settings if set(one.clients) & set(clients)}
+    return {
+        one.name: one._replace(clients="".join(asked))
+        for one in settings
+        if (asked := sorted(set(one.clients) & set(clients)))
+    }
 
 
 @cache
