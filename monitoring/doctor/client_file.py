@@ -67,6 +67,7 @@ _DEFAULTS: dict[str, dict[str, dict[str, str]]] = {
         "consumer": {"enable.auto.commit": "false", "auto.offset.reset": "earliest"},
     },
 }
+_EITHER = "its settings are common to producers and consumers, and the code adds others"
 _SHOWN = 5
 
 
@@ -80,7 +81,7 @@ class ClientNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class FileClient:
     """A producer or consumer; `defaults` are those of `by`, before the client's own."""
 
     title: str
@@ -108,10 +109,10 @@ class ClientProfile:
 
     path: Path
     name: str
-    clients: tuple[Client, ...]
+    clients: tuple[FileClient, ...]
     notes: tuple[ClientNote, ...] = ()
     partial: str = ""
-    alternatives: tuple[Client, ...] = ()
+    alternatives: tuple[FileClient, ...] = ()
 
 
 def read_client_file(path: Path) -> list[ClientProfile]:
@@ -194,7 +195,7 @@ def _make_spring_profile(
     if listens and "consumer" not in present:
         present.append("consumer")
     if not present and streams is None:
-        present = list(_ROLES)
+        present, partial = list(_ROLES), partial or _EITHER
     clients, hidden = [], None
     for role in present:
         given = {**common, **settings.parts.get(role, {})}
@@ -204,7 +205,7 @@ def _make_spring_profile(
             always = Setting("true", "", "as Spring sets it for transactions")
             given.setdefault("enable.idempotence", always)
         defaults = _DEFAULTS["Spring"][role]
-        clients.append(Client(role, _ROLES[role], ClientKind.JAVA, given, "Spring", defaults))
+        clients.append(FileClient(role, _ROLES[role], ClientKind.JAVA, given, "Spring", defaults))
     if streams is not None:
         clients += _make_streams({**common, **streams})
     outside = [
@@ -251,12 +252,16 @@ def _looks_like_setting(name: Name) -> bool:
 _PLACES = ("kafka", "producer", "consumer", "incoming", "outgoing")
 
 
+def _list_some(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
 def _note_outside(names: Sequence[str]) -> ClientNote:
-    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN))
     return ClientNote(
         CheckLevel.UNKNOWN,
-        f"{shown}: named like settings of Kafka's clients, but which client gets them, and what "
-        "is added to them, is up to the application or its framework",
+        f"{_list_some(names)}: named like settings of Kafka's clients, but which client gets them, "
+        "and what is added to them, is up to the application or its framework",
         "log the settings that the client starts with, and give them as a file of properties",
     )
 
@@ -267,6 +272,8 @@ def _note_outside(names: Sequence[str]) -> ClientNote:
 def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
     """None where it holds no setting of a client."""
     given = {name: _read_setting(value) for name, value in plain.items()}
+    if "clusters" in given and any(name.endswith(".bootstrap.servers") for name in given):
+        return ClientProfile(path, "", (), (_note_outside(["clusters"]),))  # MirrorMaker's
     if not given.keys() & list_settings("PCSWKpc").keys():
         prefixed = any(name.startswith(tuple(f"{role}." for role in _ROLES)) for name in given)
         mistyped = sum(near is not None for _, near in list_unknown(given, "PCpc"))
@@ -274,7 +281,7 @@ def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
             prefixed and any(_looks_like_setting(parse_name(name)) for name in given)
         ):
             return None
-    if "connector.class" in given:
+    if "connector.class" in given or not given.keys() & list_settings("PCSWpc").keys():
         partial = "the worker's file has what it leaves out"
         return _make_connect(path, given, "PCWK", ".override", partial)
     if given.keys() & _WORKER:
@@ -291,15 +298,15 @@ def _read_setting(text: str) -> Setting:
 
 
 def _list_streams_names() -> set[str]:
-    """Names that only Streams has."""
-    return list_settings("S").keys() - list_settings("PCWKpc").keys()
+    """Names that only Streams has; what is made of topics sets their replication too."""
+    return list_settings("S").keys() - list_settings("PCWKpc").keys() - {"replication.factor"}
 
 
 def _strip_streams(name: str) -> str:
     return re.sub(r"^((main|restore|global)\.)?(consumer|producer|admin|topic)\.", "", name)
 
 
-def _make_streams(given: Mapping[str, Setting]) -> Iterator[Client]:
+def _make_streams(given: Mapping[str, Setting]) -> Iterator[FileClient]:
     """Streams takes a client's settings with its prefix and without (StreamsConfig)."""
     exactly_once = given.get("processing.guarantee", Setting("", "")).value
     by = "Streams"
@@ -315,7 +322,7 @@ def _make_streams(given: Mapping[str, Setting]) -> Iterator[Client]:
             forced |= {"isolation.level": "read_committed", "enable.idempotence": "true"}
         own |= {name: Setting(value, "", "as Streams sets it") for name, value in forced.items()}
         title = f"{role} of Streams"
-        yield Client(title, _ROLES[role], ClientKind.JAVA, own, by, _DEFAULTS[by][role])
+        yield FileClient(title, _ROLES[role], ClientKind.JAVA, own, by, _DEFAULTS[by][role])
 
 
 def _make_connect(
@@ -327,7 +334,7 @@ def _make_connect(
         if own or not infix:
             title = f"{role} of Connect"
             defaults = _DEFAULTS["Connect"][role]
-            clients.append(Client(title, scope, ClientKind.JAVA, own, "Connect", defaults))
+            clients.append(FileClient(title, scope, ClientKind.JAVA, own, "Connect", defaults))
     notes: list[ClientNote] = []
     if not infix:
         for role, scope in _ROLES.items():
@@ -368,8 +375,9 @@ def _make_plain(path: Path, given: Mapping[str, Setting]) -> ClientProfile:
     names = [re.sub(r"^(producer|consumer)\.", "", name) for name in given]
     does = "Java's client ignores it" if kind is ClientKind.JAVA else "librdkafka refuses it"
     level = CheckLevel.WARNS if kind is ClientKind.JAVA or undecided else CheckLevel.STOPS
+    partial = "" if _tell_roles(given, kind) else _EITHER
     return ClientProfile(
-        path, "", clients, tuple(_note_unknown(names, kind, does, level)), "", others
+        path, "", clients, tuple(_note_unknown(names, kind, does, level)), partial, others
     )
 
 
@@ -385,20 +393,24 @@ def _count_misfits(given: Mapping[str, Setting], kind: ClientKind) -> int:
     return count
 
 
-def _make_clients(given: Mapping[str, Setting], kind: ClientKind) -> Iterator[Client]:
+def _tell_roles(given: Mapping[str, Setting], kind: ClientKind) -> list[str]:
+    """The roles that a file has settings of; none where all are common to both."""
+    known = [list_settings(letter).keys() for letter in kind]
+    found = []
+    for role, scope in _ROLES.items():
+        own, other = known[_LETTERS[scope]], known[1 - _LETTERS[scope]]
+        prefixed = any(name.startswith(f"{role}.") for name in given)
+        if prefixed or given.keys() & (own - other):
+            found.append(role)
+    return found
+
+
+def _make_clients(given: Mapping[str, Setting], kind: ClientKind) -> Iterator[FileClient]:
     aliases = list_aliases() if kind is ClientKind.LIBRDKAFKA else {}
-    settings = {role: {**given, **_take(given, f"{role}.")} for role in _ROLES}
-    letters = {role: kind[_LETTERS[scope]] for role, scope in _ROLES.items()}
-    produces, consumes = (
-        settings[role].keys()
-        & (list_settings(letters[role]).keys() - list_settings(letters[other]).keys())
-        for role, other in (("producer", "consumer"), ("consumer", "producer"))
-    )
-    # Of both where it does not show: most settings are common to both.
-    for role, shows, other in (("producer", produces, consumes), ("consumer", consumes, produces)):
-        if shows or not other:
-            own = {aliases.get(name, name): one for name, one in settings[role].items()}
-            yield Client(role, _ROLES[role], kind, own)
+    for role in _tell_roles(given, kind) or _ROLES:
+        settings = {**given, **_take(given, f"{role}.")}
+        own = {aliases.get(name, name): one for name, one in settings.items()}
+        yield FileClient(role, _ROLES[role], kind, own)
 
 
 def _note_unknown(
@@ -413,6 +425,6 @@ def _note_unknown(
         else:
             others.append(name)
     if others:
-        told = f"{', '.join(others)}: no setting of Kafka's, so {does}"
+        told = f"{_list_some(others)}: no setting of Kafka's, so {does}"
         mend = "it may be read by the application or a plug-in; else remove it"
         yield ClientNote(level, told, mend)

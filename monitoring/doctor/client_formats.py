@@ -41,7 +41,7 @@ def read_documents(path: Path) -> list[Document]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is no text in UTF-8"
         raise UsageError(f"could not be read: {reason}", subject=subject) from None
-    if path.suffix in (".yml", ".yaml", ".json"):
+    if path.suffix in (".yml", ".yaml", ".json") or text.lstrip().startswith("{"):
         return _read_yaml(text, subject)
     lines = [line.strip() for line in text.splitlines()]
     written = [line for line in lines if line and line[0] not in "#!"]

@@ -23,7 +23,8 @@ _PLUGINS = re.compile(
     r"(key|value)\.(serializer|deserializer)\.|interceptor\.|sasl\.jaas\."
 )
 _INTEGERS = {"short": 15, "int": 31, "long": 63}
-_CLOSE = 0.8
+_CLOSE = 0.75
+_LONG = 8
 
 
 class ClientKind(StrEnum):
@@ -97,10 +98,13 @@ def squash(name: str) -> str:
 
 
 def find_near(name: str, known: Iterable[str]) -> str | None:
-    """The known name that somebody meant who wrote this one, as far as it shows."""
-    squashed = {squash(one): one for one in known}
-    near = difflib.get_close_matches(squash(name), squashed, n=1, cutoff=_CLOSE)
-    return squashed[near[0]] if near else None
+    """The known name that somebody meant who wrote this one: two letters away, or its beginning."""
+    text, squashed = squash(name), {squash(one): one for one in known}
+    cutoff = max(_CLOSE, 1 - 2.01 / max(len(text), 1))
+    near = difflib.get_close_matches(text, squashed, n=1, cutoff=cutoff)
+    if not near and len(text) >= _LONG:
+        near = [one for one in squashed if one.startswith(text)]
+    return squashed[near[0]] if len(near) == 1 else None
 
 
 def list_unknown(names: Iterable[str], clients: str) -> Iterator[tuple[str, str | None]]:

@@ -33,6 +33,7 @@ _FIELDS = {
     "streams": "application-id bootstrap-servers client-id replication-factor state-dir "
     "state-store-cache-max-size",
 }
+_TEXTS = ["acks", "auto-offset-reset", "client-id", "compression-type", "group-id"]
 # What is no setting of a client, by part.
 _OTHERS = {
     "": "ssl security admin listener jaas template retry",
@@ -120,8 +121,9 @@ class SpringFile:
 
     def list_profiles(self) -> Iterator[tuple[str, frozenset[str]]]:
         """The sets of profiles to look at, each with its label: none, each, and those joined."""
-        started = self._list(("spring", "profiles", "active")) or ["default"]
-        yield "", self._widen(started)
+        started = self._list(("spring", "profiles", "active"))
+        label = f"profile {', '.join(started)}, as it starts" if started else ""
+        yield label, self._widen(started or ["default"])
         named: dict[frozenset[str], None] = {}
         for condition in filter(None, map(_read_condition, self.documents)):
             names = re.findall(r"[^()!&|,\s]+", condition)
@@ -129,7 +131,7 @@ class SpringFile:
             if "&" in condition:
                 named[frozenset(re.findall(r"(?<![!\w])[^()!&|,\s]+", condition))] = None
         for profiles in named:
-            if not profiles <= self._widen(started):
+            if not profiles <= self._widen(started or ["default"]):
                 yield "profile " + ", ".join(sorted(profiles)), self._widen(profiles)
 
     def merge(self, profiles: frozenset[str]) -> dict[Name, Property]:
@@ -232,7 +234,9 @@ class SpringSettings:
         for field in _FIELDS[part].split():
             if first == squash(field) and (len(below) == 1 or below[1][0].isdigit()):
                 kafka = _KAFKA_NAMES.get(field, field.replace("-", "."))
-                settings[kafka] = convert(setting, field)
+                # An empty text is no number, no duration and no boolean: Spring leaves it out.
+                if setting.value != "" or field in _TEXTS:
+                    settings[kafka] = convert(setting, field)
                 return
         if first not in map(squash, _OTHERS[part].split()):
             self.ignored.append((part, written, ".".join(one or two for one, two in below)))

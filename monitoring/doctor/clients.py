@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from backlogctl.formats import format_bytes, format_duration
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel, CheckScope, apply_rules
-from backlogctl.monitoring.doctor.client_file import Client, ClientProfile
+from backlogctl.monitoring.doctor.client_file import ClientProfile, FileClient
 from backlogctl.monitoring.doctor.client_settings import ClientKind, list_settings
 
 _JAVA = {
@@ -69,7 +69,7 @@ class _Settings:
     """A client's settings with their defaults; `subject` names the file and the client in it."""
 
     subject: str
-    client: Client
+    client: FileClient
     partial: str
 
     @property
@@ -113,10 +113,8 @@ class _Settings:
     ) -> CheckFinding:
         """A finding that rests on these settings: unknown where all may stand elsewhere."""
         if self.partial and not self.is_given(*names):
-            found, level = (
-                f"{found}; unless it is set elsewhere: {self.partial}",
-                CheckLevel.UNKNOWN,
-            )
+            found = f"{found}, if nothing else sets it: {self.partial}"
+            level = CheckLevel.UNKNOWN
         return CheckFinding(check, level, self.subject, found, mend)
 
 
@@ -138,7 +136,9 @@ def judge_client(profile: ClientProfile) -> Iterator[CheckFinding]:
             yield CheckFinding(one.check, CheckLevel.UNKNOWN, one.subject, told, one.mend)
 
 
-def _judge_clients(clients: tuple[Client, ...], place: str, partial: str) -> Iterator[CheckFinding]:
+def _judge_clients(
+    clients: tuple[FileClient, ...], place: str, partial: str
+) -> Iterator[CheckFinding]:
     for client in clients:
         settings = _Settings(f"{client.title} in {place}", client, partial)
         rooms = (client.scope, CheckScope.CLIENT)

@@ -242,7 +242,7 @@ def test_each_profile_is_judged_on_the_base(tmp_path: Path) -> None:
         "spring.kafka.consumer.enable-auto-commit=true\n"
     )
     assert judge_profiles(tmp_path / "application.properties", properties) == {
-        "": {},
+        "profile dev, as it starts": {},
         "profile loud": {"consumer-commits": "warns"},
     }
 
@@ -423,6 +423,18 @@ def test_a_connector_overrides_its_worker(tmp_path: Path) -> None:
     assert judge(tmp_path / "c.json", text % "") == {"client-file": "unknown"}
     found = judge(tmp_path / "c.json", text % ', "consumer.override.auto.offset.reset": "latest"')
     assert found == {"consumer-reset": "loses", "consumer-isolation": "unknown"}
+
+
+def test_what_only_both_roles_have_tells_of_no_role(tmp_path: Path) -> None:
+    text = "bootstrap.servers=h:9092\nsecurity.protocol=SASL_SSL\nrequest.timeout.ms=20000\n"
+    assert set(judge(tmp_path / "c.properties", text).values()) == {"unknown"}
+    text = "spring.kafka.bootstrap-servers: h:9092\n"
+    assert judge(tmp_path / "application.yml", text) == {
+        "consumer-reset": "unknown",
+        "consumer-isolation": "unknown",
+    }
+    text = "clusters = A, B\nA.bootstrap.servers = a:9092\nA->B.enabled = true\n"
+    assert judge(tmp_path / "mm2.properties", text) == {"client-file": "unknown"}
 
 
 def test_sections_of_an_ini_file(tmp_path: Path) -> None:
