@@ -128,7 +128,7 @@ def read_client_file(path: Path) -> list[ClientProfile]:
         names = [name for document in documents for name in document]
     spring = [name for name in names if parse_name(name)[:1] == SPRING[:1]]
     if any(parse_name(name)[:2] == SPRING for name in spring):
-        return list(_read_spring(path, documents))
+        return _read_spring(path, documents)
     plain: Document = {}
     for document in documents:
         plain |= document
@@ -166,22 +166,30 @@ def _read_environment(variables: Document) -> Document:
 # Spring.
 
 
-def _read_spring(path: Path, documents: Sequence[Document]) -> Iterator[ClientProfile]:
-    file = SpringFile(documents)
-    own = re.fullmatch(r"(application|bootstrap)-([\w.\-]+)", path.stem)
-    seen: list[dict[Name, str]] = []
-    for label, profiles in file.list_profiles():
-        merged = file.merge(profiles)
+def _read_spring(path: Path, documents: Sequence[Document]) -> list[ClientProfile]:
+    """Each profile that has settings of its own; the file of one lies over the one beside it."""
+    file, base = SpringFile(documents), None
+    profiles = list(file.list_profiles())
+    if own := re.fullmatch(r"(application|bootstrap)-([\w.\-]+)", path.stem):
+        names = (f"{own[1]}{suffix}" for suffix in (path.suffix, ".yml", ".yaml", ".properties"))
+        base = next((name for name in names if path.with_name(name).is_file()), None)
+        if base:
+            file = SpringFile([*read_documents(path.with_name(base)), *documents])
+        profiles = [(f"profile {own[2]}" + (f", on {base}" * bool(base)), file.widen([own[2]]))]
+    found: list[ClientProfile] = []
+    seen: list[dict[Name, str]] = [{}]
+    for label, active in profiles:
+        merged = file.merge(active)
         kafka = {name: one.value for name, one in merged.items() if name[:2] == SPRING}
-        if kafka in seen:
-            continue
+        if kafka not in seen:
+            partial = (
+                f"it lies over another file, {own[1]}{path.suffix}" if own and not base else ""
+            )
+            if imports := list_imports(merged):
+                partial = f"more is imported from {', '.join(imports)}"
+            found.append(_make_spring_profile(path, label, merged, partial))
         seen.append(kafka)
-        partial = ""
-        if imports := list_imports(merged):
-            partial = f"more is imported from {', '.join(imports)}"
-        elif own:
-            partial = f"it is laid over {own[1]}{path.suffix}"
-        yield _make_spring_profile(path, label, merged, partial)
+    return found
 
 
 def _make_spring_profile(

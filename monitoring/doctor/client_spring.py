@@ -123,7 +123,7 @@ class SpringFile:
         """The sets of profiles to look at, each with its label: none, each, and those joined."""
         started = self._list(("spring", "profiles", "active"))
         label = f"profile {', '.join(started)}, as it starts" if started else ""
-        yield label, self._widen(started or ["default"])
+        yield label, self.widen(started or ["default"])
         named: dict[frozenset[str], None] = {}
         for condition in filter(None, map(_read_condition, self.documents)):
             names = re.findall(r"[^()!&|,\s]+", condition)
@@ -131,8 +131,8 @@ class SpringFile:
             if "&" in condition:
                 named[frozenset(re.findall(r"(?<![!\w])[^()!&|,\s]+", condition))] = None
         for profiles in named:
-            if not profiles <= self._widen(started or ["default"]):
-                yield "profile " + ", ".join(sorted(profiles)), self._widen(profiles)
+            if not profiles <= self.widen(started or ["default"]):
+                yield "profile " + ", ".join(sorted(profiles)), self.widen(profiles)
 
     def merge(self, profiles: frozenset[str]) -> dict[Name, Property]:
         """What is in force: a later document lies over those before it."""
@@ -150,7 +150,8 @@ class SpringFile:
                 return [one.strip() for one in (found.value or "").split(",") if one.strip()]
         return []
 
-    def _widen(self, profiles: Iterable[str]) -> frozenset[str]:
+    def widen(self, profiles: Iterable[str]) -> frozenset[str]:
+        """With those that are always included, and the members of groups."""
         found = {*profiles, *self._list(("spring", "profiles", "include"))}
         for one in list(found):
             found |= set(self._list(("spring", "profiles", "group", squash(one))))
@@ -225,7 +226,7 @@ class SpringSettings:
         self, part: str, below: Sequence[tuple[str, str]], written: str, setting: Setting
     ) -> None:
         settings = self.parts.setdefault(part, {})
-        first = squash(below[0][1])
+        first = squash("".join(below[0]))
         if first == "properties" and len(below) > 1:
             # A map's key: outside of brackets only letters, digits and `-` are kept.
             keys = [bracket or re.sub(r"[^\w\-]|_", "", plain) for bracket, plain in below[1:]]

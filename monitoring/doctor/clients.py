@@ -46,6 +46,7 @@ _LIBRDKAFKA = {
     "isolation.level": "read_committed",
 }
 _NAMES = {ClientKind.JAVA: "java", ClientKind.LIBRDKAFKA: "librdkafka"}
+_PLACED = "the default of ${"
 _TRUE = ("true", "t", "1")
 # By the column of the table of settings: what may not be more than, or has to be below, another.
 _LIMITS = (
@@ -54,6 +55,7 @@ _LIMITS = (
     ("p", "linger.ms", "delivery.timeout.ms", True),
     ("p", "delivery.timeout.ms", "transaction.timeout.ms", False),
 )
+_COMMITS = "enable.auto.commit"
 _CLASSIC = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
 # A leader election, or a broker that restarts, takes that long.
 _ELECTION_MS = 30_000
@@ -98,6 +100,10 @@ class _Settings:
         """As `read`."""
         text = self.read(name)
         return int(float(text)) if text else None
+
+    def read_flag(self, name: str) -> bool:
+        """Whether it is known to be on."""
+        return self.read(name) in _TRUE
 
     def say(self, name: str) -> str:
         """A setting as a person reads it; that it is a default."""
@@ -275,10 +281,10 @@ def _judge_buffer(s: _Settings) -> Iterator[CheckFinding]:
     "crash the difference is skipped, and no hole shows it.",
 )
 def _judge_commits(s: _Settings) -> Iterator[CheckFinding]:
-    if s.read("enable.auto.commit") not in _TRUE:
+    if not s.read_flag(_COMMITS):
         return
-    names = ("enable.auto.commit", "enable.auto.offset.store")
-    found = s.say("enable.auto.commit")
+    names = (_COMMITS, "enable.auto.offset.store")
+    found = s.say(_COMMITS)
     if s.is_java:
         yield s.find(
             *("consumer-commits", CheckLevel.WARNS, names, found),
@@ -286,7 +292,7 @@ def _judge_commits(s: _Settings) -> Iterator[CheckFinding]:
             "where each poll's messages are handled before the next poll, in the same thread",
         )
     # Else it commits what the application has stored, after it was handled.
-    elif s.read("enable.auto.offset.store") in _TRUE:
+    elif s.read_flag("enable.auto.offset.store"):
         yield s.find(
             *("consumer-commits", CheckLevel.LOSES, names),
             f"{found}; {s.say('enable.auto.offset.store')}: stored before it is handled",
@@ -354,6 +360,15 @@ def _judge_isolation(s: _Settings) -> Iterator[CheckFinding]:
 def _judge_values(s: _Settings) -> Iterator[CheckFinding]:
     """Values that a client refuses; those that are put in later, as far as they are judged."""
     defaults = _JAVA if s.is_java else _LIBRDKAFKA
+    placed = [n for n, one in s.client.given.items() if _PLACED in one.origin and n in defaults]
+    if placed:
+        texts = ", ".join(dict.fromkeys(s.client.given[name].text for name in placed))
+        yield s.find(
+            *("client-file", CheckLevel.WARNS, tuple(placed)),
+            f"{', '.join(placed)}: judged by the defaults of {texts}, another value may be in "
+            "force where it runs",
+            "put the values in that it has there, and run it again",
+        )
     for name, known in list_settings(s.client.letter).items():
         if not (one := s.client.given.get(name)):
             continue
@@ -393,9 +408,23 @@ def _judge_limits(s: _Settings) -> Iterator[CheckFinding]:
 
 
 def _judge_protocol(s: _Settings) -> Iterator[CheckFinding]:
-    """What the group's protocol excludes (KIP-848: the broker decides it then)."""
+    """What a consumer's group needs, and what its protocol excludes (KIP-848)."""
     if s.client.scope is not CheckScope.CONSUMER:
         return
+    group, plain = s.client.given.get("group.id"), s.is_java and not s.client.by
+    if plain and not group and s.is_given(_COMMITS) and s.read_flag(_COMMITS):
+        yield s.find(
+            *("client-file", CheckLevel.UNKNOWN, (_COMMITS,)),
+            f"{_COMMITS} is true, and the file has no group.id: unless code of the "
+            "application sets one, the consumer does not start",
+            "group.id=NAME",
+        )
+    if s.is_java and group and group.value is not None and not group.value.strip():
+        yield s.find(
+            *("client-file", CheckLevel.STOPS, ("group.id",)),
+            "group.id is empty: the consumer does not start",
+            "group.id=NAME",
+        )
     new = s.read("group.protocol") == "consumer"
     for name in _CLASSIC if new else ("group.remote.assignor",):
         if s.is_given(name):

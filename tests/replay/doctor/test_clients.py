@@ -162,6 +162,14 @@ def test_each_setting(tmp_path: Path, text: str, expected: Levels) -> None:
     assert judge(tmp_path / "client.properties", text) == expected
 
 
+def test_automatic_commits_need_a_group(tmp_path: Path) -> None:
+    text = "enable.auto.commit=true\nauto.offset.reset=none\nisolation.level=read_committed\n"
+    assert judge(tmp_path / "c.properties", text) == {
+        "consumer-commits": "warns",
+        "client-file": "unknown",
+    }
+
+
 def test_what_only_librdkafka_would_lose_is_unknown_where_nothing_tells_whose_it_is(
     tmp_path: Path,
 ) -> None:
@@ -270,6 +278,18 @@ def test_a_file_that_lies_over_another_decides_only_what_it_sets(tmp_path: Path)
         "consumer-reset": "unknown",
         "consumer-isolation": "unknown",
     }
+    (tmp_path / "application.yaml").write_text(
+        "spring.kafka.consumer: {autoOffsetReset: none, isolation-level: read_committed}\n"
+        "---\nspring.config.activate.on-profile: prod\nspring.kafka.producer.acks: 1\n"
+        "---\nspring.config.activate.on-profile: dev\nspring.kafka.producer.retries: 0\n"
+    )
+    assert judge_profiles(tmp_path / "application-prod.yml", text) == {
+        "profile prod, on application.yaml": {
+            "consumer-commits": "warns",
+            "producer-acks": "loses",
+            "producer-idempotence": "warns",
+        }
+    }
     text = 'spring:\n  config.import: "configserver:"\n  kafka.producer.acks: 1\n'
     found = say(tmp_path / "application.yml", text)
     assert "loses producer in application.yml: acks is 1" in found
@@ -278,7 +298,10 @@ def test_a_file_that_lies_over_another_decides_only_what_it_sets(tmp_path: Path)
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("${ACKS:all}", ""),
+        (
+            "${ACKS:all}",
+            "warns producer in application.yml: acks: judged by the defaults of ${ACKS:all}, another",
+        ),
         ("${ACKS:1}", "loses producer in application.yml: acks is 1, the default of ${ACKS} ->"),
         ("${A:${B:0}}", "loses producer in application.yml: acks is 0, the default of ${"),
         ("${app.acks:all}", "loses producer in application.yml: acks is 1 ->"),
@@ -288,7 +311,8 @@ def test_a_file_that_lies_over_another_decides_only_what_it_sets(tmp_path: Path)
 def test_placeholders(tmp_path: Path, value: str, said: str) -> None:
     text = f"app.acks: 1\nspring.kafka.producer.acks: {value}\n"
     found = say(tmp_path / "application.yml", text)
-    assert said in found if said else found == ""
+    assert said in found
+    assert ("loses" in found) is ("loses" in said)
 
 
 def test_springs_own_names(tmp_path: Path) -> None:
@@ -511,6 +535,7 @@ JAVA_FILES = [
     ("consumer", "enable.auto.commit=yes"),
     ("consumer", "enable.auto.commit=True"),
     ("consumer", "max.poll.records=0"),
+    ("consumer", "group.id=\nenable.auto.commit=false"),
     ("consumer", "max.poll.interval.ms=1000"),
     ("consumer", "group.protocol=consumer\nsession.timeout.ms=6000"),
     ("consumer", "group.protocol=consumer\nheartbeat.interval.ms=6000"),
@@ -523,7 +548,8 @@ def test_javas_client_refuses_what_is_said_to_stop_it(tmp_path: Path) -> None:
     files = []
     for number, (role, text) in enumerate(JAVA_FILES):
         path = tmp_path / f"{number}.properties"
-        path.write_text(text + ("\ngroup.id=g\n" if role == "consumer" else "\n"))
+        needs_group = role == "consumer" and "group.id" not in text
+        path.write_text(text + ("\ngroup.id=g\n" if needs_group else "\n"))
         files += [role, str(path)]
     jars = ensure_jars(Path(__file__).parents[3] / "sandbox/kafka.jars")
     command = [
