@@ -29,8 +29,10 @@ from backlogctl.monitoring.doctor.client_spring import (
     Setting,
     SpringFile,
     SpringSettings,
+    list_spring_fields,
     list_imports,
     parse_name,
+    resolve,
 )
 
 _ROLES = {"producer": CheckScope.PRODUCER, "consumer": CheckScope.CONSUMER}
@@ -122,13 +124,14 @@ def read_client_file(path: Path) -> list[ClientProfile]:
         UsageError: there is no such file, or it holds no client's settings.
     """
     documents = read_documents(path)
-    names = [name for document in documents for name in document]
+    names, partial = [name for document in documents for name in document], ""
     if all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in names):
         documents = [_read_environment(one) for one in documents]
         names = [name for document in documents for name in document]
+        partial = "an environment lies over the application's own file"
     spring = [name for name in names if parse_name(name)[:1] == SPRING[:1]]
     if any(parse_name(name)[:2] == SPRING for name in spring):
-        return _read_spring(path, documents)
+        return _read_spring(path, documents, partial)
     plain: Document = {}
     for document in documents:
         plain |= document
@@ -157,7 +160,7 @@ def _read_environment(variables: Document) -> Document:
             name = name.removeprefix("connect.")
         elif match := re.match(r"spring\.kafka\.(?:(producer|consumer|streams)\.)?(.*)", name):
             part, below = match[1], match[2]
-            own = below if below.startswith("properties.") else squash(below)
+            own = below if below.startswith("properties.") else below.replace(".", "-")
             name = ".".join(filter(None, [*SPRING, part, own]))
         found[name] = text
     return found
@@ -166,7 +169,7 @@ def _read_environment(variables: Document) -> Document:
 # Spring.
 
 
-def _read_spring(path: Path, documents: Sequence[Document]) -> list[ClientProfile]:
+def _read_spring(path: Path, documents: Sequence[Document], partial: str) -> list[ClientProfile]:
     """Each profile that has settings of its own; the file of one lies over the one beside it."""
     file, base = SpringFile(documents), None
     profiles = list(file.list_profiles())
@@ -177,14 +180,17 @@ def _read_spring(path: Path, documents: Sequence[Document]) -> list[ClientProfil
             file = SpringFile([*read_documents(path.with_name(base)), *documents])
         profiles = [(f"profile {own[2]}" + (f", on {base}" * bool(base)), file.widen([own[2]]))]
     found: list[ClientProfile] = []
-    seen: list[dict[Name, str]] = [{}]
+    seen: list[dict[Name, Setting]] = [{}]
     for label, active in profiles:
         merged = file.merge(active)
-        kafka = {name: one.value for name, one in merged.items() if name[:2] == SPRING}
+        kafka = {
+            name: resolve(one.value, merged, set())
+            for name, one in merged.items()
+            if name[:2] == SPRING
+        }
         if kafka not in seen:
-            partial = (
-                f"it lies over another file, {own[1]}{path.suffix}" if own and not base else ""
-            )
+            if own and not base:
+                partial = f"it lies over another file, {own[1]}{path.suffix}"
             if imports := list_imports(merged):
                 partial = f"more is imported from {', '.join(imports)}"
             found.append(_make_spring_profile(path, label, merged, partial))
@@ -239,11 +245,11 @@ def _make_spring_profile(
 
 def _note_ignored(part: str, written: str, below: str) -> ClientNote:
     letters = {"producer": "P", "consumer": "C", "streams": "PCS"}.get(part, "PC")
-    near = find_near(below, list_settings(letters))
     mend = "only code of the application can read it; remove it if none does"
-    if near:
-        place = ".".join(filter(None, [*SPRING, part, "properties", near]))
-        mend = f"write it as {place}"
+    if near := find_near(below, list_spring_fields(part)):
+        mend = f"write it as {'.'.join(filter(None, [*SPRING, part, near]))}"
+    elif near := find_near(below, list_settings(letters)):
+        mend = f"write it as {'.'.join(filter(None, [*SPRING, part, 'properties', near]))}"
     return ClientNote(
         CheckLevel.WARNS, f"{written} is no property of Spring Boot, which ignores it", mend
     )
@@ -279,7 +285,11 @@ def _note_outside(names: Sequence[str]) -> ClientNote:
 
 def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
     """None where it holds no setting of a client."""
-    given = {name: _read_setting(value) for name, value in plain.items()}
+    # Python's client takes a topic's settings there.
+    given = {
+        name.removeprefix("default.topic.config."): _read_setting(value)
+        for name, value in plain.items()
+    }
     if "clusters" in given and any(name.endswith(".bootstrap.servers") for name in given):
         return ClientProfile(path, "", (), (_note_outside(["clusters"]),))  # MirrorMaker's
     if not given.keys() & list_settings("PCSWKpc").keys():
@@ -434,5 +444,6 @@ def _note_unknown(
             others.append(name)
     if others:
         told = f"{_list_some(others)}: no setting of Kafka's, so {does}"
+        told += " unless the application takes it out" * (level is CheckLevel.STOPS)
         mend = "it may be read by the application or a plug-in; else remove it"
-        yield ClientNote(level, told, mend)
+        yield ClientNote(max(level, CheckLevel.UNKNOWN, key=list(CheckLevel).index), told, mend)

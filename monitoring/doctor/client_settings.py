@@ -20,7 +20,7 @@ _PLUGINS = re.compile(
     r"schema\.registry\.|basic\.auth\.|bearer\.auth\.|spring\.|confluent\.|apicurio\.|json\.|"
     r"specific\.|avro\.|protobuf\.|aws\.|azure\.|auto\.register|use\.(latest|schema)|normalize\.|"
     r"(key|value)\.subject|latest\.|id\.compatibility|rule\.|metrics\.jmx|config\.providers\.|"
-    r"(key|value)\.(serializer|deserializer)\.|interceptor\.|sasl\.jaas\."
+    r"(key|value)\.(serializer|deserializer)\.|interceptor\.|sasl\.jaas\.|go\.|dotnet\."
 )
 _INTEGERS = {"short": 15, "int": 31, "long": 63}
 _CLOSE = 0.75

@@ -52,6 +52,11 @@ _KAFKA_NAMES = {
 }
 
 
+def list_spring_fields(part: str) -> list[str]:
+    """What may stand below `spring.kafka`, or below a part of it."""
+    return f"{_FIELDS[part]} {_OTHERS[part]}".split()
+
+
 class Property(NamedTuple):
     """A value in force: `written` is its name in the file."""
 

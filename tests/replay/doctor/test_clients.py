@@ -211,6 +211,12 @@ def test_names_that_no_client_knows(tmp_path: Path) -> None:
     ]
     text = "metadata.broker.list=h:9092\nsocket.keepalive.enabled=true\n"
     assert judge(tmp_path / "l.conf", text)["client-file"] == "stops"
+    text = '{"metadata.broker.list": "h", "topic": "t", "default.topic.config": {"acks": 1}}'
+    assert judge(tmp_path / "l.json", text) == {
+        "client-file": "unknown",  # the application may take the topic out
+        "producer-acks": "loses",
+        "producer-idempotence": "warns",
+    }
 
 
 # Profiles, names and placeholders of Spring.
@@ -371,9 +377,20 @@ spring.kafka:
         "only code of the application can read it; remove it if none does",
         "producer.properties.enable.idempotence",
         "producer.properties.linger.ms",
-        "consumer.properties.auto.offset.reset",
+        "consumer.auto-offset-reset",
         "write it as enable.idempotence",
     ]
+
+
+def test_a_profile_that_differs_by_a_placeholder_alone(tmp_path: Path) -> None:
+    text = (
+        "app.acks: all\nspring.kafka.producer.acks: ${app.acks}\n"
+        "---\nspring.config.activate.on-profile: fast\napp.acks: 0\n"
+    )
+    assert judge_profiles(tmp_path / "application.yml", text) == {
+        "": {},
+        "profile fast": {"producer-acks": "loses", "producer-idempotence": "warns"},
+    }
 
 
 def test_spring_makes_a_transactional_producer_idempotent(tmp_path: Path) -> None:
@@ -402,11 +419,13 @@ def test_variables_of_an_environment(tmp_path: Path) -> None:
         "# of the container\n"
         "SPRING_KAFKA_CONSUMER_AUTO_OFFSET_RESET=latest\n"
         'export SPRING_KAFKA_CONSUMER_ENABLEAUTOCOMMIT="true"\n'
-        "SPRING_KAFKA_CONSUMER_PROPERTIES_ISOLATION_LEVEL=read_committed\n"
+        "SPRING_KAFKA_PRODUCER_PROPERTIES_LINGER_MS=20000\n"
     )
     assert judge(tmp_path / ".env", text) == {
         "consumer-reset": "loses",
         "consumer-commits": "warns",
+        "consumer-isolation": "unknown",  # the application's own file may set it
+        "producer-buffer": "warns",
     }
 
 
@@ -582,7 +601,7 @@ def test_javas_client_refuses_what_is_said_to_stop_it(tmp_path: Path) -> None:
         (Producer, "transactional.id=t\nmessage.timeout.ms=50000"),
         (Producer, "linger.ms=10000\nmessage.timeout.ms=5000"),
         (Producer, "queue.buffering.max.ms=1.5"),
-        (Producer, "no.such.name=1"),
+        (Producer, "enable.idempotenc=true"),
         (Producer, "compression.codec=brotli"),
         (Consumer, "session.timeout.ms=6000\nheartbeat.interval.ms=10000"),
         (Consumer, "session.timeout.ms=6000\nmax.poll.interval.ms=5000"),
