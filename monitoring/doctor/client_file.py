@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from backlogctl.errors import UsageError
@@ -29,8 +29,8 @@ from backlogctl.monitoring.doctor.client_spring import (
     Setting,
     SpringFile,
     SpringSettings,
-    list_spring_fields,
     list_imports,
+    list_spring_fields,
     parse_name,
     resolve,
 )
@@ -69,6 +69,7 @@ _DEFAULTS: dict[str, dict[str, dict[str, str]]] = {
         "consumer": {"enable.auto.commit": "false", "auto.offset.reset": "earliest"},
     },
 }
+_OTHERS = (".bootstrap.servers", "zookeeper.connect")
 _EITHER = "its settings are common to producers and consumers, and the code adds others"
 _SHOWN = 5
 
@@ -139,7 +140,12 @@ def read_client_file(path: Path) -> list[ClientProfile]:
         plain = {name.removeprefix("config."): one for name, one in plain.items()}
     if not spring and not plain.keys() & _BROKER and (profile := _read_plain(path, plain)):
         return [profile]
-    outside = [name for name in names if _looks_like_setting(parse_name(name))]
+    outside = [
+        name
+        for document in documents
+        for name, value in document.items()
+        if _looks_like_setting(parse_name(name)) or "SPRING_KAFKA_" in name + value
+    ]
     if outside and not plain.keys() & _BROKER:
         return [ClientProfile(path, "", (), (_note_outside(outside),))]
     raise UsageError(
@@ -179,27 +185,29 @@ def _read_spring(path: Path, documents: Sequence[Document], partial: str) -> lis
         if base:
             file = SpringFile([*read_documents(path.with_name(base)), *documents])
         profiles = [(f"profile {own[2]}" + (f", on {base}" * bool(base)), file.widen([own[2]]))]
-    found: list[ClientProfile] = []
-    seen: list[dict[Name, Setting]] = [{}]
+    found: dict[str, tuple[list[str], ClientProfile]] = {}
     for label, active in profiles:
         merged = file.merge(active)
-        kafka = {
-            name: resolve(one.value, merged, set())
+        kafka = sorted(
+            (name, resolve(one.value, merged, set()))
             for name, one in merged.items()
             if name[:2] == SPRING
-        }
-        if kafka not in seen:
-            if own and not base:
-                partial = f"it lies over another file, {own[1]}{path.suffix}"
-            if imports := list_imports(merged):
-                partial = f"more is imported from {', '.join(imports)}"
-            found.append(_make_spring_profile(path, label, merged, partial))
-        seen.append(kafka)
-    return found
+        )
+        if own and not base:
+            partial = f"it lies over another file, {own[1]}{path.suffix}"
+        if imports := list_imports(merged):
+            partial = f"more is imported from {', '.join(imports)}"
+        if kafka:
+            profile = _make_spring_profile(path, merged, partial)
+            found.setdefault(repr(kafka), ([], profile))[0].append(label or "base")
+    return [
+        replace(one, name="" if labels == ["base"] else " and ".join(labels))
+        for labels, one in found.values()
+    ]
 
 
 def _make_spring_profile(
-    path: Path, label: str, merged: Mapping[Name, Property], partial: str
+    path: Path, merged: Mapping[Name, Property], partial: str
 ) -> ClientProfile:
     settings = SpringSettings(merged)
     common = settings.parts.get("", {})
@@ -240,7 +248,7 @@ def _make_spring_profile(
         notes += _note_unknown(names, letters, "Java's client ignores it")
     if outside:
         notes.append(_note_outside(outside))
-    return ClientProfile(path, label, tuple(clients), tuple(notes), partial)
+    return ClientProfile(path, "", tuple(clients), tuple(notes), partial)
 
 
 def _note_ignored(part: str, written: str, below: str) -> ClientNote:
@@ -290,8 +298,9 @@ def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
         name.removeprefix("default.topic.config."): _read_setting(value)
         for name, value in plain.items()
     }
-    if "clusters" in given and any(name.endswith(".bootstrap.servers") for name in given):
-        return ClientProfile(path, "", (), (_note_outside(["clusters"]),))  # MirrorMaker's
+    # Of MirrorMaker, and of the consumer that kept its offsets in ZooKeeper.
+    if others := [name for name in given if name.endswith(_OTHERS)]:
+        return ClientProfile(path, "", (), (_note_outside(others),))
     if not given.keys() & list_settings("PCSWKpc").keys():
         prefixed = any(name.startswith(tuple(f"{role}." for role in _ROLES)) for name in given)
         mistyped = sum(near is not None for _, near in list_unknown(given, "PCpc"))

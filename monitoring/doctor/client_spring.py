@@ -137,7 +137,7 @@ class SpringFile:
                 named[frozenset(re.findall(r"(?<![!\w])[^()!&|,\s]+", condition))] = None
         for profiles in named:
             if not profiles <= self.widen(started or ["default"]):
-                yield "profile " + ", ".join(sorted(profiles)), self.widen(profiles)
+                yield "profile " + " & ".join(sorted(profiles)), self.widen(profiles)
 
     def merge(self, profiles: frozenset[str]) -> dict[Name, Property]:
         """What is in force: a later document lies over those before it."""

@@ -382,7 +382,7 @@ def _judge_values(s: _Settings) -> Iterator[CheckFinding]:
             yield s.find(
                 *("client-file", CheckLevel.STOPS, (name,)),
                 f"{name} is {one.value!r}, {reason}: {s.name} does not start",
-                f"{name}={defaults[name]}" if defaults.get(name) else f"leave {name} out",
+                f"write a value that it takes, or leave {name} out",
             )
     yield from _judge_limits(s)
     yield from _judge_protocol(s)

@@ -242,7 +242,7 @@ spring:
 def test_each_profile_is_judged_on_the_base(tmp_path: Path) -> None:
     producer = {"producer-acks": "loses", "producer-idempotence": "warns"}
     assert judge_profiles(tmp_path / "application.yml", PROFILES) == {
-        "": {**producer, "consumer-reset": "loses"},
+        "base and profile eu": {**producer, "consumer-reset": "loses"},
         "profile test": {},
         "profile prod": producer,
     }
@@ -259,6 +259,20 @@ def test_each_profile_is_judged_on_the_base(tmp_path: Path) -> None:
         "profile dev, as it starts": {},
         "profile loud": {"consumer-commits": "warns"},
     }
+
+
+def test_profiles_that_do_not_differ_are_named_together(tmp_path: Path) -> None:
+    text = (
+        "spring.kafka.producer.acks: 1\n---\nspring.profiles: [prod, live]\n"
+        "spring.kafka.producer.acks: all\n---\nspring.profiles: dev\nserver.port: 1\n"
+        "---\nspring.config.activate.on-cloud-platform: kubernetes\n"
+        "spring.kafka.producer.retries: 0\n"
+    )
+    assert list(judge_profiles(tmp_path / "application.yml", text)) == [
+        "base and profile dev",
+        "profile prod and profile live",
+        "profile cloud-platform-kubernetes",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -405,6 +419,8 @@ def test_spring_makes_a_transactional_producer_idempotent(tmp_path: Path) -> Non
         "app.kafka.consumer: {auto-offset-reset: latest}\n",
         "mp.messaging.incoming.orders.auto.offset.reset: latest\n",
         "kafka.producers.default: {acks: 0}\n",
+        "services.app.environment: {SPRING_KAFKA_PRODUCER_ACKS: 0}\n",
+        "services.app.environment: [A=1, SPRING_KAFKA_PRODUCER_ACKS=0]\n",
         "spring.cloud.stream.kafka.binder.configuration: {enable.auto.commit: true}\n",
         "spring.kafka.consumer: {auto-offset-reset: none, isolation-level: read_committed}\n"
         "app.kafka.producer: {acks: 0}\n",
@@ -476,6 +492,8 @@ def test_what_only_both_roles_have_tells_of_no_role(tmp_path: Path) -> None:
         "consumer-reset": "unknown",
         "consumer-isolation": "unknown",
     }
+    text = "zookeeper.connect=z:2181\ngroup.id=g\nauto.offset.reset=smallest\n"
+    assert judge(tmp_path / "old.properties", text) == {"client-file": "unknown"}
     text = "clusters = A, B\nA.bootstrap.servers = a:9092\nA->B.enabled = true\n"
     assert judge(tmp_path / "mm2.properties", text) == {"client-file": "unknown"}
 
