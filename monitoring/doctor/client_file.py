@@ -46,6 +46,10 @@ _BROKER = frozenset(["broker.id", "log.dirs", "log.dir", "process.roles", "node.
 _WORKER = frozenset(
     ["config.storage.topic", "offset.storage.topic", "offset.storage.file.filename"]
 )
+_PREFIXED = re.compile(
+    r"(producer|consumer|admin|listeners|rest\.extension|config\.providers|metrics|log4j|"
+    r"(internal\.)?(key|value|header)\.converter)\."
+)
 # What a client sets itself where the file says nothing: `by` says who.
 _DEFAULTS: dict[str, dict[str, dict[str, str]]] = {
     "Spring": {
@@ -309,10 +313,9 @@ def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
         ):
             return None
     if "connector.class" in given or not given.keys() & list_settings("PCSWpc").keys():
-        partial = "the worker's file has what it leaves out"
-        return _make_connect(path, given, "PCWK", ".override", partial)
+        return _make_connector(path, given)
     if given.keys() & _WORKER:
-        return _make_connect(path, given, "PCW", "", "")
+        return _make_worker(path, given)
     if "application.id" in given or given.keys() & _list_streams_names():
         names = [_strip_streams(name) for name in given]
         notes = tuple(_note_unknown(names, "PCS", "Kafka Streams ignores it"))
@@ -352,38 +355,47 @@ def _make_streams(given: Mapping[str, Setting]) -> Iterator[FileClient]:
         yield FileClient(title, _ROLES[role], ClientKind.JAVA, own, by, _DEFAULTS[by][role])
 
 
-def _make_connect(
-    path: Path, given: Mapping[str, Setting], letters: str, infix: str, partial: str
-) -> ClientProfile:
-    clients = []
+def _make_worker(path: Path, given: Mapping[str, Setting]) -> ClientProfile:
+    """A worker's clients get what has their prefix; what is theirs without it, nobody gets."""
+    does, notes = "Connect ignores it", []
+    known = {letter: list_settings(letter).keys() for letter in "PCWK"}
+    plain = [name for name in given if not _PREFIXED.match(name)]
     for role, scope in _ROLES.items():
+        letter = ClientKind.JAVA[_LETTERS[scope]]
+        others = "".join(set("PCWK") - {letter})
+        own = known[letter] - set().union(*(known[one] for one in others))
+        for name in filter(own.__contains__, plain):
+            told = f"{name} is no setting of the worker: Connect's clients do not get it"
+            notes.append(ClientNote(CheckLevel.WARNS, told, f"write it as {role}.{name}"))
+        notes += _note_unknown(_take(given, f"{role}."), letter, does)
+    notes += _note_unknown(plain, "PCWK", does)
+    clients = tuple(_make_connect_clients(given, "", list(_ROLES)))
+    return ClientProfile(path, "", clients, tuple(notes))
+
+
+def _make_connector(path: Path, given: Mapping[str, Setting]) -> ClientProfile:
+    """A connector's file: what else it has is the connector's own."""
+    infix = ".override"
+    roles = [role for role in _ROLES if _take(given, f"{role}{infix}.")]
+    note = ClientNote(
+        CheckLevel.UNKNOWN,
+        "it is a connector's, and sets no producer or consumer of its own: what they are given "
+        "stands in the worker's file",
+        "give the worker's file",
+    )
+    clients = tuple(_make_connect_clients(given, infix, roles))
+    partial = "the worker's file has what it leaves out"
+    return ClientProfile(path, "", clients, () if clients else (note,), partial)
+
+
+def _make_connect_clients(
+    given: Mapping[str, Setting], infix: str, roles: Iterable[str]
+) -> Iterator[FileClient]:
+    by = "Connect"
+    for role in roles:
         own = _take(given, f"{role}{infix}.")
-        if own or not infix:
-            title = f"{role} of Connect"
-            defaults = _DEFAULTS["Connect"][role]
-            clients.append(FileClient(title, scope, ClientKind.JAVA, own, "Connect", defaults))
-    notes: list[ClientNote] = []
-    if not infix:
-        for role, scope in _ROLES.items():
-            own_names = list_settings("PC"[_LETTERS[scope]]).keys() - list_settings("WK").keys()
-            common = list_settings("P").keys() & list_settings("C").keys()
-            for name in given:
-                if name in own_names - common and name not in list_settings("W"):
-                    told = f"{name} is not the worker's: Connect's clients do not get it"
-                    notes.append(ClientNote(CheckLevel.WARNS, told, f"write it as {role}.{name}"))
-        prefixed = re.compile(r"(producer|consumer|admin|listeners|.*\.)\b.*")
-        names = [name for name in given if not prefixed.match(name) or name in list_settings("W")]
-        notes += _note_unknown(names, "PCWK", "Connect ignores it")
-    if not clients:
-        notes.append(
-            ClientNote(
-                CheckLevel.UNKNOWN,
-                "it is a connector's, and sets no producer or consumer of its own: "
-                "what they are given stands in the worker's file",
-                "give the worker's file",
-            )
-        )
-    return ClientProfile(path, "", tuple(clients), tuple(notes), partial)
+        title = f"{role} of Connect"
+        yield FileClient(title, _ROLES[role], ClientKind.JAVA, own, by, _DEFAULTS[by][role])
 
 
 def _take(given: Mapping[str, Setting], prefix: str) -> dict[str, Setting]:

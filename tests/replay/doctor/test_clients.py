@@ -473,6 +473,9 @@ def test_a_connect_worker_gives_its_clients_what_has_their_prefix(tmp_path: Path
     found = say(tmp_path / "w.properties", f"{text}auto.offset.reset=latest\n")
     assert "-> write it as consumer.auto.offset.reset" in found
     assert "loses" not in found
+    found = say(tmp_path / "w.properties", f"{text}producer.ack=1\noffset.flush.intervals.ms=1\n")
+    assert "ack is no setting: Connect ignores it; acks is one" in found
+    assert "offset.flush.interval.ms is one" in found
     found = say(tmp_path / "w.properties", f"{text}producer.acks=1\n")
     assert "loses producer of Connect in w.properties: acks is 1" in found
 
