@@ -12,7 +12,7 @@ from backlogctl.errors import UsageError
 from backlogctl.jars import ensure_jars, find_java
 from backlogctl.monitoring.doctor.checks import CheckFinding
 from backlogctl.monitoring.doctor.client_file import read_client_file
-from backlogctl.monitoring.doctor.client_settings import ClientKind
+from backlogctl.monitoring.doctor.client_settings import ClientKind, list_settings
 from backlogctl.monitoring.doctor.client_spring import is_active
 from backlogctl.monitoring.doctor.clients import judge_client
 
@@ -600,7 +600,11 @@ def test_javas_client_refuses_what_is_said_to_stop_it(tmp_path: Path) -> None:
         [*command, *files], check=False, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    answers = [line.split(" ")[0] for line in done.stdout.splitlines()]
+    produced, consumed, *lines = done.stdout.splitlines()
+    for letter, names in (("P", produced), ("C", consumed)):
+        public = {name for name in names.split() if not name.startswith("internal.")}
+        assert public <= list_settings(letter).keys()
+    answers = [line.split(" ")[0] for line in lines]
     told = [
         "refuses" if "stops " in say(path, path.read_text()) else "starts"
         for path in map(Path, files[1::2])
