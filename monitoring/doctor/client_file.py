@@ -312,7 +312,8 @@ def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
             prefixed and any(_looks_like_setting(parse_name(name)) for name in given)
         ):
             return None
-    if "connector.class" in given or not given.keys() & list_settings("PCSWpc").keys():
+    clients = given.keys() & list_settings("PCSWpc").keys()
+    if "connector.class" in given or (given.keys() & list_settings("K").keys() and not clients):
         return _make_connector(path, given)
     if given.keys() & _WORKER:
         return _make_worker(path, given)

@@ -220,7 +220,8 @@ class SpringSettings:
         self.parts: dict[str, dict[str, Setting]] = {}
         self.ignored: list[tuple[str, str, str]] = []
         self.used: set[Name] = set()
-        for name, one in merged.items():
+        # What stands in `properties` lies over the fields.
+        for name, one in sorted(merged.items(), key=lambda item: "properties" in item[0]):
             if name[:2] == SPRING and len(name) > len(SPRING):
                 part = name[2] if name[2] in _FIELDS else ""
                 below = _ELEMENT.findall(one.written)[3 if part else 2 :]
@@ -257,7 +258,8 @@ def convert(setting: Setting, field: str) -> Setting:
         words = {"on": "true", "yes": "true", "1": "true", "off": "false", "no": "false"}
         return setting._replace(value=words.get(text.lower(), text))
     if field == "isolation-level":
-        return setting._replace(value=text.lower().replace("-", "_"))
+        levels = {squash(one): one for one in ("read_committed", "read_uncommitted")}
+        return setting._replace(value=levels.get(squash(text), text))
     size = field.endswith(("-size", "-memory"))
     if not size and not field.endswith(("-interval", "-wait")):
         return setting

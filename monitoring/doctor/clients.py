@@ -362,11 +362,11 @@ def _judge_values(s: _Settings) -> Iterator[CheckFinding]:
     defaults = _JAVA if s.is_java else _LIBRDKAFKA
     placed = [n for n, one in s.client.given.items() if _PLACED in one.origin and n in defaults]
     if placed:
-        texts = ", ".join(dict.fromkeys(s.client.given[name].text for name in placed))
+        origins = " and ".join(dict.fromkeys(s.client.given[name].origin for name in placed))
         yield s.find(
             *("client-file", CheckLevel.WARNS, tuple(placed)),
-            f"{', '.join(placed)}: judged by the defaults of {texts}, another value may be in "
-            "force where it runs",
+            f"{', '.join(placed)}: judged by {origins}; another value may be in force "
+            "where it runs",
             "put the values in that it has there, and run it again",
         )
     for name, known in list_settings(s.client.letter).items():

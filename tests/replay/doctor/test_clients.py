@@ -320,7 +320,7 @@ def test_a_file_that_lies_over_another_decides_only_what_it_sets(tmp_path: Path)
     [
         (
             "${ACKS:all}",
-            "warns producer in application.yml: acks: judged by the defaults of ${ACKS:all}, another",
+            "warns producer in application.yml: acks: judged by the default of ${ACKS}; another",
         ),
         ("${ACKS:1}", "loses producer in application.yml: acks is 1, the default of ${ACKS} ->"),
         ("${A:${B:0}}", "loses producer in application.yml: acks is 0, the default of ${"),
@@ -345,7 +345,7 @@ spring.kafka:
     properties: {linger.ms: 20000}
   consumer:
     auto-offset-reset: latest
-    isolation-level: READ-COMMITTED
+    isolation-level: ReadCommitted
     heartbeatInterval: 50s
 ---
 spring.kafka.consumer.properties.[max.poll.interval.ms]: 1000
@@ -405,6 +405,14 @@ def test_a_profile_that_differs_by_a_placeholder_alone(tmp_path: Path) -> None:
         "": {},
         "profile fast": {"producer-acks": "loses", "producer-idempotence": "warns"},
     }
+
+
+def test_a_map_of_properties_lies_over_the_fields(tmp_path: Path) -> None:
+    text = (
+        "spring.kafka.producer.properties.acks=all\nspring.kafka.producer.acks=1\n"
+        "spring.kafka.producer.retries=${RETRIES:}\n"
+    )
+    assert judge(tmp_path / "application.properties", text) == {}
 
 
 def test_spring_makes_a_transactional_producer_idempotent(tmp_path: Path) -> None:
@@ -507,6 +515,8 @@ def test_sections_of_an_ini_file(tmp_path: Path) -> None:
         "[consumer]\ngroup.id=g\nenable.auto.commit=false\nauto.offset.reset=latest\n"
     )
     assert judge(tmp_path / "config.ini", text) == {"consumer-reset": "loses"}
+    text = "producer: {acks: 0, enable.gapless.guarantee: false}\n"
+    assert judge(tmp_path / "config.yml", text)["producer-acks"] == "loses"
 
 
 def test_java_properties_as_java_reads_them(tmp_path: Path) -> None:
