@@ -1,228 +1,19 @@
 """A client's settings, judged together.
 
 Defaults: Kafka's producer and consumer configs (Java, 3.0 and later, KIP-679), and librdkafka's
-CONFIGURATION.md (2.x).
+CONFIGURATION.md (2.x). What a client refuses: ProducerConfig, ConsumerConfig, KafkaProducer,
+Heartbeat (Java, 4.3), and rd_kafka_conf_finalize.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Any
 
-import yaml
-
-from backlogctl.clock import parse_duration
-from backlogctl.errors import BacklogError, UsageError
 from backlogctl.formats import format_bytes, format_duration
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel, CheckScope, apply_rules
-
-# A client's configuration file: Java properties, librdkafka's, Spring's in YAML or properties.
-
-MOST_BYTES = 1_000_000
-# Names that only librdkafka has: with one of them it is a file of librdkafka.
-_LIBRDKAFKA_NAMES = frozenset(
-    [
-        "queue.buffering.max.ms",
-        "queue.buffering.max.messages",
-        "queue.buffering.max.kbytes",
-        "message.timeout.ms",
-        "request.required.acks",
-        "message.send.max.retries",
-        "enable.auto.offset.store",
-        "broker.address.family",
-        "log_level",
-        "debug",
-        "statistics.interval.ms",
-        "enable.partition.eof",
-        "queued.min.messages",
-        "fetch.message.max.bytes",
-        "metadata.broker.list",
-        "socket.keepalive.enable",
-        "log.connection.close",
-        "sasl.username",
-        "sasl.password",
-        "ssl.ca.location",
-    ]
-)
-_ALIASES = {
-    "request.required.acks": "acks",
-    "message.send.max.retries": "retries",
-    "message.timeout.ms": "delivery.timeout.ms",
-    "queue.buffering.max.ms": "linger.ms",
-    "max.in.flight": "max.in.flight.requests.per.connection",
-}
-_SPRING = "spring.kafka."
-_SPRING_ROLES = ("producer", "consumer", "properties", "admin", "streams", "listener")
-_LINE = re.compile(r"((?:\\.|[^\s=:\\])+)\s*[=:\s]\s*(.*)")
-
-
-class Dialect(StrEnum):
-    """Whose defaults hold where a setting is left out."""
-
-    JAVA = "java"
-    LIBRDKAFKA = "librdkafka"
-
-
-@dataclass(frozen=True, slots=True)
-class ClientFile:
-    """`producer` and `consumer`: settings by Java's names; None where it is none of these."""
-
-    path: Path
-    dialect: Dialect
-    producer: Mapping[str, str] | None
-    consumer: Mapping[str, str] | None
-
-
-def read_client_file(path: Path) -> ClientFile:
-    """Reads a file; which of the formats it is shows in its text.
-
-    Raises:
-        UsageError: there is no such file, or it holds no client's settings.
-    """
-    subject = f"client file {path}"
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError("is too large for a client's settings", subject=subject)
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is no text in UTF-8"
-        raise UsageError(f"could not be read: {reason}", subject=subject) from None
-    settings = dict(_read_settings(path, text, subject))
-    spring = {n.removeprefix(_SPRING): v for n, v in settings.items() if n.startswith(_SPRING)}
-    if spring:
-        return _take_spring(path, spring)
-    dialect = Dialect.LIBRDKAFKA if settings.keys() & _LIBRDKAFKA_NAMES else Dialect.JAVA
-    known = {_ALIASES.get(name, name): value for name, value in settings.items()}
-    if not known.keys() & (_PRODUCER | _CONSUMER | {"bootstrap.servers"}):
-        raise UsageError(
-            "holds no setting of a Kafka client",
-            subject=subject,
-            hint="name a file of Java properties, of librdkafka (name=value), or of Spring",
-        )
-    produces = bool(known.keys() & _PRODUCER)
-    consumes = bool(known.keys() & _CONSUMER)
-    # Of both where it does not show: most settings are common to both.
-    either = not produces and not consumes
-    return ClientFile(
-        path,
-        dialect,
-        known if produces or either else None,
-        known if consumes or either else None,
-    )
-
-
-_PRODUCER = frozenset(
-    [
-        "acks",
-        "retries",
-        "delivery.timeout.ms",
-        "enable.idempotence",
-        "linger.ms",
-        "batch.size",
-        "buffer.memory",
-        "max.block.ms",
-        "max.in.flight.requests.per.connection",
-        "transactional.id",
-        "key.serializer",
-        "value.serializer",
-        "queue.buffering.max.messages",
-        "queue.buffering.max.kbytes",
-        "compression.type",
-    ]
-)
-_CONSUMER = frozenset(
-    [
-        "group.id",
-        "auto.offset.reset",
-        "enable.auto.commit",
-        "auto.commit.interval.ms",
-        "isolation.level",
-        "max.poll.interval.ms",
-        "max.poll.records",
-        "session.timeout.ms",
-        "heartbeat.interval.ms",
-        "key.deserializer",
-        "value.deserializer",
-        "enable.auto.offset.store",
-        "group.instance.id",
-        "group.protocol",
-        "partition.assignment.strategy",
-        "fetch.min.bytes",
-    ]
-)
-
-
-def _read_settings(path: Path, text: str, subject: str) -> Iterator[tuple[str, str]]:
-    if path.suffix in (".yml", ".yaml", ".json"):
-        try:
-            documents = list(yaml.safe_load_all(text))
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f" at line {mark.line + 1}" if mark else ""
-            raise UsageError(f"is not YAML{where}", subject=subject) from None
-        for document in documents:
-            yield from _flatten(document, "")
-        return
-    # Java's Properties: a backslash at the end goes on, `#` and `!` begin comments.
-    for line in re.sub(r"\\\r?\n\s*", "", text).splitlines():
-        stripped = line.strip()
-        if not stripped or stripped[0] in "#!":
-            continue
-        if found := _LINE.match(stripped):
-            yield re.sub(r"\\(.)", r"\1", found[1]), found[2].strip()
-
-
-def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _flatten(item, f"{prefix}.{name}" if prefix else str(name))
-    elif isinstance(value, list):
-        yield prefix, ",".join(map(str, value))
-    elif isinstance(value, bool):
-        yield prefix, str(value).lower()
-    elif value is not None:
-        yield prefix, str(value)
-
-
-def _take_spring(path: Path, settings: Mapping[str, str]) -> ClientFile:
-    """Spring's `spring.kafka.producer.acks`, and Kafka's own names below `properties`."""
-    common: dict[str, str] = {}
-    roles: dict[str, dict[str, str]] = {"producer": {}, "consumer": {}}
-    for name, value in settings.items():
-        role, _, rest = name.partition(".")
-        if role == "properties":
-            common[rest] = value
-        elif role in roles:
-            own = rest.removeprefix("properties.")
-            plain = own if own != rest else rest.replace("-", ".")
-            # Spring writes `read-committed`.
-            written = value.replace("-", "_") if plain == "isolation.level" else value
-            roles[role][_SPRING_NAMES.get(plain, plain)] = written
-        elif role not in _SPRING_ROLES:
-            common[name.replace("-", ".")] = value
-    # Spring commits itself unless it is told to let the client do it (since Spring Kafka 2.3).
-    roles["consumer"].setdefault("enable.auto.commit", "false")
-    produces = any(name.startswith("producer.") for name in settings)
-    consumes = any(name.startswith("consumer.") for name in settings)
-    either = not produces and not consumes
-    return ClientFile(
-        path,
-        Dialect.JAVA,
-        {**common, **roles["producer"]} if produces or either else None,
-        {**common, **roles["consumer"]} if consumes or either else None,
-    )
-
-
-_SPRING_NAMES = {
-    "auto.commit.interval": "auto.commit.interval.ms",
-    "heartbeat.interval": "heartbeat.interval.ms",
-    "max.poll.interval": "max.poll.interval.ms",
-    "transaction.id.prefix": "transactional.id",
-}
+from backlogctl.monitoring.doctor.client_file import ClientProfile, FileClient
+from backlogctl.monitoring.doctor.client_settings import ClientKind, list_settings
 
 _JAVA = {
     "acks": "all",
@@ -234,6 +25,7 @@ _JAVA = {
     "linger.ms": "5",
     "buffer.memory": "33554432",
     "max.block.ms": "60000",
+    "transaction.timeout.ms": "60000",
     "enable.auto.commit": "true",
     "auto.commit.interval.ms": "5000",
     "auto.offset.reset": "latest",
@@ -242,6 +34,7 @@ _JAVA = {
     "max.poll.records": "500",
     "session.timeout.ms": "45000",
     "heartbeat.interval.ms": "3000",
+    "group.protocol": "classic",
 }
 _LIBRDKAFKA = {
     **_JAVA,
@@ -252,58 +45,110 @@ _LIBRDKAFKA = {
     "enable.auto.offset.store": "true",
     "isolation.level": "read_committed",
 }
+_NAMES = {ClientKind.JAVA: "java", ClientKind.LIBRDKAFKA: "librdkafka"}
+_PLACED = "the default of ${"
+_TRUE = ("true", "t", "1")
+# By the column of the table of settings: what may not be more than, or has to be below, another.
+_LIMITS = (
+    ("C", "heartbeat.interval.ms", "session.timeout.ms", True),
+    ("c", "session.timeout.ms", "max.poll.interval.ms", False),
+    ("p", "linger.ms", "delivery.timeout.ms", True),
+    ("p", "delivery.timeout.ms", "transaction.timeout.ms", False),
+)
+_COMMITS = "enable.auto.commit"
+_CLASSIC = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
 # A leader election, or a broker that restarts, takes that long.
 _ELECTION_MS = 30_000
 _BLOCK_MS = 5_000
 _LINGER_MS = 1_000
 _POLL_MS = 60_000
 _IN_FLIGHT = 5
+_MEMORY_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Settings with their defaults; `subject` names the file and the client in it."""
+    """A client's settings with their defaults; `subject` names the file and the client in it."""
 
     subject: str
-    dialect: Dialect
-    given: Mapping[str, str]
+    client: FileClient
+    partial: str
 
-    def read(self, name: str) -> str:
-        defaults = _LIBRDKAFKA if self.dialect is Dialect.LIBRDKAFKA else _JAVA
-        return self.given.get(name, defaults.get(name, "")).strip().lower()
+    @property
+    def is_java(self) -> bool:
+        return self.client.kind is ClientKind.JAVA
+
+    @property
+    def name(self) -> str:
+        return "Java's client" if self.is_java else "librdkafka"
+
+    def is_given(self, *names: str) -> bool:
+        """Whether the file sets one of them."""
+        return any(name in self.client.given for name in names)
+
+    def read(self, name: str) -> str | None:
+        """None where it is not known before the client runs, or its client does not take it."""
+        if one := self.client.given.get(name):
+            known = list_settings(self.client.letter).get(name)
+            if one.value is None or (known and known.refuse(one.value)):
+                return None
+            return one.value.strip().lower()
+        defaults = _JAVA if self.is_java else _LIBRDKAFKA
+        return self.client.defaults.get(name, defaults.get(name, ""))
 
     def read_number(self, name: str) -> int | None:
-        """None where it is no number: a placeholder of a template, for example."""
+        """As `read`."""
         text = self.read(name)
-        try:
-            return int(float(text))
-        except ValueError:
-            pass
-        try:
-            return int(parse_duration(text).total_seconds() * 1000)  # Spring's `30s`
-        except (ValueError, BacklogError):
-            return None
+        return int(float(text)) if text else None
+
+    def read_flag(self, name: str) -> bool:
+        """Whether it is known to be on."""
+        return self.read(name) in _TRUE
 
     def say(self, name: str) -> str:
         """A setting as a person reads it; that it is a default."""
-        default = "" if name in self.given else f", {self.dialect}'s default"
-        return f"{name} is {self.read(name) or 'not set'}{default}"
+        origin = f"{_NAMES[self.client.kind]}'s default"
+        if one := self.client.given.get(name):
+            origin = one.origin
+        elif name in self.client.defaults:
+            origin = f"{self.client.by}'s default"
+        return f"{name} is {self.read(name) or 'not set'}" + (f", {origin}" if origin else "")
 
-    def find(self, check: str, level: CheckLevel, found: str, mend: str) -> CheckFinding:
+    def find(
+        self, check: str, level: CheckLevel, names: tuple[str, ...], found: str, mend: str
+    ) -> CheckFinding:
+        """A finding that rests on these settings: unknown where all may stand elsewhere."""
+        if self.partial and not self.is_given(*names):
+            found = f"{found}, if nothing else sets it: {self.partial}"
+            level = CheckLevel.UNKNOWN
         return CheckFinding(check, level, self.subject, found, mend)
 
 
-def judge_client(file: ClientFile) -> Iterator[CheckFinding]:
-    """The producer and the consumer of a file, as far as it has them."""
-    for room, name, given in (
-        (CheckScope.PRODUCER, "producer", file.producer),
-        (CheckScope.CONSUMER, "consumer", file.consumer),
-    ):
-        if given is not None:
-            settings = _Settings(f"{name} in {file.path.name}", file.dialect, given)
-            yield from apply_rules((room,), {"s": settings}, settings.subject)
-            if room is CheckScope.PRODUCER or file.producer is None:
-                yield from _judge_unreadable(settings)
+def judge_client(profile: ClientProfile) -> Iterator[CheckFinding]:
+    """What a file's clients lose or refuse, and what of the file was not understood.
+
+    Where nothing in the file tells whose it is, Java's client is judged, and what librdkafka alone
+    would lose or refuse is unknown.
+    """
+    place = profile.path.name + (f", {profile.name}" if profile.name else "")
+    for note in profile.notes:
+        yield CheckFinding("client-file", note.level, place, note.found, note.mend)
+    found = list(_judge_clients(profile.clients, place, profile.partial))
+    yield from found
+    worse = {(one.check, one.subject) for one in found if one.needs_somebody}
+    for one in _judge_clients(profile.alternatives, place, profile.partial):
+        if one.needs_somebody and (one.check, one.subject) not in worse:
+            told = f"nothing tells which client reads this file: with librdkafka, {one.found}"
+            yield CheckFinding(one.check, CheckLevel.UNKNOWN, one.subject, told, one.mend)
+
+
+def _judge_clients(
+    clients: tuple[FileClient, ...], place: str, partial: str
+) -> Iterator[CheckFinding]:
+    for client in clients:
+        settings = _Settings(f"{client.title} in {place}", client, partial)
+        rooms = (client.scope, CheckScope.CLIENT)
+        yield from apply_rules(rooms, {"s": settings}, settings.subject)
 
 
 @CheckScope.PRODUCER.check(
@@ -312,8 +157,8 @@ def judge_client(file: ClientFile) -> Iterator[CheckFinding]:
     "Only with `acks=all` has a message reached more than one broker when it is acknowledged.",
 )
 def _judge_acks(s: _Settings) -> Iterator[CheckFinding]:
-    if s.read("acks") not in ("all", "-1"):
-        yield s.find("producer-acks", CheckLevel.LOSES, s.say("acks"), "acks=all")
+    if s.read("acks") not in (None, "all", "-1"):
+        yield s.find("producer-acks", CheckLevel.LOSES, ("acks",), s.say("acks"), "acks=all")
 
 
 @CheckScope.PRODUCER.check(
@@ -323,29 +168,29 @@ def _judge_acks(s: _Settings) -> Iterator[CheckFinding]:
     "its application does not send again.",
 )
 def _judge_retries(s: _Settings) -> Iterator[CheckFinding]:
-    retries, delivery = s.read_number("retries"), s.read_number("delivery.timeout.ms")
-    linger, request = s.read_number("linger.ms"), s.read_number("request.timeout.ms")
-    if retries == 0:
+    if s.read_number("retries") == 0:
         yield s.find(
-            *("producer-retries", CheckLevel.LOSES, s.say("retries")),
+            *("producer-retries", CheckLevel.LOSES, ("retries",), s.say("retries")),
             "leave retries at its default, and bound the time by delivery.timeout.ms",
         )
+    delivery, linger = s.read_number("delivery.timeout.ms"), s.read_number("linger.ms")
+    request = s.read_number("request.timeout.ms")
     if delivery is None:
         return
-    if s.dialect is Dialect.JAVA and None not in (linger, request):
-        least = (linger or 0) + (request or 0)
-        if delivery < least and "delivery.timeout.ms" in s.given:
+    if s.is_java and s.is_given("delivery.timeout.ms") and linger is not None is not request:
+        least = linger + (request or 0)
+        if delivery < least:
             yield s.find(
-                *("client-file", CheckLevel.STOPS),
+                *("client-file", CheckLevel.STOPS, ("delivery.timeout.ms",)),
                 f"delivery.timeout.ms {delivery} is less than linger.ms + request.timeout.ms "
                 f"({least}): the producer does not start",
                 f"delivery.timeout.ms={max(120_000, least)}",
             )
             return
-    if 0 < delivery < _ELECTION_MS:
+    if 0 < delivery < _ELECTION_MS or (delivery == 0 and s.is_java):
         yield s.find(
-            *("producer-retries", CheckLevel.LOSES),
-            f"delivery.timeout.ms is {delivery} ({format_duration(delivery / 1000)}): shorter than "
+            *("producer-retries", CheckLevel.LOSES, ("delivery.timeout.ms",)),
+            f"{s.say('delivery.timeout.ms')} ({format_duration(delivery / 1000)}): shorter than "
             "an election of leaders may take",
             "delivery.timeout.ms=120000",
         )
@@ -358,36 +203,40 @@ def _judge_retries(s: _Settings) -> Iterator[CheckFinding]:
     "flight also change their order (KIP-98).",
 )
 def _judge_idempotence(s: _Settings) -> Iterator[CheckFinding]:
-    flight = s.read_number("max.in.flight.requests.per.connection")
-    on, asked = s.read("enable.idempotence") == "true", "enable.idempotence" in s.given
-    acks_all = s.read("acks") in ("all", "-1")
-    conflicts = [] if acks_all else [s.say("acks")]
-    if flight is not None and flight > _IN_FLIGHT:
-        conflicts.append(s.say("max.in.flight.requests.per.connection"))
-    if s.read_number("retries") == 0:
-        conflicts.append(s.say("retries"))
-    if on and asked and conflicts and "max.in.flight.requests.per.connection" in s.given:
-        yield s.find(
-            *("client-file", CheckLevel.STOPS),
-            f"enable.idempotence is true, but {' and '.join(conflicts)}: the producer does not "
-            "start",
-            "acks=all and max.in.flight.requests.per.connection=5",
-        )
-    elif on and asked and not acks_all:
-        yield s.find(
-            *("client-file", CheckLevel.STOPS),
-            f"enable.idempotence is true, but {s.say('acks')}: the producer does not start",
-            "acks=all",
-        )
+    flight_name = "max.in.flight.requests.per.connection"
+    flight, retries = s.read_number(flight_name), s.read_number("retries")
+    asked, transactional = s.is_given("enable.idempotence"), s.is_given("transactional.id")
+    idempotence = s.read("enable.idempotence")
+    on = idempotence == "true" or (transactional and not s.is_java and not asked)
+    conflicts = {
+        "acks": s.read("acks") not in (None, "all", "-1"),
+        "retries": retries == 0,
+        # librdkafka lowers its own default by itself.
+        flight_name: flight is not None and flight > _IN_FLIGHT and s.is_given(flight_name),
+    }
+    names = tuple(name for name, found in conflicts.items() if found)
+    said = " and ".join(map(s.say, names))
+    mend = f"enable.idempotence=true, acks=all, {flight_name}=5"
+    if idempotence is None:
+        return
+    refused = ""
+    if on and names and asked:
+        refused = f"{s.say('enable.idempotence')}, but {said}: the producer does not start"
+    elif transactional and (not on or names):
+        refused = f"transactional.id needs idempotence, but {said or s.say('enable.idempotence')}"
+        refused += ": the producer does not start"
+    elif on and s.is_java and flight_name in names:
+        refused = f"{said}: Kafka 4's producer does not start; an older one is not idempotent"
+    if refused:
+        asking = ("enable.idempotence", "transactional.id", *names)
+        yield s.find("client-file", CheckLevel.STOPS, asking, refused, mend)
     # Java's producer turns idempotence off by itself where it is not asked for (KIP-679).
-    if not on or (conflicts and not asked and s.dialect is Dialect.JAVA):
-        more = f", and {s.say('max.in.flight.requests.per.connection')}"
-        why = s.say("enable.idempotence") if not on else "not in force: " + " and ".join(conflicts)
-        yield s.find(
-            *("producer-idempotence", CheckLevel.WARNS),
-            why + (more if flight != 1 and not on else ""),
-            "enable.idempotence=true, acks=all, max.in.flight.requests.per.connection=5",
-        )
+    elif not on or names:
+        why = s.say("enable.idempotence") if not on else f"not in force: {said}"
+        if not on and flight != 1:
+            why += f", and {s.say(flight_name)}"
+        asking = ("enable.idempotence", *names)
+        yield s.find("producer-idempotence", CheckLevel.WARNS, asking, why, mend)
 
 
 @CheckScope.PRODUCER.check(
@@ -401,24 +250,25 @@ def _judge_buffer(s: _Settings) -> Iterator[CheckFinding]:
     memory = s.read_number("buffer.memory")
     if linger is not None and linger > _LINGER_MS:
         yield s.find(
-            *("producer-buffer", CheckLevel.WARNS),
-            f"linger.ms is {linger}: up to {format_duration(linger / 1000)} of messages are in "
+            *("producer-buffer", CheckLevel.WARNS, ("linger.ms",)),
+            f"{s.say('linger.ms')}: up to {format_duration(linger / 1000)} of messages are in "
             "memory only",
             "linger.ms=20, and flush before the process ends",
         )
-    if s.dialect is Dialect.LIBRDKAFKA or block is None or memory is None:
+    if not s.is_java:
         return
-    if block < _BLOCK_MS:
+    size = "buffer.memory" if memory is None else f"buffer.memory ({format_bytes(memory)})"
+    if block is not None and block < _BLOCK_MS:
         yield s.find(
-            *("producer-buffer", CheckLevel.LOSES),
-            f"max.block.ms is {block}: once buffer.memory ({format_bytes(memory)}) is full, or "
+            *("producer-buffer", CheckLevel.LOSES, ("max.block.ms",)),
+            f"{s.say('max.block.ms')}: once {size} is full, or "
             "the metadata is late, a send fails after that time, and the message is lost unless "
             "the application sends it again",
             "max.block.ms=60000, and look at the result of every send",
         )
-    elif memory < 4 * 1024 * 1024:
+    elif memory is not None and memory < _MEMORY_BYTES:
         yield s.find(
-            *("producer-buffer", CheckLevel.WARNS),
+            *("producer-buffer", CheckLevel.WARNS, ("buffer.memory",)),
             f"buffer.memory is {format_bytes(memory)}: a short outage fills it, and sends wait",
             "buffer.memory=33554432",
         )
@@ -431,21 +281,23 @@ def _judge_buffer(s: _Settings) -> Iterator[CheckFinding]:
     "crash the difference is skipped, and no hole shows it.",
 )
 def _judge_commits(s: _Settings) -> Iterator[CheckFinding]:
-    if s.read("enable.auto.commit") != "true":
+    if not s.read_flag(_COMMITS):
         return
-    stores = s.dialect is Dialect.LIBRDKAFKA and s.read("enable.auto.offset.store") == "true"
-    if s.dialect is Dialect.LIBRDKAFKA and not stores:
-        return  # it commits what the application has stored, after it was handled
-    found = s.say("enable.auto.commit")
-    if stores:
-        found += f"; {s.say('enable.auto.offset.store')}: stored before it is handled"
-    yield s.find(
-        *("consumer-commits", CheckLevel.LOSES if stores else CheckLevel.WARNS, found),
-        "enable.auto.offset.store=false, and store each offset once its message is handled"
-        if stores
-        else "enable.auto.commit=false, and commit once messages are handled; it is safe only "
-        "where each poll's messages are handled before the next poll, in the same thread",
-    )
+    names = (_COMMITS, "enable.auto.offset.store")
+    found = s.say(_COMMITS)
+    if s.is_java:
+        yield s.find(
+            *("consumer-commits", CheckLevel.WARNS, names, found),
+            "enable.auto.commit=false, and commit once messages are handled; it is safe only "
+            "where each poll's messages are handled before the next poll, in the same thread",
+        )
+    # Else it commits what the application has stored, after it was handled.
+    elif s.read_flag("enable.auto.offset.store"):
+        yield s.find(
+            *("consumer-commits", CheckLevel.LOSES, names),
+            f"{found}; {s.say('enable.auto.offset.store')}: stored before it is handled",
+            "enable.auto.offset.store=false, and store each offset once its message is handled",
+        )
 
 
 @CheckScope.CONSUMER.check(
@@ -455,11 +307,12 @@ def _judge_commits(s: _Settings) -> Iterator[CheckFinding]:
     "everything that is unread, and so does a group whose messages expired.",
 )
 def _judge_reset(s: _Settings) -> Iterator[CheckFinding]:
-    reset = s.read("auto.offset.reset")
-    if reset in ("latest", "largest", "end"):
+    if s.read("auto.offset.reset") in ("latest", "largest", "end"):
+        name = "auto.offset.reset"
+        stops = "none" if s.is_java else "error"
         yield s.find(
-            *("consumer-reset", CheckLevel.LOSES, s.say("auto.offset.reset")),
-            "auto.offset.reset=none (the consumer fails, and a person decides), or earliest where "
+            *("consumer-reset", CheckLevel.LOSES, (name,), s.say(name)),
+            f"{name}={stops} (the consumer fails, and a person decides), or earliest where "
             "repeated messages do no harm",
         )
 
@@ -471,20 +324,13 @@ def _judge_reset(s: _Settings) -> Iterator[CheckFinding]:
     "move, and what it did is done again.",
 )
 def _judge_polls(s: _Settings) -> Iterator[CheckFinding]:
-    poll, session = s.read_number("max.poll.interval.ms"), s.read_number("session.timeout.ms")
+    poll = s.read_number("max.poll.interval.ms")
     if poll is not None and poll < _POLL_MS:
-        each = "" if s.dialect is Dialect.LIBRDKAFKA else f" for {s.read('max.poll.records')} each"
+        each = f" for {s.read('max.poll.records')} each" if s.is_java else ""
         yield s.find(
-            *("consumer-polls", CheckLevel.WARNS),
-            f"max.poll.interval.ms is {poll} ({format_duration(poll / 1000)}{each})",
+            *("consumer-polls", CheckLevel.WARNS, ("max.poll.interval.ms",)),
+            f"{s.say('max.poll.interval.ms')} ({format_duration(poll / 1000)}{each})",
             "max.poll.interval.ms=300000, or fewer max.poll.records",
-        )
-    if s.dialect is Dialect.LIBRDKAFKA and None not in (poll, session) and poll < session:  # type: ignore[operator]
-        yield s.find(
-            *("client-file", CheckLevel.STOPS),
-            f"max.poll.interval.ms {poll} is less than session.timeout.ms {session}: the consumer "
-            "does not start",
-            "max.poll.interval.ms=300000",
         )
 
 
@@ -497,7 +343,8 @@ def _judge_polls(s: _Settings) -> Iterator[CheckFinding]:
 def _judge_isolation(s: _Settings) -> Iterator[CheckFinding]:
     if s.read("isolation.level") == "read_uncommitted":
         yield s.find(
-            *("consumer-isolation", CheckLevel.WARNS, s.say("isolation.level")),
+            *("consumer-isolation", CheckLevel.WARNS, ("isolation.level",)),
+            s.say("isolation.level"),
             "isolation.level=read_committed, and `isolation: read_committed` in the stream",
         )
 
@@ -507,23 +354,83 @@ def _judge_isolation(s: _Settings) -> Iterator[CheckFinding]:
     "Settings that are unknown or contradict each other",
     "A client refuses to start with settings that exclude each other, and ignores names it "
     "does not know.",
+    "librdkafka refuses those too. A placeholder without a default, or a setting that stands where "
+    "only the application reads it, is unknown: it is judged with the value that it has there.",
 )
-def _judge_unreadable(s: _Settings) -> Iterator[CheckFinding]:
-    """Numbers that are none, such as a template's placeholders: what needs them is unknown."""
-    names = [
-        "delivery.timeout.ms",
-        "linger.ms",
-        "request.timeout.ms",
-        "retries",
-        "max.block.ms",
-        "buffer.memory",
-        "max.in.flight.requests.per.connection",
-        "max.poll.interval.ms",
-    ]
-    for name in names:
-        if name in s.given and s.read_number(name) is None:
+def _judge_values(s: _Settings) -> Iterator[CheckFinding]:
+    """Values that a client refuses; those that are put in later, as far as they are judged."""
+    defaults = _JAVA if s.is_java else _LIBRDKAFKA
+    placed = [n for n, one in s.client.given.items() if _PLACED in one.origin and n in defaults]
+    if placed:
+        origins = " and ".join(dict.fromkeys(s.client.given[name].origin for name in placed))
+        yield s.find(
+            *("client-file", CheckLevel.WARNS, tuple(placed)),
+            f"{', '.join(placed)}: judged by {origins}; another value may be in force "
+            "where it runs",
+            "put the values in that it has there, and run it again",
+        )
+    for name, known in list_settings(s.client.letter).items():
+        if not (one := s.client.given.get(name)):
+            continue
+        if one.value is None and name in defaults:
             yield s.find(
-                *("client-file", CheckLevel.UNKNOWN),
-                f"{name} is not a number: {s.given[name]!r}",
+                *("client-file", CheckLevel.UNKNOWN, (name,)),
+                f"{name} is {one.text!r}: not known before the client runs",
                 "put the value in, and run it again",
+            )
+        elif one.value is not None and (reason := known.refuse(one.value)):
+            yield s.find(
+                *("client-file", CheckLevel.STOPS, (name,)),
+                f"{name} is {one.value!r}, {reason}: {s.name} does not start",
+                f"write a value that it takes, or leave {name} out",
+            )
+    yield from _judge_limits(s)
+    yield from _judge_protocol(s)
+
+
+def _judge_limits(s: _Settings) -> Iterator[CheckFinding]:
+    """Settings that may not be more than another."""
+    for letter, low, high, below in _LIMITS:
+        less, more = s.read_number(low), s.read_number(high)
+        if letter != s.client.letter or not s.is_given(low, high) or less is None or more is None:
+            continue
+        if high == "transaction.timeout.ms" and not (
+            s.is_given("transactional.id") and s.is_given(low)
+        ):
+            continue  # librdkafka adjusts its default
+        if less > more or (below and less == more):
+            yield s.find(
+                *("client-file", CheckLevel.STOPS, (low, high)),
+                f"{s.say(low)}, and {s.say(high)}: it has to be {'less' if below else 'no more'}, "
+                f"or the client does not start",
+                f"raise {high}, or leave out both",
+            )
+
+
+def _judge_protocol(s: _Settings) -> Iterator[CheckFinding]:
+    """What a consumer's group needs, and what its protocol excludes (KIP-848)."""
+    if s.client.scope is not CheckScope.CONSUMER:
+        return
+    group, plain = s.client.given.get("group.id"), s.is_java and not s.client.by
+    if plain and not group and s.is_given(_COMMITS) and s.read_flag(_COMMITS):
+        yield s.find(
+            *("client-file", CheckLevel.UNKNOWN, (_COMMITS,)),
+            f"{_COMMITS} is true, and the file has no group.id: unless code of the "
+            "application sets one, the consumer does not start",
+            "group.id=NAME",
+        )
+    if s.is_java and group and group.value is not None and not group.value.strip():
+        yield s.find(
+            *("client-file", CheckLevel.STOPS, ("group.id",)),
+            "group.id is empty: the consumer does not start",
+            "group.id=NAME",
+        )
+    new = s.read("group.protocol") == "consumer"
+    for name in _CLASSIC if new else ("group.remote.assignor",):
+        if s.is_given(name):
+            protocol = "consumer" if new else "classic"
+            yield s.find(
+                *("client-file", CheckLevel.STOPS, (name,)),
+                f"{name} is set, but group.protocol is {protocol}: the consumer does not start",
+                f"leave {name} out",
             )

@@ -53,7 +53,7 @@ def examine(
 
     found: list[Examination] = []
     if client is not None:
-        found.append(_examine_client(client))
+        found += _examine_client(client)
     # A file can be judged without a cluster.
     if client is None or streams or bootstrap or cluster:
         workspace, unopened = _open(
@@ -67,12 +67,17 @@ def examine(
         raise typer.Exit(document["result"])
 
 
-def _examine_client(path: Path) -> Examination:
+def _examine_client(path: Path) -> list[Examination]:
     from backlogctl.monitoring.doctor.checks import sort_findings
-    from backlogctl.monitoring.doctor.clients import judge_client, read_client_file
+    from backlogctl.monitoring.doctor.client_file import read_client_file
+    from backlogctl.monitoring.doctor.clients import judge_client
     from backlogctl.replay.doctor.stream import Examination
 
-    return Examination("client", str(path), sort_findings(judge_client(read_client_file(path))))
+    return [
+        Examination("client", ", ".join(filter(None, [str(path), one.name])), found)
+        for one in read_client_file(path)
+        for found in [sort_findings(judge_client(one))]
+    ]
 
 
 def _examine_streams(

@@ -39,9 +39,21 @@ configured. It changes nothing.
 `--json` prints the same as one document. `backlogctl watch` looks each hour (`watch.doctor`), shows
 the findings on the page of the stream, and exports them as `backlog_doctor_findings`.
 
-`backlogctl doctor --client FILE` judges the settings of a producer or consumer, without a cluster:
-Java properties, librdkafka's (`name=value`; known by a setting that only it has), or Spring's in
-YAML or properties. What the file leaves out counts with the default of its client.
+`backlogctl doctor --client FILE` judges the settings of a producer or consumer, without a cluster.
+It reads the file as its client does:
+
+- Spring Boot's YAML, properties, or environment (`SPRING_KAFKA_…`): each profile on the base, by
+  name; relaxed names; `${NAME:default}` from the file, else by its default, which is said. What
+  Spring ignores is told.
+- Kafka Streams', a Connect worker's or connector's: its producer and consumer, with their prefixes
+  and defaults.
+- Java properties, librdkafka's `name=value`, INI with sections: of the client that knows its names
+  and values. Where both do, as Java's, and what only librdkafka would lose is `unknown`.
+
+What the file leaves out counts with the default of its client. It is `unknown` where the file lies
+over another (an environment, `application-prod.yml` alone, `spring.config.import`, a connector), or
+has only what producers and consumers have in common. So is what only an application or another
+framework reads (Spring Cloud Stream, Quarkus, Micronaut, MirrorMaker).
 
 Without a configuration file: `backlogctl doctor --bootstrap HOST:PORT --group GROUP`.
 
