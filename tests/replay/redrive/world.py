@@ -131,6 +131,16 @@ def retryable(topic: str, partition: int, offset: int) -> list[Header]:
     ]
 
 
+def pointer(topic: str, partition: int, offset: int) -> list[Header]:
+    """What a share group writes beside no message (KIP-1191)."""
+    return [
+        ("__dlq.errors.topic", topic.encode()),
+        ("__dlq.errors.partition", str(partition).encode()),
+        ("__dlq.errors.offset", str(offset).encode()),
+        ("__dlq.errors.message", b"Offset rejected by client."),
+    ]
+
+
 def generic(topic: str, partition: int, offset: int) -> list[Header]:
     return [
         ("x-original-topic", topic.encode()),
