@@ -177,8 +177,8 @@ def trace_letters(
         Also origin_topic string (NULL: not said), home_partition int, home_offset long (of the
         stream's topic; NULL where they cannot be read, or it came from another topic), sent_at
         long (ms; the original's own time, NULL where it is not said), is_timed boolean (the
-        letter's own timestamp is that time), error_class, error_line string, hops string (of more
-        than one: their topics, the first first, else NULL), is_empty boolean (it holds no
+        letter's own timestamp is that time), error_class, error_line string, hops string (the
+        topics of more than one place, the first first, else NULL), is_empty boolean (it holds no
         message). The key is the message's.
     """
     own = Family((headers.topic, headers.partition, headers.offset, None))
@@ -204,7 +204,11 @@ def trace_letters(
         f"ELSE {_extract(reason, _OWN_CLASS)} END"
     )
     line = _read_text(f"coalesce({reason}, hop.line)", _LOOKED_AT)
-    topics = f"transform(chain, hop -> coalesce({said}, '?'))"
+    # Two frameworks may tell of one failure.
+    places = (
+        f"array_distinct(transform(chain, hop -> named_struct('topic', coalesce({said}, '?'), "
+        f"'partition', {partition}, 'offset', {offset})))"
+    )
     added = {
         "origin_topic": f"CASE WHEN {known} AND hop.topic IS NOT NULL THEN {quote(topic)} "
         f"ELSE {said} END",
@@ -214,7 +218,7 @@ def trace_letters(
         "is_timed": f"timestamp_type = 0 AND {_has(families, 'keeps_time')}",
         "error_class": f"coalesce(nullif({error}, ''), 'unknown')",
         "error_line": f"substring(split_part({line}, '\\n', 1), 1, {_LONGEST_LINE})",
-        "hops": f"CASE WHEN size(chain) > 1 THEN array_join({topics}, ' → ') END",
+        "hops": f"CASE WHEN size({places}) > 1 THEN array_join({places}.topic, ' → ') END",
         "is_empty": f"key IS NULL AND value IS NULL AND NOT {_has(families, 'keeps_content')}",
         "key": "CASE WHEN hop.key IS NULL THEN key ELSE nullif(hop.key, X'') END",
     }

@@ -242,17 +242,21 @@ def test_fault_105_the_hop_that_names_the_topic(spark: SparkSession) -> None:
     stripped = [item for item in other if "exception" not in item[0]]
     lacking = [item for item in other if "offset" not in item[0]]
     retried = [*ADDED["retryable"][0], *spring(f"{TOPIC}-dlt", 0, 1, 99, "a.Later")]
-    rows = trace(spark, [[*other, *mine], [*stripped, *mine], [*lacking, *mine], retried])
+    twice = [*mine, *ADDED["connect"][0]]  # one failure, told by two
+    rows = trace(spark, [[*other, *mine], [*stripped, *mine], [*lacking, *mine], retried, twice])
     assert [describe(row) for row in rows] == [
         (*FIRST, 77),
         (*FIRST, 77),
         (TOPIC, None, None, 77),
-        (*FIRST, 77),
+        *[(*FIRST, 77)] * 2,
     ]
-    assert [row["error_class"] for row in rows] == ["a.Boom", "unknown", "a.Boom", "a.Key"]
+    assert [row["error_class"] for row in rows] == [
+        *["a.Boom", "unknown", "a.Boom", "a.Key", "a.Boom"]
+    ]
     assert [row["hops"] for row in rows] == [
         *[f"payments → {TOPIC}"] * 3,
         f"{TOPIC} → {TOPIC}-dlt",
+        None,
     ]
 
 

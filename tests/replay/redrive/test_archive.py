@@ -230,6 +230,9 @@ def test_origins_of_each_framework(empty_shop: Shop, dead: str) -> None:
         stamps.make_original_id(topic_id, *at) for at in ((2, 7), (0, 4), (1, 5), (2, 8), (0, 5))
     ]
     assert sent[b"4"].message_id == stamps.make_original_id(dead_id, 0, 2)
+    # The original's time where it is known: of a header, or of a letter that keeps it.
+    times = {key: one.original_time[-8:-4] for key, one in sent.items() if one.original_time}
+    assert times == {b"1": ".007", b"2": ".000", b"8": ".000"}
     report = shop.call("report", planned["id"], "--json").document
     assert report["verification"]["result"] == "passed"
     again = plan(shop, "--from", f"dlq:{dead}", "--all", "--allow", "unnamed", code=5)

@@ -159,6 +159,7 @@ class Sent:
     headers: tuple[Header, ...]
     message_id: str
     replays: int
+    original_time: str
 
 
 def read_sent(shop: Shop, topic: str | None = None) -> list[Sent]:
@@ -178,6 +179,7 @@ def read_sent(shop: Shop, topic: str | None = None) -> list[Sent]:
                 own,
                 message_id,
                 int(stamps.find_header(headers, stamps.REPLAYS) or 0),
+                stamps.find_header(headers, stamps.ORIGINAL_TIME) or "",
             )
         )
     return found
