@@ -92,7 +92,7 @@ def make_messages(matched: DataFrame, request: RedriveRequest) -> DataFrame:
     Returns:
         The columns that `stage_messages` takes, those of `ORDER`, and timestamp, replayed int (how
         often it was put back before), size long, and of dead letters written_at, sent_at (ms),
-        origin_topic, error_class, error_line, hops, is_empty, stripped.
+        origin_topic, error_class, error_line, hops, is_bare, is_empty, stripped.
     """
     if request.origin_kind is Origin.DEAD_LETTERS:
         return _make_letters(matched, request)
@@ -154,6 +154,7 @@ def _make_letters(matched: DataFrame, request: RedriveRequest) -> DataFrame:
         "error_class",
         "error_line",
         "hops",
+        "is_bare",
         "is_empty",
         "stripped",
     )

@@ -34,7 +34,7 @@ class Family:
         is_common: others use these names too: they are its own only beside the offset.
         is_newest_first: it puts its headers before those of earlier hops, not behind.
         keeps_time: the letter's own timestamp is the message's.
-        keeps_content: the letter always has the message's key and value.
+        is_bare: the letter has no headers of the message, and its key and value not always.
     """
 
     place: tuple[str | None, str | None, str | None, str | None]
@@ -45,7 +45,7 @@ class Family:
     is_common: bool = False
     is_newest_first: bool = False
     keeps_time: bool = False
-    keeps_content: bool = True
+    is_bare: bool = False
 
     @property
     def mark(self) -> str | None:
@@ -102,7 +102,7 @@ FAMILIES = (
         _place("__dlq.errors.", None),
         line="__dlq.errors.message",
         added=("__dlq.errors.*",),
-        keeps_content=False,
+        is_bare=True,
     ),
     # SmallRye, Quarkus: text, put before what is there; then its delayed retries.
     Family(
@@ -178,8 +178,8 @@ def trace_letters(
         stream's topic; NULL where they cannot be read, or it came from another topic), sent_at
         long (ms; the original's own time, NULL where it is not said), is_timed boolean (the
         letter's own timestamp is that time), error_class, error_line string, hops string (the
-        topics of more than one place, the first first, else NULL), is_empty boolean (it holds no
-        message). The key is the message's.
+        topics of more than one place, the first first, else NULL), is_bare boolean (without the
+        message's headers), is_empty boolean (it holds no message). The key is the message's.
     """
     own = Family((headers.topic, headers.partition, headers.offset, None))
     families = (own, *FAMILIES)
@@ -219,7 +219,8 @@ def trace_letters(
         "error_class": f"coalesce(nullif({error}, ''), 'unknown')",
         "error_line": f"substring(split_part({line}, '\\n', 1), 1, {_LONGEST_LINE})",
         "hops": f"CASE WHEN size({places}) > 1 THEN array_join({places}.topic, ' → ') END",
-        "is_empty": f"key IS NULL AND value IS NULL AND NOT {_has(families, 'keeps_content')}",
+        "is_bare": _has(families, "is_bare"),
+        "is_empty": f"key IS NULL AND value IS NULL AND {_has(families, 'is_bare')}",
         "key": "CASE WHEN hop.key IS NULL THEN key ELSE nullif(hop.key, X'') END",
     }
     kept = [name for name in frame.columns if name not in added]
@@ -234,7 +235,7 @@ def trace_letters(
 def _has(families: Sequence[Family], trait: str) -> str:
     """Whether the hop's family has it."""
     numbers = ", ".join(str(i) for i, each in enumerate(families) if getattr(each, trait))
-    return f"coalesce(hop.family IN ({numbers}), {'true' if trait == 'keeps_content' else 'false'})"
+    return f"coalesce(hop.family IN ({numbers}), false)"
 
 
 def _read_hops(family: Family, number: int, own: str | None) -> str:

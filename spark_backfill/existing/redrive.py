@@ -390,7 +390,10 @@ def _count_older(spark: SparkSession, request: RedriveRequest, staged: DataFrame
 
 def _count(labels: DataFrame, read: int) -> RedriveCounts:
     letter = F.col("error_class").isNotNull()
-    corrected = F.col("differs") if "differs" in labels.columns else F.lit(False)
+    of_letters = {"differs", "is_bare"}.issubset(labels.columns)
+    corrected, bare = (
+        F.col(name) if of_letters else F.lit(False) for name in ("differs", "is_bare")
+    )
     left_out = F.col("label").isin(ELSEWHERE, UNNAMED)
     here = letter & ~left_out
     nowhere = F.col("home_offset").isNull()
@@ -400,6 +403,7 @@ def _count(labels: DataFrame, read: int) -> RedriveCounts:
         F.count_if(here & nowhere & F.col("origin_topic").isNotNull()).alias("unreadable"),
         F.count_if(letter & ~left_out & F.col("origin_topic").isNull()).alias("assumed"),
         F.count_if((F.col("label") == REPEATED) & corrected).alias("corrected"),
+        F.count_if((F.col("label") == STAGED) & bare).alias("bare"),
     ).collect()[0]
     by_label = {r["label"]: r["count"] for r in labels.groupBy("label").count().collect()}
     return RedriveCounts(
@@ -409,6 +413,7 @@ def _count(labels: DataFrame, read: int) -> RedriveCounts:
         unreadable=row["unreadable"],
         assumed=row["assumed"],
         corrected=row["corrected"],
+        bare=row["bare"],
         **by_label,
     )
 

@@ -120,6 +120,7 @@ class RedriveCounts:
         corrected: of `repeated`, dead letters with another value than the one that counts.
         unreadable: dead letters that name the stream's topic, but no place in it that can be read.
         assumed: dead letters that name no topic, and are allowed; however they count above.
+        bare: of `staged`, dead letters without the headers of their message.
     """
 
     read: int = 0
@@ -137,6 +138,7 @@ class RedriveCounts:
     empty: int = 0
     corrected: int = 0
     assumed: int = 0
+    bare: int = 0
 
 
 @dataclass(frozen=True, slots=True)

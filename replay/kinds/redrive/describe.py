@@ -72,6 +72,11 @@ def list_cautions(
             f"{format_plural(counts.assumed, 'dead letter')} without a topic: taken as of topic "
             f"{stream.topic}, as `--allow unnamed` says"
         )
+    if counts.bare:
+        told.append(
+            f"{format_plural(counts.bare, 'dead letter')} of share groups are put back without the "
+            "headers of their messages: the broker does not keep them"
+        )
     if counts.corrected:
         told.append(
             f"{format_plural(counts.corrected, 'dead letter')} left out for a newer one of the "
@@ -116,6 +121,7 @@ _COUNTS = {
     "unreadable": ("dead letters whose place in the topic cannot be read", "", False),
     "corrected": ("left out for a newer one with another value", "", False),
     "assumed": ("dead letters that name no topic, taken as the stream's", "", False),
+    "bare": ("put back without the headers of their messages", "", False),
 }
 _SHOWN = 8
 CHOSEN, PARTIAL = "chosen", "partial"

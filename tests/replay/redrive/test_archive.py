@@ -246,11 +246,12 @@ def test_fault_105_letters_of_nobody_and_of_others_stay(empty_shop: Shop, dead: 
     mine = [*spring(shop.topic, 0, 4), *spring(dead, 1, 0)]
     others = [letter(100 + n, again if n < 5 else []) for n in range(40)]
     place_only = Letter(None, None, pointer(shop.topic, 0, 7))
-    publish(shop, dead, [letter(1, mine), *others, place_only])
+    copied = letter(2, pointer(shop.topic, 0, 8))
+    publish(shop, dead, [letter(1, mine), *others, place_only, copied])
     planned = plan(shop, "--from", f"dlq:{dead}", "--all", "--since", "2025-01-01")
     counts = planned["counts"]
-    assert (counts["staged"], counts["elsewhere"], counts["unnamed"]) == (1, 5, 35)
-    assert counts["empty"] == 1
+    assert (counts["staged"], counts["elsewhere"], counts["unnamed"]) == (2, 5, 35)
+    assert (counts["empty"], counts["bare"]) == (1, 1)
     assert planned["verdict"] == "partial"
     assert "--allow unnamed" in planned["reasons"][0]
     assert planned["hops"] == [{"name": f"{shop.topic} → {dead}", "count": 1}]
@@ -259,10 +260,10 @@ def test_fault_105_letters_of_nobody_and_of_others_stay(empty_shop: Shop, dead: 
     assert "35 dead letters without a topic" in shown
     assert "by the letters' timestamps, not the originals'" in shown
     run(shop, planned["id"])
-    (sent,) = read_sent(shop)
     topic_id = describe_topic(shop.properties, shop.topic).topic_id
-    assert sent.message_id == stamps.make_original_id(topic_id, 0, 4)
-    assert (sent.key, sent.headers) == (b"1", ())
+    assert [(one.key, one.message_id, one.headers) for one in read_sent(shop)] == [
+        (key, stamps.make_original_id(topic_id, 0, at), ()) for key, at in ((b"1", 4), (b"2", 8))
+    ]
     refused = plan(shop, "--from", f"dlq:{dead}", "--all", code=5)
     assert "35 are dead letters that name no topic" in refused["message"]
     allowed = plan(shop, "--from", f"dlq:{dead}", "--all", "--allow", "unnamed")
