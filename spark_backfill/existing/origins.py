@@ -195,15 +195,7 @@ def trace_letters(
     partition, offset = _read_number("hop.partition"), _read_number("hop.offset")
     legible = f"{known} AND {partition} BETWEEN 0 AND {2**31 - 1} AND {offset} >= 0"
     sent = _read_number("hop.time")
-    reason = "hop.own"
-    if headers.error is not None:
-        alone = f"get(filter(headers, h -> h.name = {quote(headers.error)}), 0).value"
-        reason = f"coalesce(hop.own, CASE WHEN hop IS NULL THEN {alone} END)"
-    error = (
-        f"CASE WHEN {reason} IS NULL THEN {_extract('hop.error', _CLASS)} "
-        f"ELSE {_extract(reason, _OWN_CLASS)} END"
-    )
-    line = _read_text(f"coalesce({reason}, hop.line)", _LOOKED_AT)
+    error, line = _read_error(headers.error)
     # Two frameworks may tell of one failure.
     places = (
         f"array_distinct(transform(chain, hop -> named_struct('topic', coalesce({said}, '?'), "
@@ -216,8 +208,8 @@ def trace_letters(
         "home_offset": f"CASE WHEN {legible} THEN {offset} END",
         "sent_at": f"CASE WHEN {sent} BETWEEN 0 AND {_LAST_MS} THEN {sent} END",
         "is_timed": f"timestamp_type = 0 AND {_has(families, 'keeps_time')}",
-        "error_class": f"coalesce(nullif({error}, ''), 'unknown')",
-        "error_line": f"substring(split_part({line}, '\\n', 1), 1, {_LONGEST_LINE})",
+        "error_class": error,
+        "error_line": line,
         "hops": f"CASE WHEN size({places}) > 1 THEN array_join({places}.topic, ' → ') END",
         "is_bare": _has(families, "is_bare"),
         "is_empty": f"key IS NULL AND value IS NULL AND {_has(families, 'is_bare')}",
@@ -230,6 +222,25 @@ def trace_letters(
         .selectExpr("*", f"{chosen} AS hop")
         .selectExpr(*kept, *(f"{text} AS {name}" for name, text in added.items()))
     )
+
+
+def _read_error(own: str | None) -> tuple[str, str]:
+    """Spark SQL of the error's class and of the first line of its message.
+
+    Args:
+        own: the configuration's header for it; one in a letter that names no place counts too.
+    """
+    reason = "hop.own"
+    if own is not None:
+        alone = f"get(filter(headers, h -> h.name = {quote(own)}), 0).value"
+        reason = f"coalesce(hop.own, CASE WHEN hop IS NULL THEN {alone} END)"
+    error = (
+        f"CASE WHEN {reason} IS NULL THEN {_extract('hop.error', _CLASS)} "
+        f"ELSE {_extract(reason, _OWN_CLASS)} END"
+    )
+    text = _read_text(f"coalesce({reason}, hop.line)", _LOOKED_AT)
+    line = f"substring(split_part({text}, '\\n', 1), 1, {_LONGEST_LINE})"
+    return f"coalesce(nullif({error}, ''), 'unknown')", line
 
 
 def _has(families: Sequence[Family], trait: str) -> str:
