@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import escape as escape_glob
-from typing import Any
+from typing import Any, TypeVar
 
+from backlogctl.json_text import Members, read_json, sort_members, write_json
 from backlogctl.spark_backfill.request import Difference, Proof, Variation
 
 Header = tuple[str, bytes | None]
+T = TypeVar("T")
 
 _SHOWN = 10
+_NAMED = 4
 _MAX_TEXT = 60
 # Where more differs, the rules are wrong: nothing is told to ignore it.
 _MOST_ADVISED = 5
@@ -252,7 +255,7 @@ def cut_fields(raw: bytes, fields: Sequence[str]) -> CutValue | None:
     values: dict[str, list[str]] = {}
     try:
         text = raw.decode()
-        json.loads(text)
+        read_json(text)
         return CutValue(_cut_inside(text, "", fields, values).encode(), values)
     except (ValueError, RecursionError):
         return None
@@ -303,27 +306,43 @@ def _split(members: str) -> Iterator[str]:
 
 def _find_varying(log: bytes | None, made: bytes | None) -> set[str]:
     """Paths of the fields that two JSON objects differ in; none where one is something else."""
-    try:
-        one, two = (json.loads((raw or b"").decode()) for raw in (log, made))
-        both = isinstance(one, dict) and isinstance(two, dict)
-        return set(_compare_fields(one, two, "")) if both else set()
-    except (ValueError, RecursionError):
-        return set()
+    one, two = map(_read_object, (log, made))
+    return set() if one is None or two is None else set(_compare_fields(one, two, ""))
 
 
 def _compare_fields(one: Any, two: Any, path: str) -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(two, dict):
-        for name in {**one, **two}:
+    if isinstance(one, Members) and isinstance(two, Members):
+        first, second = _group(one.pairs), _group(two.pairs)
+        for name in {**first, **second}:
             here = f"{path}.{name}" if path else name
-            if (name in one) != (name in two):
+            lists = [side.get(name, []) for side in (first, second)]
+            if len(lists[0]) != len(lists[1]):
                 yield here
             else:
-                yield from _compare_fields(one[name], two[name], here)
+                for item, other in zip(*lists, strict=True):
+                    yield from _compare_fields(item, other, here)
     elif isinstance(one, list) and isinstance(two, list) and path and len(one) == len(two):
         for item, other in zip(one, two, strict=True):
             yield from _compare_fields(item, other, path)
-    elif _show_exact(one) != _show_exact(two):
+    elif one != two:
         yield path
+
+
+def _read_object(raw: bytes | None) -> Members | None:
+    """A JSON object; None for what is something else."""
+    try:
+        value = read_json((raw or b"").decode())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, Members) else None
+
+
+def _group(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    """By their names, in their order."""
+    found: dict[str, list[T]] = {}
+    for name, item in pairs:
+        found.setdefault(name, []).append(item)
+    return found
 
 
 # How two messages differ.
@@ -333,11 +352,8 @@ def describe_values(log: bytes | None, made: bytes | None) -> str:
     """How two values differ: by field where both are JSON objects."""
     if log is None or made is None:
         return f"is {_show(log)} in the log, {_show(made)} rebuilt"
-    try:
-        one, two = json.loads(log), json.loads(made)
-    except (ValueError, RecursionError):
-        one = two = None
-    if not isinstance(one, dict) or not isinstance(two, dict):
+    one, two = map(_read_object, (log, made))
+    if one is None or two is None:
         at = next(
             (i for i, (a, b) in enumerate(zip(log, made, strict=False)) if a != b),
             min(len(log), len(made)),
@@ -346,39 +362,33 @@ def describe_values(log: bytes | None, made: bytes | None) -> str:
             f"differs from byte {at}: {_show(log[at:])} in the log, {_show(made[at:])} rebuilt "
             f"({len(log)} and {len(made)} bytes)"
         )
-    missing = [f"{name} is only in the log" for name in one if name not in two]
-    extra = [f"{name} is only rebuilt" for name in two if name not in one]
-    other = [
-        f"{name} is {_show_json(one[name])} in the log, {_show_json(two[name])} rebuilt"
-        for name in one
-        if name in two and _show_exact(one[name]) != _show_exact(two[name])
-    ]
-    parts = [*missing, *extra, *other]
-    if not parts:
-        same = list(one) == list(two)
-        return f"differs in {'spacing or escapes' if same else 'the order of fields'} only"
-    shown = ", ".join(parts[:4])
-    return f"{shown}, and {len(parts) - 4} more" if len(parts) > 4 else shown
+    if one == two:
+        return "differs in spacing or escapes only"
+    one, two = map(sort_members, (one, two))
+    if one == two:
+        return "differs in the order of fields, perhaps in spacing or escapes too"
+    return _describe_pairs(one.pairs, two.pairs, lambda value: _cut(write_json(value)))
 
 
 def _describe_headers(log: Sequence[Header], made: Sequence[Header]) -> str:
-    one, two = dict(log), dict(made)
+    return _describe_pairs(log, made, _show) or "differ in order"
+
+
+def _describe_pairs(
+    log: Iterable[tuple[str, T]], made: Iterable[tuple[str, T]], show: Callable[[T], str]
+) -> str:
+    """The names whose values differ, some of them; "" for none."""
+    one, two = _group(log), _group(made)
     parts = [f"{name} is only in the log" for name in one if name not in two]
     parts += [f"{name} is only rebuilt" for name in two if name not in one]
     parts += [
-        f"{name} is {_show(one[name])} in the log, {_show(two[name])} rebuilt"
+        f"{name} is {' and '.join(map(show, one[name]))} in the log, "
+        f"{' and '.join(map(show, two[name]))} rebuilt"
         for name in one
         if name in two and one[name] != two[name]
     ]
-    return ", ".join(parts[:4]) or "differ in order or number"
-
-
-def _show_exact(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _show_json(value: Any) -> str:
-    return _cut(json.dumps(value, ensure_ascii=False))
+    shown = ", ".join(parts[:_NAMED])
+    return f"{shown}, and {len(parts) - _NAMED} more" if len(parts) > _NAMED else shown
 
 
 def _show(raw: bytes | None) -> str:

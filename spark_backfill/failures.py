@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from sqlalchemy.exc import SQLAlchemyError
@@ -33,13 +37,16 @@ def planning_into(directory: str) -> Iterator[None]:
 
     Raises:
         StagingError: no space was left; nothing was planned.
+        SparkEnded
     """
     token = _STAGING.set(directory)
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
-        if full := explain_full_disk(error, "make the plan", directory):
-            raise full from None
+        if known := explain_end(error, "make the plan", directory) or explain_full_disk(
+            error, "make the plan", directory
+        ):
+            raise known from None
         raise
     finally:
         _STAGING.reset(token)
@@ -62,6 +69,44 @@ def explain_full_disk(error: BaseException, doing: str, subject: str) -> Backlog
         f"could not {doing}: no space left in {where}",
         subject=subject,
         hint=f"{stands}free space there, or {other}, and do it again",
+    )
+
+
+# Spark's JVM in the middle of work: the system may have killed it, and nothing says so but its end.
+
+
+class SparkEnded(BacklogError):
+    """The JVM of this process' Spark is gone: nothing more can be done with it."""
+
+    code = "spark_ended"
+    retryable = True
+
+
+def name_log() -> Path:
+    """Where the JVM of this process, and its workers, write what they say."""
+    return Path(tempfile.gettempdir()) / f"backlog-spark-{os.getuid()}-{os.getpid()}.log"
+
+
+def explain_end(error: BaseException, doing: str, subject: str) -> SparkEnded | None:
+    """What is said where Spark's JVM has ended; None where it runs, or is not this process' own."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    # What a JVM has said itself is no sign of its end.
+    if process is None or isinstance(error, (PySparkException, Py4JJavaError)):
+        return None
+    try:
+        # Its connections are closed a moment before it is gone.
+        code = process.wait(0.5)
+    except TimeoutExpired:
+        return None
+    how = f"with exit code {code}"
+    if code < 0:
+        how = f"by {signal.Signals(-code).name}"
+    killed = ", as the system does where memory is short" if code == -signal.SIGKILL else ""
+    return SparkEnded(
+        f"could not {doing}: Spark's JVM ended {how}{killed}",
+        subject=subject,
+        hint=f"its log is {name_log()}; where memory is short make `spark.driver.memory` under "
+        "`spark.conf` smaller or give the machine more; then do it again",
     )
 
 
@@ -110,6 +155,8 @@ _DEEPEST = 30
 _SPARK_PREFIX = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9]*(?:[_.][A-Z0-9]+)+)\]")
 _TRANSIENT = ("08", "40", "53", "57", "55")  # SQLSTATE classes worth another try
+_AWAY_STATES = ("08", "57")  # no connection, or the server ended it
+_AWAY = "check that the database runs and answers, then do it again"
 _URL_PASSWORD = re.compile(r"(\b[\w+.\-]+://[^\s:/@]*:)[^\s@]+@")
 
 
@@ -125,7 +172,8 @@ def translating(
 ) -> Iterator[None]:
     """Turns whatever Spark, JDBC or SQLAlchemy raise inside into one error of ours.
 
-    A full disk is a StagingError, whatever `kind` is: neither the topic nor the table is at fault.
+    A full disk is a StagingError, and the JVM's end SparkEnded, whatever `kind` is: neither the
+    topic nor the table is at fault.
 
     Args:
         hides_data: of an error about data only its name is told: Spark quotes the data.
@@ -135,16 +183,16 @@ def translating(
     except BacklogError:
         raise
     except (PySparkException, Py4JError, SQLAlchemyError, OSError) as error:
-        full = None
+        ours = None
         if not isinstance(error, SQLAlchemyError):
-            full = explain_full_disk(error, doing, subject)
+            ours = explain_end(error, doing, subject) or explain_full_disk(error, doing, subject)
         cause, state = find_first_cause(error)
         if hides_data:
             cause = find_condition(error) or cause
-        failure = full or kind(
+        failure = ours or kind(
             f"could not {doing}: {mask_text(cause, secrets)}",
             subject=subject,
-            hint=hint,
+            hint=hint or (_AWAY if state[:2] in _AWAY_STATES else ""),
             # Without a state the kind of error decides.
             retryable=state[:2] in _TRANSIENT if state else None,
         )

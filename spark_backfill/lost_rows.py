@@ -51,6 +51,7 @@ from backlogctl.spark_backfill.messages.candidates import (
 from backlogctl.spark_backfill.messages.rules import ORIGINAL, RESTATED, MessageRules
 from backlogctl.spark_backfill.messages.windows import (
     Bounds,
+    describe_older,
     filter_times,
     find_windows,
     widen_forwards,
@@ -105,7 +106,7 @@ def freeze_candidates(
     after = count_rows(access, where)
     if before != after:
         warn(
-            f"rows changed while they were read: {before} before, {after} after; "
+            f"rows changed while they were read: {before:,} before, {after:,} after; "
             "what was read is frozen"
         )
     return frozen
@@ -202,8 +203,13 @@ def find_basis(
     counts: LabelCounts,
     proof: Proof,
     placement: GapPlacement,
+    older: str = "",
 ) -> VerdictBasis:
-    """The basis of the verdict: edges, holes, collapsing, the proof."""
+    """The basis of the verdict: edges, holes, collapsing, the proof.
+
+    Args:
+        older: as `describe_older` says.
+    """
     numbers = placement.gaps
     return VerdictBasis(
         blurred=() if placement.consumed else placement.by_time,
@@ -213,7 +219,7 @@ def find_basis(
         evidence={number: str(placement.find_evidence(number)) for number in numbers},
         differs={number: placement.find_difference(number) for number in numbers},
         uneven=placement.uneven,
-        unread=_describe_unread(request, rules, counts, placement.unreached),
+        unread=_describe_unread(request, rules, counts, placement.unreached) or older,
         # What the group read of a bounded gap, its own table knows.
         bounded=not placement.consumed and any(gap.may_be_read for gap in request.gaps),
         holes=_describe_holes(request, ranges, spans, holes),
@@ -403,8 +409,8 @@ def warn_about_rules(
     unique = column is not None and frozenset({column}) in access.table.unique
     if not source.mutable and source.identity.message == "key" and not unique:
         warnings.append(
-            f"nothing in {access.table.label} keeps the identity unique: a surviving message of "
-            "another row with the same key would hide a lost one"
+            f"no unique column of {access.table.label} is the identity: a surviving message with "
+            "the key of a lost one, of a row that is not read, would hide it"
         )
 
 
@@ -417,28 +423,32 @@ def warn_about_rows(
 ) -> None:
     if counts.without_home:
         warnings.append(
-            f"{counts.without_home} lost messages have no partition that is known (no key, or sent "
-            "while the topic got partitions): they fill what the gaps lack, and totals are compared"
+            f"{counts.without_home:,} lost messages have no partition that is known (no key, or "
+            "sent while the topic got partitions): they fill what the gaps lack, and totals are "
+            "compared"
         )
     if counts.young:
         margin = format_duration(rules.source.margin.total_seconds())
         warnings.append(
-            f"{counts.young} lost rows are younger than `margin` ({margin}): their message may "
+            f"{counts.young:,} lost rows are younger than `margin` ({margin}): their message may "
             "still be on its way, and would come twice; plan again when they are older"
         )
     if counts.duplicates:
-        warnings.append(f"{counts.duplicates} rows repeat a primary key: one message for each key")
+        warnings.append(
+            f"{counts.duplicates:,} rows repeat a primary key: one message for each key"
+        )
     if offsets.undecided:
         warnings.append(
-            f"{offsets.undecided} offsets belong to open transactions and were not read"
+            f"{offsets.undecided:,} offsets belong to open transactions and were not read"
         )
     if not proof.compared:
         warnings.append("no survivor could be compared, so the rules are not proved")
     elif proof.mutable and proof.equal_values < proof.compared:
         warnings.append(
-            f"{proof.compared - proof.equal_values} of {proof.compared} compared rows give another "
-            "value than their message has, as rows that changed since it was sent do: lost "
-            "messages are restated from the rows as they are"
+            f"{proof.compared - proof.equal_values:,} of {proof.compared:,} compared rows give "
+            "another value than their message has: they changed since it was sent, or "
+            "`message.value` is wrong; lost messages are restated from the rows as they are, by "
+            "the same rules"
         )
 
 
@@ -470,6 +480,7 @@ class LostRows:
     Attributes:
         is_short_of_rows: a loss that no sample dates began before the first row that was read.
         undated: what to say of a loss that no sample dates, unless something better tells its rows.
+        older: what to say of rows that may be older than those that were read.
     """
 
     candidates: DataFrame
@@ -479,7 +490,8 @@ class LostRows:
     holes: Holes
     injected: InjectedEvidence
     proof: Proof
-    zone: str
+    suspected: str
+    older: str
     placement: GapPlacement
     young_after: str
     work: Path
@@ -535,7 +547,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     with log.timed("proof", "proving the rules on survivors"):
         if not access.table.is_unique(_identity_columns(rules)):
             check_identity_unique(candidates, rules.stream.name)
-        proof, zone = prove_rules(survivors, rules, access, candidates)
+        proof, suspected, lag = prove_rules(survivors, rules, access, candidates)
     with log.timed("labels", "finding the lost rows"):
         ground = Ground(
             request, rules, windows, ranges, survivors, injected, spans, holes,
@@ -545,7 +557,8 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     undated_partitions = {gap.partition for gap in request.gaps if gap.first_time is None}
     short = any(placement.beyond.get(number) for number in undated_partitions)
     return LostRows(
-        candidates, windows.read, offsets, spans, holes, injected, proof, zone, placement,
+        candidates, windows.read, offsets, spans, holes, injected, proof, suspected,
+        describe_older(request.gaps, windows.read, lag), placement,
         young_after, work, undated is not None and short, undated_told,
     )  # fmt: skip
 

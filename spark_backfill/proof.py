@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,14 +11,17 @@ from statistics import median
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from backlogctl.clock import read_millis
+from backlogctl.config import StreamSource
 from backlogctl.errors import Refused
 from backlogctl.formats import format_duration
 from backlogctl.kafka.groups import split_batches
+from backlogctl.partitioners import PARTITIONERS
 from backlogctl.spark_backfill.comparison import (
     Header,
     Ignoring,
@@ -30,7 +34,7 @@ from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
 from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages, join_headers
-from backlogctl.spark_backfill.messages.windows import join_conditions
+from backlogctl.spark_backfill.messages.windows import CLOCKS, join_conditions
 from backlogctl.spark_backfill.request import ALLOW_PROOF, Proof
 from backlogctl.spark_backfill.sources.reflection import (
     POSTGRESQL,
@@ -48,6 +52,8 @@ from backlogctl_delivery.sequenced.sequence import ALL as SEQUENCE_HEADERS
 # Fewer pairs than this agree by chance.
 MIN_PAIRS = 5
 MIN_SHIFT = timedelta(minutes=30)
+# From UTC-12 to UTC+14: no two zones are further apart.
+MAX_SHIFT = timedelta(hours=26)
 # Every zone is a multiple of this away from UTC.
 STEP = timedelta(minutes=15)
 # How long a message may follow its row, and how far most pairs may lie from the median.
@@ -78,7 +84,7 @@ def find_shift(pairs: Sequence[tuple[datetime, datetime]]) -> ZoneShift | None:
     spread = median(abs(item - middle) for item in differences)
     steps = round(middle / STEP.total_seconds())
     shift = steps * STEP
-    if abs(shift) < MIN_SHIFT or spread > MAX_SPREAD.total_seconds():
+    if not MIN_SHIFT <= abs(shift) <= MAX_SHIFT or spread > MAX_SPREAD.total_seconds():
         return None
     if abs(middle - shift.total_seconds()) > MAX_DELAY.total_seconds():
         return None
@@ -112,15 +118,75 @@ def suspect_zone(times: Sequence[tuple[int, str]], rules: MessageRules, table: S
     time = table.column(rules.source.time_column)
     if time.zoned or time.kind not in _WITHOUT_ZONE:
         return ""
-    pairs = [
-        (at, datetime.fromisoformat(row))
-        for log, row in times
-        if (at := read_millis(log)) is not None
-    ]
+    pairs = _read_times(times)
     shift = find_shift(pairs)
     if shift is None:
         return ""
     return describe_shift(shift, table.database, rules.timezone, pairs[0][0])
+
+
+def suspect_clocks(times: Sequence[tuple[int, str]], source: StreamSource) -> str:
+    """What to say where rows that do not change are dated later than their messages, against what
+    the gaps' times are widened by (P2.1); "" for nothing.
+
+    Args:
+        times: as for `suspect_zone`.
+    """
+    if source.mutable:
+        return ""
+    late = source.drift[1] or CLOCKS
+    behind = [row - log for log, row in _read_times(times) if row - log > late]
+    if len(behind) < MIN_PAIRS:
+        return ""
+    most = format_duration(max(behind).total_seconds())
+    return (
+        f"{len(behind)} of {len(times)} compared rows are dated later than their messages in the "
+        f"log, by up to {most}: clocks differ, or the time is set behind the message "
+        "(`sent_time`, `margin`); where times alone say which rows were lost, some of them may be "
+        "taken for later ones: use a later --until"
+    )
+
+
+def _read_times(times: Sequence[tuple[int, str]]) -> list[tuple[datetime, datetime]]:
+    return [
+        (at, datetime.fromisoformat(row))
+        for log, row in times
+        if (at := read_millis(log)) is not None
+    ]
+
+
+# Messages in other partitions than the rules say, and which rule puts them there.
+
+
+def suspect_partitions(
+    pairs: Sequence[tuple[LogMessage, RebuiltMessage]], partitioner: str, partitions: int
+) -> str:
+    """Which partitioner, over how many partitions, puts all keys where they are that the rules put
+    elsewhere; "" for none, or too few keys.
+
+    Args:
+        partitioner: the stream's.
+        partitions: that the topic has now; it may have had fewer.
+    """
+    moved = [
+        (log.key, log.partition)
+        for log, made in pairs
+        if log.key is not None
+        and log.key == made.key
+        and made.partition not in (None, log.partition)
+    ]
+    if len(moved) < MIN_PAIRS:
+        return ""
+    keys, places = pa.array([key for key, _ in moved], pa.binary()), [at for _, at in moved]
+    for name in sorted(PARTITIONERS, key=lambda name: name != partitioner):
+        for count in range(partitions, 0, -1):
+            if PARTITIONERS[name](keys, count).tolist() == places:
+                return (
+                    f"all {len(moved)} keys that differ in their partition lie where "
+                    f"`partitioner: {name}` puts them among {count} partitions (the stream says "
+                    f"{partitioner}, the topic has {partitions} now)"
+                )
+    return ""
 
 
 @contextmanager
@@ -156,14 +222,15 @@ def prove_rules(
     rules: MessageRules,
     access: SourceAccess,
     candidates: DataFrame,
-) -> tuple[Proof, str]:
+) -> tuple[Proof, str, timedelta]:
     """Takes a sample of survivors and compares each with what the rules make of its row.
 
     Args:
         candidates: the frozen candidates, where rows are looked up that SQL identifies.
 
     Returns:
-        The proof, and what the times of the same rows say of their zone; "" for nothing.
+        The proof, and what the same rows say of clocks, zone and partitioner ("" for nothing),
+        and by how much a row is dated before its message at most.
     """
     messages = sample_log(survivors)
     wanted = [message.identity for message in messages]
@@ -178,7 +245,12 @@ def prove_rules(
         ignoring=Ignoring(rules.source.message.ignore_headers, rules.source.message.ignore_fields),
     )
     times = [(log.timestamp, made.time) for log, made in pairs if made.time is not None]
-    return proof, suspect_zone(times, rules, access.table)
+    suspected = (
+        suspect_zone(times, rules, access.table) or suspect_clocks(times, rules.source),
+        suspect_partitions(pairs, rules.stream.partitioner, rules.partitions),
+    )
+    lag = max((log - row for log, row in _read_times(times)), default=timedelta(0))
+    return proof, "; ".join(filter(None, suspected)), lag
 
 
 def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivors: int) -> None:
@@ -194,9 +266,11 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivor
         if survivors or proof.sampled:
             raise Refused(
                 f"the rules are not proved: {survivors} messages survive, {proof.sampled} of them "
-                "were looked up by their identity, and none belongs to a row",
+                "were looked up by their identity, and none belongs to a row that was read",
                 subject=subject,
-                hint="check `identity` (the header's name, the row's column), or use --allow proof",
+                hint="check `identity` (the header's name, the row's column); where SQL identifies "
+                "rows, survivors are looked for between --since and --until alone: use times that "
+                "some of them are of, or --allow proof",
             )
         return
     if proof.rate >= MIN_RATE:
@@ -222,6 +296,9 @@ def describe_unproved(proof: Proof) -> str:
     if proof.rate < MIN_RATE:
         told = f"only {proof.matched} of {proof.compared} surviving messages agree"
         return f"{told}, {proof.placed} in key and partition" if places_rows(proof) else told
+    if proof.rate < 1:
+        told = f"{proof.matched} of {proof.compared} surviving messages agree"
+        return f"{told}, so lost ones may differ too"
     return ""
 
 
@@ -350,7 +427,8 @@ def render_identities(
 
 
 def _find_renderer(table: SourceTable, name: str) -> Callable[[bytes], str | None] | None:
-    return _RENDER.get((table.dialect, table.column(name).kind))
+    column = table.column(name)
+    return _render_uuid if column.is_uuid else _RENDER.get((table.dialect, column.kind))
 
 
 _AT_ONCE = 500
@@ -398,6 +476,12 @@ def _render_integer(identity: bytes) -> str | None:
     except ValueError:
         return None  # no row can have it
     return str(number) if -(2**63) <= number < 2**63 else None
+
+
+def _render_uuid(identity: bytes) -> str | None:
+    # As the database prints it: in other forms no row has it.
+    found = re.fullmatch(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", identity)
+    return quote_text(POSTGRESQL, identity.decode()) if found else None
 
 
 def _render_text(dialect: str) -> Callable[[bytes], str | None]:

@@ -39,7 +39,13 @@ from backlogctl.spark_backfill.lost_rows import (
     warn_about_rules,
 )
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
-from backlogctl.spark_backfill.messages.rules import DEFAULT_MAX_BYTES, MessageRules, check_rules
+from backlogctl.spark_backfill.messages.rules import (
+    DEFAULT_MAX_BYTES,
+    ORIGINAL,
+    RESTATED,
+    MessageRules,
+    check_rules,
+)
 from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_lost
 from backlogctl.spark_backfill.placing.attribution import fill_needs, take_by_edge
 from backlogctl.spark_backfill.placing.placement import describe_evidence
@@ -123,13 +129,15 @@ def _plan_rows(
         decided, counts = _fill_gaps(found.placement.decided, expected, found.young_after)
         warn_about_rows(counts, found.proof, found.offsets, rules, log.warnings)
         basis = find_basis(
-            request, rules, ranges, found.spans, found.holes, counts, found.proof, found.placement
-        )
+            request, rules, ranges, found.spans, found.holes, counts, found.proof, found.placement,
+            found.older if rules.fidelity == RESTATED else "",
+        )  # fmt: skip
         basis = replace(basis, gone=gone, unlisted=found.injected.describe_missing())
         verdict = judge_plan(expected, counts.to_tally(), basis)
-        if found.undated and verdict.kind not in (EXACT, WITHIN):
-            log.warnings.append(found.undated)
-        with explaining(found.zone, log.warnings):
+        if verdict.kind not in (EXACT, WITHIN):
+            told = (found.undated, found.older if rules.fidelity == ORIGINAL else "")
+            log.warnings += filter(None, told)
+        with explaining(found.suspected, log.warnings):
             require_messages(request, rules, counts, verdict, found.proof, found.spans)
         with log.timed("staging", f"staging {format_plural(counts.total(LOST), 'message')}"):
             lost = decided.where(F.col("label") == LOST).select("message_id", "slot")

@@ -267,6 +267,8 @@ def _explain_shortfall(
         may.append(f"{quarantined} in quarantine")
     if basis.holes:
         may.append(f"at most {shortfall}, control records included ({basis.holes})")
+    if not basis.collapsible:
+        may.append("if rows change (`mutable`), one stands for several messages")
     may.append("rows that are gone from the table are unrecoverable")
     return f"{shortfall} lost offsets have no rebuilt message: {'; '.join(may)}"
 

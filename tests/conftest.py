@@ -298,6 +298,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One small local SparkSession for the whole run, with the Kafka connector and JDBC drivers."""
     conf = {
         "spark.sql.shuffle.partitions": "4",
+        # Of each query's plan as text for a page that nobody sees.
+        "spark.sql.ui.explainMode": "simple",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",

@@ -124,7 +124,11 @@ class Admin(AdminClient):
 
     def look_around(self) -> None:
         """Learns anew which brokers there are. librdkafka sends many requests to the one that its
-        last metadata calls the controller; where that has died it waits for minutes."""
+        last metadata calls the controller; where that has died it waits for minutes.
+
+        Not while an error is handled: the client library never frees its own error, and so neither
+        that one, nor its frames and their clients. They would log in on and on.
+        """
         with suppress(KafkaException):
             self.list_topics(_ANY_TOPIC, timeout=_PROBE_SECONDS)
 
@@ -230,15 +234,16 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
         except (KafkaException, TimeoutError) as error:
             if future.done() or time.monotonic() >= end:
                 raise admin.translate(error, subject, doing, limit.seconds) from error
-            # Nobody has answered for long: a wrong password would be tried until the end.
-            has_looked = True
-            admin.look_around()
-            if (refused := admin.find_refusal(subject, doing)) is not None:
-                raise refused from error
-            continue
-        admin.has_answered = True
-        admin.reports.clear()
-        return result
+            late = error
+        else:
+            admin.has_answered = True
+            admin.reports.clear()
+            return result
+        # Nobody has answered for long: a wrong password would be tried until the end.
+        has_looked = True
+        admin.look_around()
+        if (refused := admin.find_refusal(subject, doing)) is not None:
+            raise refused from late
 
 
 def wait_for_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> None:

@@ -97,13 +97,11 @@ class RawClient:
         from kafka.errors import KafkaTimeoutError
 
         if properties is not None:
-            try:
-                first = Deadline(min(_EXPLAINED_AFTER, limit.remaining()))
+            first = Deadline(min(_EXPLAINED_AFTER, limit.remaining()))
+            with suppress(KafkaTimeoutError):
                 self._connect(settings, first, limit)
-            except KafkaTimeoutError:
-                _explain(properties, limit)
-            else:
                 return
+            _explain(properties, limit)
         self._connect(settings, limit, limit)
 
     def _connect(self, settings: Mapping[str, Any], bootstrap: Deadline, limit: Deadline) -> None:

@@ -33,6 +33,7 @@ from backlogctl.formats import format_duration
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.cli.shared import make_console, show_error
 from backlogctl.replay.consumers.fleet import fleet_of, launcher_of
+from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.present.layout import Text
@@ -46,7 +47,7 @@ from examples.shop import (
     make_backlog,
     render_stream,
 )
-from examples.stage import SHORT_LIVED_JVM, ending_on_sigterm
+from examples.stage import SHORT_LIVED_JVM
 
 POOLS = {"backlogctl_spark": 1, "backlogctl_expand": 2}
 POOL_NAMES = {SPARK_POOL: "backlogctl_spark", EXPAND_POOL: "backlogctl_expand"}
@@ -228,7 +229,7 @@ def main(
     """Starts Kafka, a shop in trouble and Airflow with the runbooks, until Ctrl-C."""
     try:
         console = make_console(stderr=False)
-        with ending_on_sigterm(), open_place(keep, console) as place:
+        with Interrupts(once=True).installed(), open_place(keep, console) as place:
             show_shop(console, place, port)
     except BacklogError as error:
         raise typer.Exit(show_error(error, as_json=False)) from None

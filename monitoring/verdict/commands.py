@@ -69,7 +69,7 @@ class GroupTrouble:
         seconds_to_loss, seconds_to_drain: None where they are not known.
         seconds_held: how long an operator's hold lasts yet; a shorter one would end it sooner.
         is_blocked: messages lie behind an open transaction, where no consumer gets to.
-        seconds_unseen: until retention takes something, if a reader that is not seen does not read.
+        seconds_unseen: until retention takes something, if nobody reads; None where a member does.
     """
 
     verdict: Verdict
@@ -110,7 +110,7 @@ def advise_on_group(of: GroupTrouble) -> tuple[str, ...]:
             return (list_transactions(of.stream),)
         case Verdict.LOST:
             gaps = f"backlogctl gaps {of.stream}"
-            return (f"backlogctl plan rebuild {of.stream}", gaps) if of.has_source else (gaps,)
+            return (rebuild_stream(of.stream), gaps) if of.has_source else (gaps,)
         case Verdict.WARN:
             return (expand,) if of.has_consumers else ()
         case Verdict.STALL | Verdict.STOP if of.has_consumers:
@@ -143,6 +143,10 @@ def look_at_stream(stream: str) -> str:
 def audit_producers(stream: str) -> tuple[str, ...]:
     """Who writes what; reads batch headers only. None for a topic that no stream is about."""
     return (f"backlogctl audit producers {stream}",) if stream else ()
+
+
+def rebuild_stream(stream: str) -> str:
+    return f"backlogctl plan rebuild {stream}"
 
 
 def redrive_stream(stream: str, source: str) -> str:

@@ -10,7 +10,7 @@ from datetime import datetime
 from backlogctl.formats import format_count, format_duration, format_moment, format_plural
 from backlogctl.kafka.group_types import SHARE
 from backlogctl.kafka.transactions import TransactionFate
-from backlogctl.monitoring.offsets.history import SIMPLE
+from backlogctl.monitoring.offsets.history import MEMBERLESS, SIMPLE
 from backlogctl.monitoring.offsets.rhythm import Rhythm
 from backlogctl.monitoring.verdict.commands import GroupTrouble, advise_on_group
 from backlogctl.monitoring.verdict.status import (
@@ -70,6 +70,7 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
             if worst.lost != lost:
                 text += f", {format_count(worst.lost)} of them here"
             text += _describe_undecided(status)
+            loss = loss or _describe_retained(worst)
             return f"{place}: {text}{f'; {behind}{loss}' if worst.lag else ''}"
         case Verdict.LOSING if worst.undecided:
             return f"{place}: {behind}{_describe_undecided(status)}"
@@ -99,6 +100,8 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
             return f"{place}: {behind}{_describe_rhythm(status.rhythm, status.taken_at, worst)}"
         case Verdict.LAGGING:
             more = _UNSEEN if is_unseen else "; too few samples to say more"
+            if status.group_state in MEMBERLESS and not is_unseen:
+                more = f", nobody is in the group{more}"
             return f"{place}: {behind}{_describe_retained(worst)}{more}"
         case Verdict.BLOCKED:
             kept = _describe_retained(worst, "; retention reaches them")
@@ -192,6 +195,8 @@ def _describe_drain(seconds: float | None) -> str:
 def _describe_retained(part: PartitionStatus, lead: str = ", retention reaches it") -> str:
     if part.seconds_retained is None:
         return ""
+    if part.seconds_retained <= 0:
+        return f"{lead} now"
     return f"{lead} in {format_duration(part.seconds_retained)} at the earliest"
 
 
@@ -291,11 +296,16 @@ def summarize_group(
         lag_at_least=lag_at_least,
         rhythm=rhythm if any(part.lag for part in parts) else None,
     )
+    # Where nobody is in the group, its pace of before says nothing; of a reader that only assigns
+    # it is all that is seen.
     unseen = [
         part.seconds_retained
         for part in parts
-        if part.lag and part.seconds_retained is not None and not part.consumed_per_second
+        if part.lag
+        and part.seconds_retained is not None
+        and not (group_state == SIMPLE and part.consumed_per_second)
     ]
+    is_left = group_state in MEMBERLESS and rhythm is None
     commands = [
         command
         for word in (course, verdict)  # what is lost already can wait; an ongoing loss cannot
@@ -306,7 +316,7 @@ def summarize_group(
                 status.seconds_to_drain,
                 seconds_held,
                 status.held > 0,
-                min(unseen, default=None) if group_state == SIMPLE and rhythm is None else None,
+                min(unseen, default=None) if is_left else None,
             )
         )
     ]

@@ -56,6 +56,7 @@ from backlogctl.monitoring.watch.notes import (
     with_archived_note,
     with_doubt_note,
     with_stopped_warning,
+    with_taken_note,
 )
 from backlogctl.monitoring.watch.open_transactions import find_blocked, make_held, with_way_to_ask
 from backlogctl.values import Gap, PartitionSample, Sample
@@ -400,7 +401,8 @@ def assess_now(
     status = replace(status, known_by="the commit log" if seen.by_log else "samples")
     if status.lost or status.undecided or status.possible:
         status = replace(status, sentence=f"{status.sentence} (known by {status.known_by})")
-    status = with_doubt_note(with_archived_note(status, gaps), gaps)
+    for add in (with_archived_note, with_doubt_note, with_taken_note):
+        status = add(status, gaps)
     return with_stopped_warning(ledger, status, facts.recoveries.get(stream.name, ()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from backlogctl.errors import BacklogError
 from backlogctl.formats import format_moment, format_plural
@@ -11,7 +12,11 @@ from backlogctl.ledger import Ledger
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.monitoring.offsets.bulk_look import AT_WORK
 from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY
-from backlogctl.monitoring.verdict.commands import redrive_stream, show_recovery
+from backlogctl.monitoring.verdict.commands import (
+    rebuild_stream,
+    redrive_stream,
+    show_recovery,
+)
 from backlogctl.monitoring.verdict.status import GroupStatus, Unseen, Verdict, find_worst
 from backlogctl.values import Cause, Gap, GapState, Recovery
 
@@ -24,8 +29,7 @@ _SETTLED = (GapState.VERIFIED, GapState.WAIVED)
 def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
     """The status, with how many messages an offload put aside, or were never handled, and what puts
     them back."""
-    place = (status.topic, status.group)
-    known = [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]
+    known = _list_unsettled(status, gaps)
     waiting = [gap for gap in known if gap.archive is not None]
     if waiting:
         status = _add(
@@ -33,7 +37,7 @@ def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
             f"at most {_count(waiting)} of it in an archive, not put back yet",
             *(
                 redrive_stream(status.stream, f"archive:{archive}")
-                for archive in dict.fromkeys(gap.archive for gap in waiting)
+                for archive in dict.fromkeys(gap.archive for gap in waiting if not _is_taken(gap))
             ),
         )
     lows = {part.partition: part.log_start for part in status.partitions}
@@ -43,22 +47,50 @@ def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
         if gap.cause is Cause.UNPROCESSED and (gap.end or 0) > lows.get(gap.partition, 0)
     ]
     if unhandled:
+        redrive = [redrive_stream(status.stream, "unprocessed")]
         status = _add(
             status,
             f"at most {_count(unhandled)} were committed and never handled, and are in the log",
-            redrive_stream(status.stream, "unprocessed"),
+            *([] if all(map(_is_taken, unhandled)) else redrive),
         )
     return status
 
 
+def with_taken_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
+    """The status, with the recoveries that have what is lost: where they have all of it, they are
+    to be looked at, and another plan would only take the place of theirs."""
+    known = [gap for gap in _list_unsettled(status, gaps) if gap.count]
+    taken = [gap for gap in known if _is_taken(gap)]
+    if not taken:
+        return status
+    shows = show_takers(taken)
+    if not any(gap.state is GapState.OPEN for gap in known):
+        again = rebuild_stream(status.stream)
+        commands = [shows if one == again else (one,) for one in status.next_commands]
+        status = replace(status, next_commands=tuple(chain.from_iterable(commands)))
+    recoveries = ", ".join(dict.fromkeys(str(gap.recovery_id) for gap in taken))
+    return _add(status, f"at most {_count(taken)} of it in {recoveries}, not verified yet", *shows)
+
+
+def show_takers(gaps: Iterable[Gap]) -> tuple[str, ...]:
+    """The commands that show the recoveries which have gaps that are not settled yet."""
+    taken = [gap for gap in gaps if gap.state not in _SETTLED and _is_taken(gap)]
+    return tuple(dict.fromkeys(show_recovery(str(gap.recovery_id)) for gap in taken))
+
+
+def _is_taken(gap: Gap) -> bool:
+    """Whether a recovery has it, other than the offload in whose archive it waits."""
+    return gap.recovery_id not in (None, gap.archive)
+
+
+def _list_unsettled(status: GroupStatus, gaps: Iterable[Gap]) -> list[Gap]:
+    place = (status.topic, status.group)
+    return [gap for gap in gaps if gap.state not in _SETTLED and (gap.topic, gap.group) == place]
+
+
 def with_doubt_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
     """The status, with how much of what is lost may be no messages at all."""
-    place = (status.topic, status.group)
-    unsure = [
-        gap
-        for gap in gaps
-        if gap.maybe_empty and gap.state not in _SETTLED and (gap.topic, gap.group) == place
-    ]
+    unsure = [gap for gap in _list_unsettled(status, gaps) if gap.maybe_empty]
     if not unsure:
         return status
     many = format_plural(sum(gap.count or 0 for gap in unsure), "offset")
@@ -87,9 +119,6 @@ def with_stopped_warning(
 
     What was relayed and not handled is read from the source, and so in no lag: `warn` where a
     runner works on it, `stop` where nobody does.
-
-    Args:
-        begun: the stream's recoveries that are not over; None asks the ledger.
 
     Args:
         begun: the stream's recoveries that are not over; None asks the ledger.

@@ -303,16 +303,17 @@ def _without_contents(stream: Stream, source: StreamSource) -> Stream:
 def _read_rows(access: SourceAccess, rules: MessageRules, bounds: Bounds) -> DataFrame:
     """identity binary, at_ms long; NULL where it cannot be read exactly."""
     from backlogctl.spark_backfill.messages.candidates import count_rows, read_rows
-    from backlogctl.spark_backfill.messages.rules import as_bytes, time_text
+    from backlogctl.spark_backfill.messages.rules import read_bytes, time_text
     from backlogctl.spark_backfill.messages.windows import filter_times
     from backlogctl.spark_backfill.sources.columns import REASON
 
     where = filter_times(access.table, rules.source, bounds, access.timezone)
     rows = read_rows(access, rules, where, rows=count_rows(access, where))
-    identity = as_bytes(rows, rules.source.identity.row)
+    row = rules.source.identity.row
+    rows, bytes_of = read_bytes(rows, [row])
     at_ms = f"unix_millis(try_cast({time_text(rules)} AS timestamp))"
     return rows.selectExpr(
-        f"CASE WHEN {REASON} IS NULL THEN {identity} END AS identity",
+        f"CASE WHEN {REASON} IS NULL THEN {bytes_of[row]} END AS identity",
         f"CASE WHEN {REASON} IS NULL THEN {at_ms} END AS at_ms",
     )
 

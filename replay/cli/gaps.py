@@ -37,6 +37,7 @@ def list_gaps(
 ) -> None:
     """List the ranges that a group will never read, and why."""
     from backlogctl.errors import BacklogError
+    from backlogctl.monitoring.watch.notes import show_takers
     from backlogctl.replay.injection.archived import suggest_plan, suggest_redrive
     from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable
     from backlogctl.replay.observe.stream import choose_streams, sample_streams
@@ -48,11 +49,16 @@ def list_gaps(
     workspace = open_for_looking(session, bootstrap, cluster, group, topic)
     chosen = choose_streams(workspace.config, streams or [])
     warnings: dict[str, None] = {}
+    is_whole = True
     if look:
-        for _, seen in sample_streams(workspace, chosen):
+        for stream, seen in sample_streams(workspace, chosen):
             if isinstance(seen, BacklogError):
-                raise seen
-            warnings.update(dict.fromkeys(seen[1]["warnings"]))
+                if len(chosen) == 1:
+                    raise seen
+                is_whole = False
+                warnings[f"what {stream.name} lost since the last look is unknown: {seen}"] = None
+            else:
+                warnings.update(dict.fromkeys(seen[1]["warnings"]))
     found = [
         gap
         for stream in chosen
@@ -83,11 +89,12 @@ def list_gaps(
         for gap_id, reason in reasons.items():
             if reason:
                 yield f"{gap_id} cannot be put back: {reason}"
-        yield from render_next(
-            *sorted({suggest_plan(ledger, gap) for gap in lost if not reasons[gap.id]})
-        )
+        plans = sorted({suggest_plan(ledger, gap) for gap in lost if not reasons[gap.id]})
+        yield from render_next(*plans, *show_takers(found))
 
     session.emit(document, draw())
+    if not is_whole:
+        raise typer.Exit(1)
 
 
 @verb

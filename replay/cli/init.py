@@ -200,7 +200,9 @@ def _exists(output: Path) -> Exception:
     from backlogctl.errors import UsageError
 
     return UsageError(
-        "the file exists already", subject=str(output), hint="name another, or say --force"
+        "the file exists already",
+        subject=str(output),
+        hint="name another, or say --force, which replaces it",
     )
 
 

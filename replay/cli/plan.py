@@ -150,6 +150,7 @@ def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[st
     from backlogctl.replay.present.layout import spin
     from backlogctl.replay.present.status import describe_recovery, list_next_commands
     from backlogctl.replay.present.terminal import render_next, render_plan_view
+    from backlogctl.values import RecoveryState
 
     config = session.load_config()
     chosen = config.stream(stream)
@@ -162,6 +163,9 @@ def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[st
         for warning in warn_of_brokers(away):
             say(f"! {warning}")
         recovery = kind.make_plan(workspace, chosen, options, say=say)
+    for one in workspace.ledger.recoveries.list(recovery.stream, (RecoveryState.REJECTED,)):
+        if one.detail.get("superseded_by") == recovery.id:
+            session.say(f"! {one.kind} {one.id} waited for its approval; this plan took its place")
     session.emit(
         describe_recovery(workspace, recovery),
         render_plan_view(read_plan(workspace, recovery, previews=not session.json)),

@@ -16,7 +16,7 @@ import backlogctl.monitoring.doctor.timestamps
 import backlogctl.monitoring.doctor.topic  # noqa: F401
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
-from backlogctl.errors import BacklogError
+from backlogctl.errors import BacklogError, ConfigurationError
 from backlogctl.kafka.clients import Admin, connect, join_reasons
 from backlogctl.kafka.group_types import (
     GroupListing,
@@ -53,21 +53,29 @@ from backlogctl.values import Sample, to_document
     "Source tables",
     "A rebuild reads them: it has to reach them, and an index on the time column decides "
     "between seconds and hours of load on the database.",
+    "SQL in the rules is checked by a plan.",
 )
 def judge_sources(config: Config, stream: Stream) -> Iterator[CheckFinding]:
-    """Whether they can be read, and have an index on the time column."""
+    """Whether they can be read, and have the columns that are named, and an index on the time."""
     if (source := stream.source) is None or not config.is_meant_for("rebuild"):
         return
     if find_spec("pyspark") is None:
         return  # the check of this host says that nothing is rebuilt without Spark
-    from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
+    from backlogctl.spark_backfill.sources.reflection import (
+        check_columns,
+        list_named_columns,
+        open_engine,
+        reflect_table,
+    )
 
-    places: list[tuple[str, str, str | None]] = [
-        (source.database, source.table, source.time_column)
+    at = f"streams.{stream.name}.source"
+    places: list[tuple[str, str, str | None, Sequence[tuple[str, Sequence[str]]]]] = [
+        (source.database, source.table, source.time_column, [*list_named_columns(source, at)])
     ]
     if (consumed := source.consumed) is not None:
-        places.append((consumed.database, consumed.table, None))
-    for database, name, column in places:
+        named = [(f"{at}.consumed.column", [consumed.column])]
+        places.append((consumed.database, consumed.table, None, named))
+    for database, name, column, wanted in places:
         subject = f"table {database}.{name}"
         try:
             engine = open_engine(config.sources[database], database)
@@ -81,14 +89,14 @@ def judge_sources(config: Config, stream: Stream) -> Iterator[CheckFinding]:
                 error.hint or f"check `sources.{database}.url`",
             )
             continue
+        for place, columns in wanted:
+            try:
+                check_columns(table, columns, place)
+            except ConfigurationError as error:
+                told = f"`{place}`: {error.message}"
+                yield CheckFinding("sources", CheckLevel.STOPS, subject, told, error.hint)
         names = {one.name for one in table.columns}
-        if column is not None and column not in names:
-            yield CheckFinding(
-                *("sources", CheckLevel.STOPS, subject, f"it has no column {column}"),
-                f"`streams.{stream.name}.source.time_column` must be one of "
-                + ", ".join(sorted(names)),
-            )
-        elif column is not None and column not in table.indexed:
+        if column in names and column not in table.indexed:
             yield CheckFinding(
                 *("sources", CheckLevel.WARNS, subject),
                 f"no index begins with its time column {column}: a rebuild reads all of it",

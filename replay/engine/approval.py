@@ -45,7 +45,7 @@ def approve_plan(
     workspace.kind_of(recovery)
     who, at = identity or find_identity(), now or utc_now()
     if recovery.state is not RecoveryState.PLANNED and not is_expired(recovery, at):
-        raise _refuse_state(recovery, "approved")
+        raise refuse_state(recovery, "approved")
     check_hash(recovery)
     check_runnable(workspace, recovery)
     plan = workspace.plan_now(recovery)
@@ -86,7 +86,7 @@ def reject_plan(workspace: Workspace, recovery: Recovery, *, by: str, reason: st
     """
     workspace.kind_of(recovery)
     if recovery.state is not RecoveryState.PLANNED:
-        raise _refuse_state(recovery, "rejected")
+        raise refuse_state(recovery, "rejected")
     detail: dict[str, Any] = {"by": by, "reason": reason}
     return workspace.ledger.recoveries.advance(
         recovery.id,
@@ -159,7 +159,8 @@ def describe_expiry(recovery: Recovery, now: datetime | None = None) -> timedelt
     return max(timedelta(0), recovery.approval_expires_at - (now or utc_now()))
 
 
-def _refuse_state(recovery: Recovery, verb: str) -> Refused:
+def refuse_state(recovery: Recovery, verb: str) -> Refused:
+    """`cannot be approved: the newer plan r-… took its place`."""
     told = f"it is {recovery.state}"
     seen = recovery.id
     if recovery.approved_by and recovery.state is RecoveryState.APPROVED:

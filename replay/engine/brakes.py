@@ -73,7 +73,7 @@ def check_window(context: RunContext[Any]) -> None:
             f"outside of the off-peak window {window}; it opens at {there} "
             f"({format_time(opens)[:16]}Z)",
             subject=f"recovery {context.recovery.id}",
-            hint=f"run `backlogctl run {context.recovery.id}` again then; it goes on by itself",
+            hint=f"run `backlogctl run {context.recovery.id}` then: it goes on where it stopped",
         )
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from backlogctl.config import mask_secrets
 from backlogctl.errors import BacklogError, LeaseHeld, Paused, PlanStale, Refused
 from backlogctl.ledger import Lease
-from backlogctl.replay.engine.approval import check_approval
+from backlogctl.replay.engine.approval import check_approval, refuse_state
 from backlogctl.replay.engine.archives import clear_staging
 from backlogctl.replay.engine.brakes import (
     HELD,
@@ -216,6 +216,8 @@ def check_startable(workspace: Workspace, recovery: Recovery) -> None:
         ApprovalNeeded: not approved, or not any more.
     """
     kind = workspace.kind_of(recovery)
+    if recovery.detail.get("superseded_by"):
+        raise refuse_state(recovery, "run")
     if recovery.state in (RecoveryState.REJECTED, RecoveryState.CANCELLED):
         raise Refused(
             f"it was {recovery.state}",

@@ -324,7 +324,7 @@ class InArchive:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """Messages that were put back, of those that the plan has."""
+    """Messages that were put back, of those that the plan has, without those left out so far."""
 
     done: int
     planned: int

@@ -65,14 +65,14 @@ def check_readers(plan: InjectionPlan, recovery: Recovery) -> None:
     subject = f"recovery {recovery.id}"
     if plan.other_groups:
         raise Refused(
-            f"other groups read topic {plan.topic} and would get the messages again: "
+            f"other groups read topic {plan.topic} and would get the messages too: "
             f"{', '.join(plan.other_groups)}",
             subject=subject,
             hint=f"say `deliver: topic` in stream {plan.stream} if that is right",
         )
     if plan.others_unknown:
         raise Refused(
-            f"whether other groups read topic {plan.topic}, and would get the messages again, "
+            f"whether other groups read topic {plan.topic}, and would get the messages too, "
             f"is unknown: the tool {plan.others_unknown}",
             subject=subject,
             hint=f"grant that (`backlogctl acl {plan.kind} {plan.stream}` prints what is needed) "
@@ -93,11 +93,10 @@ def warn_about_readers(others: Sequence[str], unknown: str, deliver: str | None)
         told.append(f"whether other groups read this topic is unknown: the tool {unknown}{end}")
     if others and end:
         told.append(
-            "other groups read this topic and would get the messages again: "
-            f"{', '.join(others)}{end}"
+            f"other groups read this topic and would get the messages too: {', '.join(others)}{end}"
         )
     elif others:
-        told.append(f"other groups will get the messages again: {', '.join(others)}")
+        told.append(f"other groups will get the messages too: {', '.join(others)}")
     return told
 
 
@@ -207,7 +206,9 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
         self, workspace: Workspace, recovery: Recovery, *, ask: bool = True
     ) -> RecoveryStatus:
         """What was put back, and what not; it stops nobody's consumers."""
-        planned = self.read_plan(recovery).message_count
+        chunks = workspace.ledger.chunks.list(recovery.id)
+        left_out = sum(chunk.left_out for chunk in chunks)
+        planned = self.read_plan(recovery).message_count - left_out
         return make_standing(
             workspace,
             recovery,
@@ -250,7 +251,8 @@ def describe_read_back(
         checks=tuple(
             Checked(words, detail[name])
             for name, words in _CHECKED.items()
-            if detail.get(name) is not None
+            # Only where rows are restated can one be left out.
+            if detail.get(name) is not None and (detail[name] or name != "left_out")
         ),
         columns=columns,
         partitions=partitions,

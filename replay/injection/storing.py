@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, InvalidTransition, StagingError, UsageError
-from backlogctl.manifests import read_manifest
+from backlogctl.ledger.events import Owner
+from backlogctl.manifests import read_manifest, write_synced
 from backlogctl.replay.engine.archives import open_spark
 from backlogctl.replay.engine.guards import fingerprint_stream, store_plan
 from backlogctl.replay.engine.kind import Say, Workspace
@@ -67,6 +72,7 @@ def begin_injection(
         return list_sending(workspace.config, stream, recovery_id, None, to, letters)
 
     clear_rehearsals(workspace, stream.name)
+    clear_unfinished(workspace, say)
     draft = begin_plan(
         workspace, stream, list_rights, origin=origin, say=say, needs_offsets=needs_offsets
     )
@@ -141,7 +147,7 @@ def stage_and_store(
         InvalidTransition: one is another recovery's, or grew meanwhile: plan again.
     """
     workspace, recovery_id = draft.workspace, draft.recovery_id
-    with _undoing(workspace, recovery_id):
+    with _undoing(workspace, recovery_id) as unmark:
         plan = make()
         directory = workspace.staging_of(recovery_id)
         manifest = read_manifest(directory, plan.manifest_sha256)
@@ -149,6 +155,7 @@ def stage_and_store(
         staged = describe_staged(workspace, draft.stream, manifest)
         plan = plan.model_copy(update={**staged, "warnings": (*plan.warnings, *told)})
         closed = [gap for gap in gaps if target.planned is None and plan.closes(gap.id)]
+        unmark()
         recovery = store_plan(workspace, recovery_id, plan, [gap.id for gap in closed])
         _refuse_grown(workspace, closed)
         workspace.ledger.chunks.add_all(recovery_id, manifest.chunks)
@@ -168,21 +175,60 @@ def _refuse_grown(workspace: Workspace, planned: Sequence[Gap]) -> None:
             raise error
 
 
+# Beside a plan's folder lies a mark of its process until the plan is about to be on record. So
+# where that process was killed, what it had staged is nobody's.
+
+_MARK = ".planning-"
+_SILENT_SECONDS = 86_400
+
+
+def clear_unfinished(workspace: Workspace, say: Say) -> None:
+    """Removes what plans have staged whose process is gone, and names what may be such a one."""
+    for mark in workspace.config.staging.dir.glob(f"{_MARK}r-*"):
+        directory = mark.with_name(mark.name.removeprefix(_MARK))
+        try:
+            owner = Owner(**json.loads(mark.read_text()))
+            if owner.is_dead():
+                _remove(directory, mark)
+                say(f"removed {directory}: its plan was killed before it was on record")
+            elif time.time() - mark.stat().st_mtime > _SILENT_SECONDS:
+                advice = f"remove it and {mark.name} if that process is gone"
+                say(f"{directory}: process {owner} began it, and has not planned it yet; {advice}")
+        except FileNotFoundError:
+            continue  # its plan is on record by now, or another one was quicker
+        except (OSError, TypeError, ValueError) as error:
+            say(f"{directory} is not looked at, nor removed: {mark.name}: {error}")
+
+
 @contextmanager
-def _undoing(workspace: Workspace, recovery_id: str) -> Iterator[None]:
+def _undoing(workspace: Workspace, recovery_id: str) -> Iterator[Callable[[], None]]:
+    """Gives what is called right before the plan is put on record."""
     directory = workspace.staging_of(recovery_id)
-    _reserve(directory)
+    mark = directory.with_name(f"{_MARK}{recovery_id}")
+    _reserve(directory, mark)
     try:
-        yield
+        yield mark.unlink
     except BaseException:
-        # It may be on record by now, and could be approved: then its messages must stay.
-        with suppress(BacklogError):
-            _withdraw(workspace, recovery_id)
-            shutil.rmtree(directory, ignore_errors=True)
+        if "pyspark" in sys.modules:
+            from backlogctl.spark_backfill.spark.session import end_tasks
+
+            end_tasks()
+        # Without its mark it may be on record, and could be approved: then its messages must stay.
+        with suppress(BacklogError, OSError):
+            if not mark.exists():
+                _withdraw(workspace, recovery_id)
+            _remove(directory, mark)
         raise
 
 
-def _reserve(directory: Path) -> None:
+def _remove(directory: Path, mark: Path) -> None:
+    """The mark stays until all else is gone."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    mark.unlink(missing_ok=True)
+
+
+def _reserve(directory: Path, mark: Path) -> None:
     """Makes the plan's own folder: what is undone is what this plan has put there.
 
     Raises:
@@ -191,6 +237,7 @@ def _reserve(directory: Path) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.mkdir(mode=0o700)
+        write_synced(mark, json.dumps(asdict(Owner.current())))
     except FileExistsError as error:
         raise StagingError(
             "it is there already, so it is another recovery's; nothing in it was touched",
@@ -198,6 +245,8 @@ def _reserve(directory: Path) -> None:
             hint="plan again: the new plan gets an id of its own",
         ) from error
     except OSError as error:
+        with suppress(OSError):
+            directory.rmdir()
         raise StagingError(
             f"could not make the staging directory: {error.strerror}",
             subject=str(directory),

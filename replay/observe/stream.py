@@ -13,7 +13,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions
 from backlogctl.clock import Deadline
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError, LedgerError, PlanStale, UsageError
-from backlogctl.formats import format_count
+from backlogctl.formats import format_count, format_plural
 from backlogctl.kafka.admin import read_topic_id
 from backlogctl.kafka.clients import Admin, ask, connect, reach_cluster, wait_for
 from backlogctl.kafka.errors import GroupMissing, TopicMissing
@@ -21,8 +21,10 @@ from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type,
 from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.monitoring.offsets.bulk_look import LEAST_STREAMS, BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion
+from backlogctl.monitoring.offsets.history import MEMBERLESS
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.offsets.timeline import read_timeline
+from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch import look as looking
 from backlogctl.monitoring.watch.notes import without_ledger
 from backlogctl.replay.engine.kind import Workspace
@@ -267,6 +269,7 @@ def sample_stream(
             if hold.in_force is False
         ),
         *describe_findings(look.observation, facts.gaps.get(stream.name, ())),
+        *warn_of_beginning(status),
     ]
     if status.group_state == SHARE:
         told = describe_share_group(
@@ -274,6 +277,25 @@ def sample_stream(
         )
         entry |= {**told, "warnings": [*entry["warnings"], *told["warnings"]]}
     return look.observation, entry
+
+
+def warn_of_beginning(status: GroupStatus) -> list[str]:
+    """Where a group that was left begins again is not where it stood: what it has in front of it
+    it skips with `latest`, also what was put back."""
+    below = [
+        part
+        for part in status.partitions
+        if part.committed is not None and part.committed < part.log_start and part.lag
+    ]
+    if status.group_state not in MEMBERLESS or not below:
+        return []
+    unread = format_plural(sum(part.lag or 0 for part in below), "unread message")
+    places = ", ".join(str(part.partition) for part in below[:5]) + (", ..." if below[5:] else "")
+    return [
+        f"partition{'s' if below[1:] else ''} {places}: the group's commit is below the log start, "
+        "so its clients' `auto.offset.reset` says where they begin again: with `latest` at the "
+        f"end, and {unread} would be skipped"
+    ]
 
 
 def find_page(config: Config, stream: str) -> str:

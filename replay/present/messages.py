@@ -6,7 +6,6 @@ it names JSON fields is hidden whole: nothing is guessed to be harmless.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from rich.console import RenderableType
 
 from backlogctl.clock import read_millis
 from backlogctl.formats import format_bytes, format_moment
+from backlogctl.json_text import Members, read_json, write_json
 from backlogctl.replay.present.layout import Facts, Text
 from backlogctl.values import to_document
 from backlogctl_delivery.visible import escape_name, join_lines
@@ -96,7 +96,7 @@ class Shown:
         text = self.text[:_LONG]
         told = len(self.text) > _LONG
         if self.form is Form.JSON and not told and len(text) > _SHORT:
-            return json.dumps(json.loads(text), ensure_ascii=False, indent=2).split("\n")
+            return write_json(read_json(text), indent=2).split("\n")
         lines = [text if self.form is Form.BINARY else escape_name(text)]
         return [*lines, f"… of {format_bytes(self.size)}"] if told or self._is_cut() else lines
 
@@ -208,15 +208,15 @@ def _mask_json(text: str, fields: frozenset[str]) -> str | None:
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        return json.dumps(_hide(json.loads(text), fields), ensure_ascii=False)
+        return write_json(_hide(read_json(text), fields))
     except (ValueError, RecursionError):
         return None
 
 
 def _hide(value: Any, fields: frozenset[str]) -> Any:
     match value:
-        case dict():
-            return dict(_hide_fields(value, fields))
+        case Members():
+            return Members(tuple(_hide_fields(value, fields)))
         case list():
             return [_hide(item, fields) for item in value]
         case str() if fields and (inner := _mask_json(value, fields)) is not None:
@@ -225,7 +225,7 @@ def _hide(value: Any, fields: frozenset[str]) -> Any:
             return value
 
 
-def _hide_fields(value: dict[str, Any], fields: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    for name, item in value.items():
+def _hide_fields(value: Members, fields: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    for name, item in value.pairs:
         hidden = name in fields and item is not None
         yield name, HIDDEN if hidden else _hide(item, fields)

@@ -271,7 +271,6 @@ _WORDS: Mapping[str, str] = {
     "message": "",
     "next": "next: ",
     "step": "at ",
-    "superseded_by": "by ",
     "from": "from ",
     "to": "to ",
     "runner": "runner ",
@@ -289,6 +288,8 @@ def format_detail(detail: Mapping[str, Any]) -> str:
         value = detail.get(name)
         if value in (None, "") or isinstance(value, Mapping | list):
             continue
+        if name == "why" and detail.get("message"):
+            continue  # the message says it
         if name == "step":
             value = name_step(value)
         elif name.endswith("_at"):

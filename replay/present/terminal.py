@@ -240,18 +240,27 @@ def render_gaps(document: Document) -> RenderableType:
         head = Text(stream, style="bold")
         head.append(f"  read by {found[0]['group']}", style="dim")
         blocks += [head, _draw_gaps_of(found)]
+    return Group(*blocks, _sum_up(gaps))
+
+
+def _sum_up(gaps: Sequence[Document]) -> Text:
+    """`3 open, at most 3,208 messages lost; at most 12 messages in archives, not put back yet`."""
     live = [gap for gap in gaps if gap["state"] == "open"]
-    total = sum(gap["count"] or 0 for gap in live)
-    summary = Text(f"{len(live)} open, at most ")
-    summary.append(format_count(total), style="bold red" if total else "bold")
-    summary.append(f" {'message' if total == 1 else 'messages'} lost")
-    kept = [
-        gap for gap in gaps if gap.get("archive") and gap["state"] not in ("verified", "waived")
-    ]
-    if kept:
-        waiting = format_plural(sum(gap["count"] or 0 for gap in kept), "message")
-        summary.append(f"; at most {waiting} in archives, not put back yet")
-    return Group(*blocks, summary)
+    unsettled = [gap for gap in gaps if gap["state"] not in ("open", "verified", "waived")]
+    summary = Text("none open")
+    if live:
+        total = sum(gap["count"] or 0 for gap in live)
+        summary = Text(f"{len(live)} open, at most ")
+        summary.append(format_count(total), style="bold red" if total else "bold")
+        summary.append(f" {'message' if total == 1 else 'messages'} lost")
+    for where, found in (
+        ("recoveries, not verified yet", [gap for gap in unsettled if not gap.get("archive")]),
+        ("archives, not put back yet", [gap for gap in unsettled if gap.get("archive")]),
+    ):
+        if found:
+            many = format_plural(sum(gap["count"] or 0 for gap in found), "message")
+            summary.append(f"; at most {many} in {where}")
+    return summary
 
 
 def _draw_gaps_of(gaps: Sequence[Document]) -> Table:

@@ -118,7 +118,7 @@ _WORDS = {
     "said": "note",
 }
 # The details of an event that are shown; no others are.
-_DETAILS = ("by", "reason", "step", "message", "superseded_by", "runner", "gone")
+_DETAILS = ("by", "reason", "step", "message", "runner", "gone")
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def read_current_offsets(
 def describe_moves(before: Mapping[int, int], after: Mapping[int, int]) -> str:
     """Log starts that moved, with both bounds (fault 23); empty where none did."""
     moved = [
-        f"partition {p} from {before[p]} to {after[p]}"
+        f"partition {p} from {before[p]:,} to {after[p]:,}"
         for p in sorted(before)
         if after.get(p, before[p]) > before[p]
     ]

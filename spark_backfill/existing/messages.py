@@ -82,8 +82,8 @@ def last_header(name: str) -> Column:
 
 
 def hash_original_id(topic_id: str, partition: str, offset: str) -> Column:
-    """`stamps.make_original_id` in Spark SQL, bit for bit; the columns partition and offset are not
-    NULL."""
+    """`stamps.make_original_id` in Spark SQL, bit for bit, of SQL that gives partition and offset,
+    which are not NULL."""
     version = f"CAST(CAST({offset} AS string) AS binary)"
     return F.expr(hash_message_id(topic_id, [f"CAST({partition} AS string)"], version))
 

@@ -148,10 +148,7 @@ class SparkChunkRunner:
                 hint="leave spark.speculation off",
             )
         self._spark, self._settings = spark, settings
-
-    @property
-    def parallelism(self) -> int:
-        return int(self._spark.sparkContext.defaultParallelism)
+        self.parallelism = int(spark.sparkContext.defaultParallelism)
 
     def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
         from backlogctl.spark_backfill.failures import list_secrets, translating

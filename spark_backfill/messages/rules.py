@@ -33,6 +33,7 @@ from backlogctl.spark_backfill.sources.reflection import (
     SourceColumn,
     SourceTable,
     check_columns,
+    list_named_columns,
 )
 from backlogctl.spark_backfill.spark.frames import make_empty, quote, quote_column
 
@@ -153,9 +154,10 @@ def check_expr(empty: DataFrame, table: SourceTable, expr: Expr, subject: str) -
     assert expr.sql is not None
     known = [c.name for c in table.columns]
     try:
-        analysed: Any = empty.selectExpr(_render(expr))._jdf.queryExecution().analyzed()
+        made = F.expr(expr.sql)
+        analysed: Any = empty.select(made)._jdf.queryExecution().analyzed()
         # An aggregate alone is legal, beside a column of the row it is not.
-        empty.selectExpr(quote_column(known[0]), f"CAST({_render(expr)} AS string)")
+        empty.select(quote_column(known[0]), made.cast("string"))
     except PySparkException as error:
         cause, _ = find_first_cause(error)
         unknown = _UNKNOWN.search(cause)
@@ -259,9 +261,8 @@ def check_rules(
     source = stream.source
     assert source is not None
     at = f"streams.{stream.name}.source"
-    check_columns(table, source.primary_key, f"{at}.primary_key")
-    check_columns(table, [source.time_column], f"{at}.time_column")
-    check_columns(table, source.order_by, f"{at}.order_by")
+    for place, names in list_named_columns(source, at):
+        check_columns(table, names, place)
     _check_time_column(table, source, at)
     empty = make_empty(
         spark, T.StructType([T.StructField(c.name, spark_type(c)) for c in table.columns])
@@ -273,11 +274,9 @@ def check_rules(
     if message.key is not None:
         used |= check_expr(empty, table, message.key, f"{at}.message.key")
     if message.partition is not None:
-        check_columns(table, [message.partition], f"{at}.message.partition")
         used.add(message.partition)
     value = message.value
     if value.json_columns is not None:
-        check_columns(table, value.json_columns, f"{at}.message.value.json")
         used |= set(value.json_columns)
     else:
         expr = Expr(column=value.column, sql=value.sql)
@@ -311,7 +310,7 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
         built; NULL where it can), o0.. the sort columns.
     """
     source, message = rules.source, rules.source.message
-    bytes_of = _as_bytes_of(rows, _list_exprs(rules))
+    rows, bytes_of = read_bytes(rows, _list_exprs(rules))
     identity, time = bytes_of[source.identity.row], time_text(rules)
     pk = _list_key(rules)
     key = bytes_of[message.key] if message.key else "CAST(NULL AS binary)"
@@ -381,25 +380,20 @@ def _judge(placed: DataFrame, rules: MessageRules) -> DataFrame:
     )
 
 
-def as_bytes(rows: DataFrame, expr: Expr) -> str:
-    """Spark SQL of an expression's value as bytes: text in UTF-8, bytes as they are."""
-    return _as_bytes_of(rows, [expr])[expr]
-
-
-def _as_bytes_of(rows: DataFrame, exprs: Sequence[Expr]) -> Mapping[Expr, str]:
-    texts = {expr: _render(expr) for expr in exprs}
-    made = rows.selectExpr(*(f"{text} AS e{i}" for i, text in enumerate(texts.values())))
-    return {
-        expr: text
-        if isinstance(made.schema[f"e{i}"].dataType, T.BinaryType)
-        else f"CAST(CAST({text} AS string) AS binary)"
-        for i, (expr, text) in enumerate(texts.items())
+def read_bytes(rows: DataFrame, exprs: Sequence[Expr]) -> tuple[DataFrame, Mapping[Expr, str]]:
+    """Adds the expressions to the rows, and the SQL of the value of each as bytes: text in UTF-8,
+    bytes as they are. Each is read by itself: it is no part of our text."""
+    found = list(dict.fromkeys(exprs))
+    names = [quote_column(e.column) if e.column else f"__e{i}" for i, e in enumerate(found)]
+    made = [F.expr(e.sql).alias(f"__e{i}") for i, e in enumerate(found) if e.sql]
+    rows = rows.select("*", *made) if made else rows
+    kinds = rows.selectExpr(*names).schema.fields
+    return rows, {
+        expr: name
+        if isinstance(kind.dataType, T.BinaryType)
+        else f"CAST(CAST({name} AS string) AS binary)"
+        for expr, name, kind in zip(found, names, kinds, strict=True)
     }
-
-
-def _render(expr: Expr) -> str:
-    # A comment may stand at its end.
-    return f"({expr.sql}\n)" if expr.column is None else quote_column(expr.column)
 
 
 def time_text(rules: MessageRules) -> str:

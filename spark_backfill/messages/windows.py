@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from backlogctl.clock import format_time
 from backlogctl.errors import ConfigurationError, UsageError
+from backlogctl.formats import format_duration
 from backlogctl.spark_backfill.sources.reflection import (
     POSTGRESQL,
     SQLITE,
@@ -152,6 +153,23 @@ def find_windows(
         last = max(gap.last_time for gap in gaps if gap.last_time is not None)
         upper = max(upper, widen_forwards(_clamp(last, margin), doubled))
     return Windows(Bounds(lower, upper), _merge(windows))
+
+
+def describe_older(gaps: Sequence[Gap], read: Bounds, lag: timedelta) -> str:
+    """What to say where lost rows may be older than those that are read; "" where the samples say
+    when the first message was lost, and survivors that its row is not.
+
+    Args:
+        lag: how far a survivor's row is dated before its message, at most.
+    """
+    begun = [gap.first_time for gap in gaps if gap.first_time is not None]
+    if read.lower is None or len(begun) < len(gaps) or min(begun) - lag >= read.lower:
+        return ""
+    return (
+        f"rows of survivors are dated up to {format_duration(lag.total_seconds())} before their "
+        "messages, so rows of lost ones may be older than those that are read, from "
+        f"{format_time(read.lower)} on; use a longer `margin`, or an earlier --since"
+    )
 
 
 def widen_backwards(at: datetime, doubled: Doubled) -> datetime:

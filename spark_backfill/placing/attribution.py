@@ -88,16 +88,26 @@ def attribute_rows(
         "key AS a_key", "likely AS a_likely", "sure AS a_sure",
         f"{take_by_edge(how.edge)} AS a_take",
     )  # fmt: skip
-    others = sorted({window.partition for window in how.windows})
-    numbers = sorted({*(r.partition for r in how.ranges), *(w.partition for w in how.windows)})
-    lower, upper = how.anywhere.to_text()
-    elsewhere = _is_between(*(at and quote(at) for at in (lower, upper)))
-    either_lost = f"is_either AND {elsewhere}"
-    if how.proven:
-        either_lost += " AND size(possible) > 0"
-    excludes = how.edge == EXCLUDE
     decided = spark.sql(
-        f"""
+        _render_decision(how, [name for name in ranked.columns if name != "label"]),
+        rows=rows,
+        cuts=cuts,
+        windows=windows,
+        again=lost_again,
+    )
+    path = str(work / "attributed")
+    with translating("find the lost rows", subject=path, kind=StagingError):
+        return freeze(decided, path)
+
+
+_AGAIN = "key string, likely boolean, sure boolean"
+
+
+def _render_decision(how: Attribution, names: Sequence[str]) -> str:
+    """The statement over rows, cuts, windows, and what was put back and may be lost again."""
+    in_gap = _render_in_gap(how)
+    numbers = sorted({*(r.partition for r in how.ranges), *(w.partition for w in how.windows)})
+    return f"""
         WITH placed AS (
             SELECT /*+ BROADCAST(c, w, a) */
                 r.*, c_take, c_is_likely, c_uncertain, w_home, a_key, a_likely, a_sure, a_take,
@@ -113,53 +123,54 @@ def attribute_rows(
             LEFT JOIN {{windows}} w ON home = w_home AND {_is_between("w_lower", "w_upper")}
             LEFT JOIN {{again}} a ON message_id = a_key
         ), judged AS (
-            SELECT *, {either_lost} AS is_either_lost,
-                CASE
-                    WHEN log_offset IS NOT NULL
-                        THEN c_in_log{" AND NOT c_in_bounded" if excludes else ""}
-                    WHEN is_either THEN {"false" if excludes else either_lost}
-                    WHEN home IS NULL OR is_timeless THEN is_timeless OR {elsewhere}
-                    {f"WHEN home IN ({_join(others)}) THEN w_home IS NOT NULL" if others else ""}
-                    WHEN c_take IS NOT NULL THEN c_take
-                    ELSE {"false" if how.proven else elsewhere}
-                END AS in_gap
-            FROM placed
+            SELECT *, {_render_either(how)} AS is_either_lost, {in_gap} AS in_gap FROM placed
         ), labelled AS (
             SELECT * EXCEPT (label),
                 CASE WHEN is_open AND NOT in_gap THEN '{OUTSIDE}' ELSE label END AS label
             FROM judged
-        )
-        SELECT {", ".join(name for name in ranked.columns if name != "label")},
+        ), known AS (
             -- Where it was put back says more than where its row stands, which may be at an edge.
-            CASE
-                WHEN a_key IS NULL OR label NOT IN ('{LOST}', '{QUARANTINED}', '{OUTSIDE}')
-                    THEN is_open AND coalesce(c_uncertain, c_in_bounded OR is_either_lost)
-                ELSE NOT a_sure
+            SELECT *, a_key IS NOT NULL AND label IN ('{LOST}', '{QUARANTINED}', '{OUTSIDE}')
+                AS is_known
+            FROM labelled
+        )
+        SELECT {", ".join(names)},
+            CASE WHEN is_known THEN NOT a_sure
+                ELSE is_open AND coalesce(c_uncertain, c_in_bounded OR is_either_lost)
             END AS uncertain,
+            CASE WHEN is_known THEN a_likely ELSE coalesce(c_is_likely, true) END AS likely,
             CASE
-                WHEN a_key IS NULL OR label NOT IN ('{LOST}', '{QUARANTINED}', '{OUTSIDE}')
-                    THEN coalesce(c_is_likely, true)
-                ELSE a_likely
-            END AS likely,
-            CASE
-                WHEN a_key IS NOT NULL AND label = '{OUTSIDE}' AND a_take
+                WHEN is_known AND label = '{OUTSIDE}' AND a_take
                     THEN CASE WHEN reason IS NULL THEN '{LOST}' ELSE '{QUARANTINED}' END
                 ELSE label
             END AS label,
             CASE WHEN is_either THEN try_element_at(possible, 1) END AS counted
-        FROM labelled
-        """,
-        rows=rows,
-        cuts=cuts,
-        windows=windows,
-        again=lost_again,
-    )
-    path = str(work / "attributed")
-    with translating("find the lost rows", subject=path, kind=StagingError):
-        return freeze(decided, path)
+        FROM known
+        """
 
 
-_AGAIN = "key string, likely boolean, sure boolean"
+def _render_in_gap(how: Attribution) -> str:
+    others = sorted({window.partition for window in how.windows})
+    elsewhere, excludes = _render_elsewhere(how), how.edge == EXCLUDE
+    return f"""
+        CASE
+            WHEN log_offset IS NOT NULL THEN c_in_log{" AND NOT c_in_bounded" if excludes else ""}
+            WHEN is_either THEN {"false" if excludes else _render_either(how)}
+            WHEN home IS NULL OR is_timeless THEN is_timeless OR {elsewhere}
+            {f"WHEN home IN ({_join(others)}) THEN w_home IS NOT NULL" if others else ""}
+            WHEN c_take IS NOT NULL THEN c_take
+            ELSE {"false" if how.proven else elsewhere}
+        END"""
+
+
+def _render_either(how: Attribution) -> str:
+    """Whether a message of one of several partitions may be lost."""
+    lost = f"is_either AND {_render_elsewhere(how)}"
+    return f"{lost} AND size(possible) > 0" if how.proven else lost
+
+
+def _render_elsewhere(how: Attribution) -> str:
+    return _is_between(*(at and quote(at) for at in how.anywhere.to_text()))
 
 
 def _join(numbers: Iterable[int]) -> str:

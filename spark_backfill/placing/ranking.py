@@ -196,7 +196,7 @@ class Ranked:
 
     def list_left(self) -> DataFrame:
         """Those of them whose message is not in the log."""
-        return self.frame.where("rank IS NOT NULL AND log_offset IS NULL")
+        return self.in_gaps().where("log_offset IS NULL")
 
 
 def choose_bookmarks(

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import URL, Dialect, Engine, Inspector, make_url
 from sqlalchemy.exc import DBAPIError
 
-from backlogctl.config import Source, Stream
+from backlogctl.config import Source, Stream, StreamSource
 from backlogctl.errors import ConfigurationError, SourceError
 from backlogctl.spark_backfill.failures import translating
 from backlogctl_delivery.database import add_liveness
@@ -79,7 +79,8 @@ class ColumnKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column. `precision` and `scale` are those of a declared decimal."""
+    """A column. `precision` and `scale` are those of a declared decimal; `is_uuid`: PostgreSQL's
+    own type, which is read as text."""
 
     name: str
     kind: ColumnKind
@@ -87,6 +88,7 @@ class SourceColumn:
     zoned: bool = False
     precision: int | None = None
     scale: int | None = None
+    is_uuid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +283,28 @@ def check_columns(
             )
 
 
+def list_named_columns(source: StreamSource, at: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Where a stream's `source` names columns as they are, and which; SQL is for Spark to check.
+
+    Args:
+        at: where the section stands in the file.
+    """
+    message = source.message
+    yield f"{at}.primary_key", source.primary_key
+    yield f"{at}.time_column", [source.time_column]
+    yield f"{at}.order_by", source.order_by
+    yield f"{at}.where", list(source.where)
+    yield f"{at}.message.value.json", message.value.json_columns or ()
+    for name, column in (
+        ("message.key", message.key and message.key.column),
+        ("message.partition", message.partition),
+        ("message.value.column", message.value.column),
+        ("message.header_list", message.header_list and message.header_list.column),
+        ("identity.row", source.identity.row.column),
+    ):
+        yield f"{at}.{name}", [column] if column else ()
+
+
 def _find_table(inspector: Inspector, database: str, name: str) -> tuple[str | None, str]:
     tries: list[tuple[str | None, str]] = [(None, name)]
     if "." in name:
@@ -323,6 +347,7 @@ def _read_column(engine: Engine, item: Any) -> SourceColumn:
         zoned=bool(getattr(kind, "timezone", False)),
         precision=getattr(kind, "precision", None) if decimal else None,
         scale=getattr(kind, "scale", None) if decimal else None,
+        is_uuid=isinstance(kind, types.Uuid) and engine.dialect.name == POSTGRESQL,
     )
 
 

@@ -1,7 +1,9 @@
 """Data frames that Spark makes by itself.
 
 Statements are SQL text where they can be: a column of PySpark's own is some calls over the bridge
-to the JVM for each name and operator in it, a statement seven, whatever its length.
+to the JVM for each name and operator in it, a statement about four and four for each frame that it
+names, whatever its length. A frame that is given to one must not be cached: Spark lets go of the
+cache with the name that the statement had for it.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def freeze(frame: DataFrame, path: str, **options: str) -> DataFrame:
 def mark_within(
     frame: DataFrame, ranges: Iterable[OffsetRange], name: str, *, partition: str, offset: str
 ) -> DataFrame:
-    """Adds the boolean `name`: whether an offset lies in one of the ranges; false for NULL.
+    """Adds the boolean `name`, a new one: whether an offset lies in one of the ranges; false for
+    NULL.
 
     A join: a thousand ranges as one expression would exhaust the stack.
     """

@@ -6,21 +6,23 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from backlogctl import IMPORT_ROOT
+from backlogctl.clock import Deadline
 from backlogctl.config.sections import SparkSection
 from backlogctl.formats import Say
 from backlogctl.jars import ensure_jars, find_jars, find_java
-from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.failures import name_log, translating
 from backlogctl.spark_backfill.spark.cluster import (
     STANDALONE_DEFAULTS,
     START_SECONDS,
@@ -101,6 +103,10 @@ _REQUIRED: Mapping[str, str] = {
     "spark.speculation": "false",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
+    # How SQL text is read: a user's names and texts stand in it as they are.
+    "spark.sql.ansi.enforceReservedKeywords": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.jsonGenerator.ignoreNullFields": "false",
     "spark.ui.enabled": "false",
@@ -146,7 +152,7 @@ def open_session(
     builder = SparkSession.builder.master(settings.master).appName(app_name)
     for name, value in make_conf(settings.master, own, s3=s3).items():
         builder = builder.config(name, value)
-    log = Path(tempfile.gettempdir()) / f"backlog-spark-{os.getuid()}-{os.getpid()}.log"
+    log = name_log()
     try:
         with (
             translating(
@@ -161,6 +167,9 @@ def open_session(
     if s3:
         require_s3(session, "s3a:")
     session.sparkContext.setLogLevel("ERROR")
+    # Where the JVM ends PySpark would print a stack trace; who waits for Spark is told.
+    accumulators = session.sparkContext._accumulatorServer
+    accumulators.handle_error = lambda *_: None  # type: ignore[method-assign]
     for logger in _SPARK_LOGGERS:
         PySparkLogger.getLogger(logger).disabled = True
     if not local:
@@ -172,6 +181,23 @@ def open_session(
             session.stop()
             raise
     return session
+
+
+def end_tasks(seconds: float = 20.0) -> None:
+    """Cancels this process' jobs, and waits until no task is at work, if Spark runs here: when a
+    job has failed others of its tasks go on, and write."""
+    context = SparkContext._active_spark_context
+    if context is None:
+        return
+    limit = Deadline(seconds)
+    with suppress(Py4JError, OSError):  # the JVM is gone
+        context.cancelAllJobs()
+        store = context._jsc.sc().statusStore()
+        while not limit.expired:
+            executors = store.executorList(True)
+            if not any(executors.apply(n).activeTasks() for n in range(executors.size())):
+                return
+            time.sleep(0.05)
 
 
 def make_conf(master: str, own: Mapping[str, str], *, s3: bool = False) -> dict[str, str]:
@@ -243,8 +269,8 @@ def _prepend_path(name: str, entry: str) -> None:
         os.environ[name] = os.pathsep.join([entry, *parts])
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("KeyboardInterrupt while")
+def _is_not_py4js(record: logging.LogRecord) -> bool:
+    return not record.getMessage().endswith(" while sending command.")
 
 
 @contextmanager
@@ -252,8 +278,8 @@ def _own_interrupts() -> Iterator[None]:
     """Keeps the handler of Ctrl-C: PySpark's own first asks the JVM to cancel, which, in the
     middle of another call, fails with an error that hides the interrupt."""
     before = signal.getsignal(signal.SIGINT)
-    # py4j logs an interrupt with its traceback, on the root logger, and then that the JVM is gone.
-    logging.getLogger().addFilter(_is_no_interrupt)
+    # py4j logs an interrupt, and the JVM's end, with a traceback, on the root logger.
+    logging.getLogger().addFilter(_is_not_py4js)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     yield
     if before is not None and threading.current_thread() is threading.main_thread():

@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import psycopg
@@ -27,6 +28,7 @@ from tests.accuracy.scenarios import (
     BEGIN,
     EXACT,
     WITHIN,
+    ZONE,
     Judgement,
     judge,
     read_listed,
@@ -175,10 +177,14 @@ def _fill_tables(traffic: Traffic, url: str) -> None:
         rows = {int(events.key[row]): row for row in rows}.values()
     with psycopg.connect(url) as connection, connection.cursor() as cursor:
         cursor.execute(_ORDERS if mutable else _EVENTS)
+        if traffic.scenario.wall_clock:
+            cursor.execute("ALTER TABLE events ALTER created_at TYPE timestamp")
         names = "order_key, payload, created_at" + ("" if mutable else ", event_id")
         with cursor.copy(f"COPY events ({names}) FROM STDIN") as copy:
             for row in rows:
                 at = to_time(int(events.created[row]))
+                if traffic.scenario.wall_clock:
+                    at = at.astimezone(ZoneInfo(ZONE)).replace(tzinfo=None)
                 values = (events.key_of(row), events.payload_of(row), at)
                 copy.write_row(values if mutable else (*values, events.ids[row]))
         cursor.execute("CREATE INDEX ON events (created_at)")
@@ -276,11 +282,12 @@ def measure(
 def make_request(stage: Stage, watched: Watched, method: Method, staging: Path) -> RebuildRequest:
     """The request as `backlogctl plan rebuild` makes it of these samples and bookmarks."""
     shape = stage.traffic.shape
+    zone = {"timezone": ZONE} if stage.traffic.scenario.wall_clock else {}
     gaps = tighten_times(watched.gaps, watched.history)
     return RebuildRequest(
-        recovery_id="r-20260302-0001",
+        recovery_id="r-20251026-0001",
         stream=make_stream(stage, method),
-        sources={"shop": world.make_source(stage.database_url)},
+        sources={"shop": world.make_source(stage.database_url, **zone)},
         client_properties=properties_of(stage.bootstrap),
         partitions=len(stage.traffic.logs),
         topic_config=stage.topic_config,

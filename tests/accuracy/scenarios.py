@@ -14,7 +14,8 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from tests.accuracy.traffic import Traffic
 
-BEGIN = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
+# Where clocks are set back from half an hour to two and a half after it.
+BEGIN, ZONE = datetime(2025, 10, 25, 23, 30, tzinfo=UTC), "Europe/Berlin"
 MESSAGES = 43_200
 PER_SECOND = 3.0
 PARTITIONS = 12
@@ -39,6 +40,7 @@ class Scenario:
         kept: so many messages of a partition are left in the end, at most; None for what retention
             leaves.
         traced: each message has a header that is its own.
+        wall_clock: the table's times are those of `ZONE`, without a zone.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Scenario:
     backfill: float = 0.0
     kept: int | None = None
     traced: bool = False
+    wall_clock: bool = False
 
 
 LATE = timedelta(seconds=50)
@@ -77,6 +80,7 @@ SCENARIOS = {
         Scenario("backfill", backfill=0.005),
         Scenario("few", kept=1),
         Scenario("traced", traced=True),
+        Scenario("doubled", wall_clock=True),
     )
 }
 

@@ -168,7 +168,7 @@ def _find_gaps(
         times = bound_times(history, number, start, end, topic_id)
         gaps.append(
             Gap(
-                id=f"g-20260302-{number:04d}",
+                id=f"g-20251026-{number:04d}",
                 stream=STREAM,
                 cluster=CLUSTER,
                 topic=topic,

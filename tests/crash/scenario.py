@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, TopicPartition
 
 from backlogctl.kafka.admin import create_topic, list_offsets
-from backlogctl.kafka.clients import make_admin, make_consumer
+from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 from backlogctl.manifests import (
     CHUNK_SCHEMA,
     Manifest,
@@ -24,12 +25,19 @@ from backlogctl.manifests import (
     write_manifest,
 )
 from backlogctl.spark_backfill.injection.job import InjectionJob, record_target_ends
-from backlogctl.spark_backfill.injection.ledger_topic import ensure_ledger_topic, snapshot_ledger
+from backlogctl.spark_backfill.injection.ledger_topic import (
+    ensure_ledger_topic,
+    read_committed_chunks,
+    snapshot_ledger,
+)
+from backlogctl.spark_backfill.injection.newer import PlannedLog
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
-from backlogctl_delivery.stamps import make_message_id, stamp
+from backlogctl_delivery.stamps import MESSAGE_ID, find_header, make_message_id, stamp
+from tests.kit.kafka import read_all
 
 Headers = tuple[tuple[str, bytes | None], ...]
 # A reader connects again by itself.
+_LAST = 2**63
 _PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 Seen = Counter[tuple[int, bytes | None, bytes | None, Headers]]
 
@@ -61,6 +69,7 @@ class Scenario:
             "transaction_timeout_ms": job.transaction_timeout_ms,
             "messages_per_second": job.messages_per_second,
             "prefix": job.prefix,
+            "gone": job.follows and sorted(key.decode() for key in job.follows.gone),
         }
         (self.directory / "job.json").write_text(json.dumps(value))
 
@@ -71,6 +80,9 @@ def load_job(directory: Path) -> InjectionJob:
     staged = directory / "staging" / value["recovery_id"]
     value["ledger"] = LedgerSnapshot.from_json(value["ledger"])
     value["start_offsets"] = {int(p): o for p, o in value["start_offsets"].items()}
+    if (gone := value.pop("gone")) is not None:
+        keys = frozenset(key.encode() for key in gone)
+        value["follows"] = PlannedLog(value["start_offsets"], None, keys)
     return InjectionJob(**value, manifest=read_manifest(staged), directory=staged)
 
 
@@ -115,9 +127,12 @@ def make_scenario(
     snapshot: LedgerSnapshot | None = None,
     config: Mapping[str, str] | None = None,
     size: int = 20,
+    gone: Sequence[str] | None = None,
     **settings: Any,
 ) -> Scenario:
     """Stages `chunks` chunks of `messages` messages in each slot; `settings` go to the job.
+
+    With `gone` they are states of rows, and the rows of these keys are not there any more.
 
     A second scenario of the same `topic` and `ledger` stages the same messages again, as an
     overlapping plan would.
@@ -153,6 +168,9 @@ def make_scenario(
         ledger=snapshot or snapshot_ledger(admin, ledger),
         start_offsets=record_target_ends(admin, topic, slots),
     )
+    if gone is not None:
+        keys = frozenset(key.encode() for key in gone)
+        job = replace(job, follows=PlannedLog(job.start_offsets, None, keys))
     scenario = Scenario(replace(job, **{"wave_chunks": 1, **settings}), directory)
     scenario.save()
     return scenario
@@ -212,17 +230,22 @@ def read_committed(
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the oracle found: counts of messages."""
+    """What the oracle found: counts of messages.
+
+    `left_out` ones are told by the ledger; `late` ones stand behind a newer one of their key.
+    """
 
     expected: int
     missing: int
     doubled: int
     foreign: int
+    left_out: int = 0
+    late: int = 0
 
     @property
     def is_same_set(self) -> bool:
         """Exactly the expected messages, each once."""
-        return not (self.missing or self.doubled or self.foreign)
+        return not (self.missing or self.doubled or self.foreign or self.late)
 
 
 def judge(job: InjectionJob) -> Judgement:
@@ -235,3 +258,38 @@ def judge(job: InjectionJob) -> Judgement:
         doubled=sum(n - 1 for message, n in seen.items() if message in expected and n > 1),
         foreign=sum(n for message, n in seen.items() if message not in expected),
     )
+
+
+NEWER = b"a newer state"
+
+
+def send_newer(job: InjectionJob, chance: random.Random, count: int) -> None:
+    """So many rows of what is staged move on."""
+    producer = make_producer(job.properties)
+    for chunk in chance.choices(job.manifest.chunks, k=count):
+        keys = [key for key in read_chunk(job.directory, chunk)["key"].to_pylist() if key]
+        producer.produce(job.topic, NEWER, chance.choice(keys), chunk.slot)
+    assert producer.flush(60) == 0
+
+
+def judge_restated(job: InjectionJob) -> Judgement:
+    """The same of states of rows: left out is what the ledger says, if its row moved on or is gone,
+    and no state stands behind a newer one."""
+    gone = frozenset[bytes]() if job.follows is None else job.follows.gone
+    messages: list[Any] = read_all(job.properties, job.topic, range(job.partitions))
+    newer = {m.key(): m.offset() for m in reversed(messages) if m.value() == NEWER}
+    ids = Counter(one for m in messages if (one := find_header(m.headers(), MESSAGE_ID)))
+    records = read_committed_chunks(job.properties, job.ledger, job.topic)
+    told = {(one.slot, one.chunk): one.left_out for one in records}
+    missing = left_out = 0
+    for chunk in job.manifest.chunks:
+        for number, row in enumerate(read_chunk(job.directory, chunk).to_pylist()):
+            is_told = number in told.get((chunk.slot, chunk.number), ())
+            left_out += is_told
+            may_be = row["key"] in newer or row["key"] in gone
+            is_there = row["message_id"] in ids
+            missing += (is_told and not may_be) or is_told == is_there
+    late = [m for m in messages if m.value() != NEWER and m.offset() > newer.get(m.key(), _LAST)]
+    staged = list_expected(job)
+    foreign = sum(m.value() != NEWER for m in messages) - ids.total()
+    return Judgement(staged.total(), missing, ids.total() - len(ids), foreign, left_out, len(late))

@@ -1,10 +1,10 @@
 """Random schedules of kills: `python -m tests.crash.schedule --n 50 --seed 7`.
 
 Of an injection: a small staged recovery; the runner's process group is killed with SIGKILL at a
-named point or a random moment, one to three times, and then it runs to the end. The oracle compares
-what a read_committed reader sees with what was staged. Of an expansion: see `expand_schedule`; of an
-offload and what is put back after it: `offload.schedule`; of outbox, look-back and idempotent consumer:
-`delivery.schedule`.
+named point or a random moment, one to three times, and then it runs to the end; in every second one
+rows move on meanwhile. The oracle compares what a read_committed reader sees with what was staged.
+Of an expansion: see `expand_schedule`; of an offload and what is put back after it:
+`offload.schedule`; of outbox, look-back and idempotent consumer: `delivery.schedule`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.crash.forking import kill_process
 from tests.crash.offload.schedule import OffloadSchedule, run_offload
 from tests.crash.points import POINTS
 from tests.crash.runner import start_runner
-from tests.crash.scenario import Judgement, judge, make_scenario
+from tests.crash.scenario import Judgement, judge, judge_restated, make_scenario, send_newer
 
 # A run of this size takes about as long; later moments would kill nothing.
 _LATEST_MOMENT = 1.5
@@ -91,21 +91,28 @@ def run_schedule(bootstrap: str, directory: Path, schedule: Schedule) -> Verdict
         canary=chance.random() < 0.3,
         transaction_timeout_ms=10_000,
         wave_chunks=chance.choice((1, 20)),
+        gone=["0.0.0", "1.1.1"] if chance.random() < 0.5 else None,
     )
+    job = scenario.job
+    moves_on = job.follows is not None
     killed = 0
     for kill in schedule.kills:
         process = start_runner(directory, crash_at=kill.point, writer=schedule.writer)
+        if moves_on:
+            send_newer(job, chance, 20)
         process.join(kill.moment if not kill.point else _RUN_SECONDS)
         if process.is_alive():
             kill_process(process)
         process.join(_RUN_SECONDS)
         killed += process.exitcode is not None and process.exitcode < 0
     last = start_runner(directory, writer=schedule.writer)
+    if moves_on:
+        send_newer(job, chance, 20)
     last.join(_RUN_SECONDS)
     ended = last.exitcode == 0
     if last.is_alive():
         kill_process(last)
-    return Verdict(judge(scenario.job), killed, ended)
+    return Verdict(judge_restated(job) if moves_on else judge(job), killed, ended)
 
 
 # How a schedule of each kind is drawn, and run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tests.crash.delivery.schedule import (
 )
 from tests.crash.points import POINTS
 from tests.crash.runner import read_copies, start_runner
-from tests.crash.scenario import judge, make_scenario
+from tests.crash.scenario import judge, judge_restated, make_scenario, send_newer
 from tests.crash.schedule import Kill, Schedule, run_schedule
 from tests.kit.processes import ROOT
 
@@ -51,6 +52,25 @@ def test_fault_01_killed_at_a_step_and_run_again_gives_the_same_set(
     assert {(slot, number) for slot, number, _ in read_copies(tmp_path)} == {
         (chunk.slot, chunk.number) for chunk in scenario.job.manifest.chunks
     }
+
+
+def test_fault_01_94_killed_at_one_step_after_the_other_while_rows_move_on(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Each run begins where the one before was killed, and newer messages come all the time."""
+    chance = random.Random(7)
+    job = make_scenario(kafka.bootstrap, tmp_path, chunks=4, messages=20, gone=["0.3.1"]).job
+    for point in (one for one in POINTS if not one.startswith("p3.6")):
+        killed = start_runner(tmp_path, crash_at=point)
+        send_newer(job, chance, 5)
+        killed.join(WITHIN)
+        assert killed.exitcode == -9, f"{point} was not reached"
+    last = start_runner(tmp_path)
+    last.join(WITHIN)
+    assert last.exitcode == 0
+    judgement = judge_restated(job)
+    assert judgement.is_same_set, judgement
+    assert judgement.left_out > 20
 
 
 def test_the_oracle_sees_a_ledger_record_outside_of_the_transaction(

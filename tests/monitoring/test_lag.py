@@ -325,6 +325,28 @@ def test_whether_a_reader_that_never_joins_is_at_work_is_not_known_at_first() ->
     assert doubt not in summarize(losing, group_state="empty").sentence, "its members have left"
 
 
+def test_a_group_that_has_just_been_left_is_held_before_retention_gets_there() -> None:
+    """Its pace of before says nothing now; and what is lost already is not all that will be."""
+    lagging = Verdict.LAGGING
+    left = replace(
+        PART, verdict=lagging, course=lagging, seconds_retained=1_200.0, consumed_per_second=4.0
+    )
+    hold = "backlogctl hold orders --for 6h"
+    told = summarize(left, group_state="empty")
+    assert told.sentence.endswith(
+        "in 20 min at the earliest, nobody is in the group; too few samples to say more"
+    )
+    assert told.next_commands[0] == hold
+    for state in ("stable", "empty"):
+        moment = 0.0 if state == "empty" else 60.0
+        lost = replace(left, verdict=Verdict.LOST, lost=43, seconds_retained=moment)
+        told = summarize(lost, group_state=state)
+        assert (told.next_commands[0] == hold) is (state == "empty")
+        when = "now" if state == "empty" else "in 1 min at the earliest"
+        assert told.sentence.endswith(f"1.2 M behind, retention reaches it {when}")
+        assert "backlogctl plan rebuild orders" in told.next_commands
+
+
 LOSING = replace(
     PART,
     verdict=Verdict.LOSING,

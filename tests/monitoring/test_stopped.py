@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,13 @@ from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen,
 from backlogctl.monitoring.watch import look, loop
 from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.monitoring.watch.loop import Outages, watch_streams
-from backlogctl.monitoring.watch.notes import with_stopped_warning
+from backlogctl.monitoring.watch.notes import (
+    show_takers,
+    with_stopped_warning,
+    with_taken_note,
+)
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.values import Certainty, Gap, Recovery, RecoveryState
+from backlogctl.values import Certainty, Gap, GapState, Recovery, RecoveryState
 from tests.conftest import MakeTopic
 from tests.kit.kafka import (
     StreamStub,
@@ -41,7 +46,7 @@ from tests.kit.kafka import (
     set_offsets_raw,
     wait_until,
 )
-from tests.kit.ledger import create_recovery
+from tests.kit.ledger import create_recovery, make_gap
 
 # What a look does where the brokers tell less than it asks.
 
@@ -120,6 +125,28 @@ def test_without_a_recovery_that_has_stopped_them_it_is_what_it_is(ledger: Ledge
     assert with_stopped_warning(ledger, seen) == seen
 
 
+def test_what_a_recovery_has_is_shown_and_not_planned_again(ledger: Ledger) -> None:
+    """Another plan would take the place of one that waits for its approval."""
+    first = ledger.gaps.record(make_gap(0, 60))
+    second = ledger.gaps.record(make_gap(0, 40, partition=1))
+    again, gaps = "backlogctl plan rebuild orders", "backlogctl gaps orders"
+    lost = replace(make_status(Verdict.LOST), group="orders-service", next_commands=(again, gaps))
+    assert with_taken_note(lost, (first, second)) == lost
+
+    made = create_recovery(ledger, "rebuild", group="orders-service", gaps=[first.id])
+    told = with_taken_note(lost, ledger.gaps.list())
+    show = f"backlogctl show {made.id}"
+    assert told.sentence.endswith(f"at most 60 messages of it in {made.id}, not verified yet")
+    assert told.next_commands == (again, gaps, show), "the other one needs a plan"
+
+    ledger.gaps.advance([second.id], GapState.WAIVED, reason="none is needed")
+    known = ledger.gaps.list()
+    assert with_taken_note(lost, known).next_commands == (show, gaps)
+    assert show_takers(known) == (show,)
+    ledger.recoveries.advance(made.id, S.REJECTED, "ada")
+    assert with_taken_note(lost, ledger.gaps.list()) == lost
+
+
 def test_nobody_works_on_it(ledger: Ledger) -> None:
     recovery = begin(ledger, "check_source", "stop_consumers")
     told = with_stopped_warning(ledger, make_status())
@@ -162,7 +189,7 @@ def test_a_layout_that_is_restored_is_told_no_more(ledger: Ledger) -> None:
     assert with_stopped_warning(ledger, seen) == seen
 
 
-SAMPLES = 2000
+SAMPLES = 500  # a look in the wrong order is wrong among the first hundred
 LOG_STARTS = 200  # fewer, and it was no moving log start that was sampled
 LONG = 600.0  # seconds, on a busy machine
 FULL = 10_000  # messages that wait to be sent

@@ -30,9 +30,11 @@ from backlogctl.replay.engine.approval import (
 from backlogctl.replay.engine.cancelling import cancel_work, request_pause, withdraw_pause
 from backlogctl.replay.engine.kind import TERMS_CHANGED, Workspace, choose_stricter
 from backlogctl.replay.engine.plan import Approver, acting_as, find_identity
+from backlogctl.replay.engine.runner import check_startable
 from backlogctl.replay.observe import retention
 from backlogctl.replay.observe.retention import hold_stream, release_due, release_stream
 from backlogctl.replay.opening import open_workspace
+from backlogctl.replay.present.document import list_event_lines
 from backlogctl.replay.present.status import describe_recovery_plan, list_next_commands
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import RecoveryState
@@ -93,6 +95,15 @@ def test_a_plan_that_cannot_be_approved_has_no_next_command(desk: Workspace) -> 
     assert list_next_commands(desk, refused) == []
     allowed = store_plan(desk, outcome=surplus, options={"allow": ["surplus"]})
     assert list_next_commands(desk, allowed) == [f"backlogctl approve {allowed.id} --by NAME"]
+
+
+def test_of_a_plan_whose_place_was_taken_the_newer_one_is_named(desk: Workspace) -> None:
+    older, newer = store_plan(desk), store_plan(desk)
+    with pytest.raises(Refused, match=f"cannot be run: the newer plan {newer.id}") as refused:
+        check_startable(desk, desk.ledger.recoveries.get(older.id))
+    assert refused.value.hint == f"see `backlogctl show {newer.id}`"
+    (*_, last) = list_event_lines(desk.ledger.events.list(older.id))
+    assert (last.action, last.detail) == (f"superseded by {newer.id}", "")
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.PAUSED, S.FAILED])
@@ -287,23 +298,23 @@ def holding(
 
 def test_command_holds_shows_and_releases(shop: Shop) -> None:
     alter_topic_config(shop.properties, shop.topic, {MS: str(100 * HOUR)})
-    held = shop.run("hold", "orders", "--for", "6h", "--json").document
+    held = shop.call("hold", "orders", "--for", "6h", "--json").document
     (one,) = held["holds"]
     assert (one["stream"], one["topic"], one["holder"]) == ("orders", shop.topic, "operator")
     assert (one["old"], one["raised"]) == ({MS: str(100 * HOUR)}, {MS: str(106 * HOUR + MARGIN)})
     assert held["disk"]["usable_bytes"] > 0
     assert "not known" in held["warnings"][0], "one sample tells no growth"
 
-    shown = shop.run("hold").out
+    shown = shop.call("hold").out
     assert "retention.ms" in shown
     assert "4 d 4 h" in shown
     assert "`backlogctl watch` gives it back then" in shown
-    assert shop.run("hold", "orders", "--json").document["holds"] == [one]
+    assert shop.call("hold", "orders", "--json").document["holds"] == [one]
 
-    assert "released" in shop.run("hold", "orders", "--release").out
+    assert "released" in shop.call("hold", "orders", "--release").out
     assert read_topic_overrides(shop.properties, shop.topic, [MS]) == {MS: str(100 * HOUR)}
-    assert shop.run("hold").out == "nothing is held\n"
-    assert "no operator holds stream orders" in shop.run("hold", "orders", "--release").out
+    assert shop.call("hold").out == "nothing is held\n"
+    assert "no operator holds stream orders" in shop.call("hold", "orders", "--release").out
 
 
 @pytest.mark.parametrize(

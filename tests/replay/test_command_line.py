@@ -48,10 +48,10 @@ def test_status_and_gaps_with_and_without_a_file(shop: Shop) -> None:
     keys = {"partition", "log_start", "committed", "end", "lag", "lag_seconds", "lost"}
     assert keys <= set(entry["partitions"][0])
 
-    gaps = shop.run("gaps", "orders", "--json").document["gaps"]
+    gaps = shop.call("gaps", "orders", "--json").document["gaps"]
     assert sum(gap["count"] for gap in gaps) == LOST
     assert {gap["cause"] for gap in gaps} == {"expired"}
-    again = shop.run("gaps", "--json", "--config", "backlog.yaml").document["gaps"]
+    again = shop.call("gaps", "--json", "--config", "backlog.yaml").document["gaps"]
     assert [gap["id"] for gap in again] == [gap["id"] for gap in gaps]
 
     shown = shop.run("gaps")
@@ -59,20 +59,43 @@ def test_status_and_gaps_with_and_without_a_file(shop: Shop) -> None:
     assert "next: backlogctl plan rebuild orders" in shown.out
 
     words = ["--cluster", "main", "--group", shop.group]
-    assert shop.run("status", *words, "--json").document["streams"][0]["lost"] == LOST
+    assert shop.call("status", *words, "--json").document["streams"][0]["lost"] == LOST
     (shop.directory / "backlog.yaml").unlink()
     words = ["--bootstrap", shop.bootstrap, "--group", shop.group]
-    assert shop.run("status", *words, "--json").document["streams"][0]["lost"] == LOST
-    free = shop.run("--json", "gaps", *words, "--topic", shop.topic).document["gaps"]
+    assert shop.call("status", *words, "--json").document["streams"][0]["lost"] == LOST
+    free = shop.call("--json", "gaps", *words, "--topic", shop.topic).document["gaps"]
     assert sum(gap["count"] for gap in free) == LOST
     # What is printed works as it is printed: without a stream only `init` does.
     adopt = f"backlogctl init --bootstrap {shop.bootstrap} --group {shop.group}"
     for verb in ("status", "gaps", "doctor"):
-        told = shop.run(verb, *words, code=int(verb == "doctor")).out
+        told = shop.call(verb, *words, code=int(verb == "doctor")).out
         assert adopt in told
         assert not re.findall(r"backlogctl (?!init)[a-z]+ .*", told.replace("`backlogctl", "`"))
-    assert shop.run(*adopt.split()[1:]).code == 0
-    assert shop.run("status", "--json").document["streams"][0]["lost"] == LOST
+    assert shop.call(*adopt.split()[1:]).code == 0
+    assert shop.call("status", "--json").document["streams"][0]["lost"] == LOST
+
+
+def test_a_stream_without_its_topic_does_not_hide_the_gaps_of_others(shop: Shop) -> None:
+    path = shop.directory / "backlog.yaml"
+    config = json.loads(path.read_text())
+    config["streams"]["gone"] = {**config["streams"]["orders"], "topic": f"{shop.topic}-gone"}
+    path.write_text(json.dumps(config))
+    found = shop.call("gaps", "--json", code=1).document
+    assert sum(gap["count"] for gap in found["gaps"]) == LOST
+    assert "what gone lost since the last look is unknown" in " ".join(found["warnings"])
+    assert "next: backlogctl plan rebuild orders" in shop.call("gaps", code=1).out
+    assert shop.call("gaps", "gone", "--json", code=1).error["code"] == "topic_missing"
+
+
+def test_where_a_group_that_was_left_begins_again_is_told(shop: Shop) -> None:
+    """Its commit is below the log start: with `latest` it would skip what is put back, too."""
+    unread = f"{TOTAL - LOST - DONE} unread messages would be skipped"
+    entry = shop.call("status", "--json").document["streams"][0]
+    (told,) = [text for text in entry["warnings"] if "auto.offset.reset" in text]
+    assert unread in told
+    commit(shop.properties, shop.group, shop.topic, shop.read_ends())
+    entry = shop.call("status", "--json").document["streams"][0]
+    assert "auto.offset.reset" not in " ".join(entry["warnings"])
 
 
 def test_waived_gap_needs_a_reason(shop: Shop) -> None:
@@ -88,7 +111,7 @@ def test_waived_gap_needs_a_reason(shop: Shop) -> None:
 def test_a_loss_without_a_source_names_no_command_that_would_be_refused(shop: Shop) -> None:
     """What cannot be rebuilt is said, with why."""
     shop.write_config(source=None)
-    told = shop.run("gaps").out
+    told = shop.call("gaps").out
     assert "cannot be put back" in told
     assert "plan rebuild" not in told
 

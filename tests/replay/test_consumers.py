@@ -77,7 +77,7 @@ def service(empty_shop: Shop) -> Iterator[Shop]:
     document["streams"]["orders"]["consumers"] = section
     path.write_text(json.dumps(document))
     yield empty_shop
-    empty_shop.run("consumers", "stop", "orders", "--json")
+    empty_shop.call("consumers", "stop", "orders", "--json")
 
 
 def test_started_seen_and_stopped(service: Shop) -> None:
@@ -86,17 +86,17 @@ def test_started_seen_and_stopped(service: Shop) -> None:
     assert (started["running"], started["replicas"], started["launcher"]) == (2, 2, "process")
 
     def see() -> dict[str, Any]:
-        return service.run("--json", "consumers", "status", "orders").document
+        return service.call("--json", "consumers", "status", "orders").document
 
     wait_until(lambda: len(see()["members"]) == 2, 150, "both are members")
     seen = see()
     assert seen["running"] == 2
     assert {member["client_id"] for member in seen["members"]} == {"order-service"}
     pids = [consumer["pid"] for consumer in seen["consumers"]]
-    again = service.run("consumers", "start", "orders", "--json").document
+    again = service.call("consumers", "start", "orders", "--json").document
     assert [consumer["pid"] for consumer in again["consumers"]] == pids
 
-    shown = service.run("consumers", "status", "orders").out
+    shown = service.call("consumers", "status", "orders").out
     assert "process" in shown
     assert str(pids[0]) in shown
 
@@ -108,7 +108,7 @@ def test_started_seen_and_stopped(service: Shop) -> None:
     assert stopped.document["running"] == 0
     assert [member["client_id"] for member in stopped.document["members"]] == ["somebody-else"]
     assert "the group still has 1 member: somebody-else at" in stopped.err
-    quiet = service.run("consumers", "stop", "orders")
+    quiet = service.call("consumers", "stop", "orders")
     assert "still has" not in quiet.err
 
 

@@ -317,9 +317,9 @@ def test_bad_options(said: dict[str, Any]) -> None:
 
 def test_the_command_line(behind: Shop) -> None:
     """One document of the contract; `show`, `recoveries`, `approve` and `reject` take it."""
-    said = behind.run("plan", "expand", "orders", "--json", code=2)
+    said = behind.call("plan", "expand", "orders", "--json", code=2)
     assert "--rate" in said.error["hint"]
-    document = behind.run("plan", "expand", "orders", "--rate", "20", "--json").document
+    document = behind.call("plan", "expand", "orders", "--rate", "20", "--json").document
     contract = {"id", "kind", "stream", "state", "plan_hash", "verdict", "counts", "partitions"}
     assert contract | {"warnings"} <= set(document)
     assert (document["kind"], document["state"], document["verdict"]) == (
@@ -329,15 +329,15 @@ def test_the_command_line(behind: Shop) -> None:
     )
     keys = {"partition", "log_start", "committed", "end", "lag", "lost", "start"}
     assert keys <= set(document["partitions"][0])
-    people = behind.run("plan", "expand", "orders", "--rate", "20", "--factor", "4")
+    people = behind.call("plan", "expand", "orders", "--rate", "20", "--factor", "4")
     assert "670 messages" in people.out
     recovery = re.findall(r"r-\d{8}-\d{4}-\w{6}", people.out)[0]
     assert f"next: backlogctl approve {recovery} --by NAME" in people.out
-    assert behind.run("show", recovery, "--json").document["progress"]["steps"] == []
-    assert behind.run("approve", recovery, "--by", "ada", "--json").document["state"] == "approved"
-    rows = behind.run("recoveries", "--json").document["recoveries"]
+    assert behind.call("show", recovery, "--json").document["progress"]["steps"] == []
+    assert behind.call("approve", recovery, "--by", "ada", "--json").document["state"] == "approved"
+    rows = behind.call("recoveries", "--json").document["recoveries"]
     assert {row["id"]: row["state"] for row in rows} == {
         recovery: "approved",
         document["id"]: "rejected",
     }
-    assert recovery in behind.run("recoveries").out
+    assert recovery in behind.call("recoveries").out

@@ -194,11 +194,13 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
 
 def test_fault_23_what_expires_while_planning_is_told_with_both_bounds() -> None:
     """The gap of partition 1 ends far below the log start: the group read on behind it."""
-    gaps = (make_gap(10, 20), make_gap(10, 20, partition=1))
-    told = plans.compare_log_starts(gaps, {0: 20, 1: 70}, {0: 35, 1: 70, 2: 90})
+    gaps = [make_gap(10, 20, partition=number) for number in (0, 1, 3)]
+    before = {0: 20, 1: 70, 3: 20}
+    told = plans.compare_log_starts(gaps, before, {0: 35, 1: 70, 2: 90, 3: 1_234})
     assert [text.split(";")[0] for text in told] == [
-        "partition 0: retention moved on while planning, from 20 to 35"
+        "retention moved on while planning, partition 0 from 20 to 35, partition 3 from 20 to 1,234"
     ]
+    assert plans.compare_log_starts(gaps, before, before) == []
 
 
 @pytest.mark.parametrize("to", list(To))

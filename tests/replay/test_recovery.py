@@ -116,12 +116,12 @@ def test_whole_way_on_postgres_and_fault_59(empty_shop: Shop, pg_url: str) -> No
     shop.environment["SHOP_PASSWORD"] = secret
     shop.write_config()
     assert "db upgrade" in shop.run("recoveries", "--json", code=1).error["hint"]
-    shop.run("db", "upgrade")
+    shop.call("db", "upgrade")
     said = [shop.run("plan", "rebuild", "orders", "--json")]
     recovery = said[0].document["id"]
-    said.append(shop.run("approve", recovery, "--by", "Ada"))
+    said.append(shop.call("approve", recovery, "--by", "Ada"))
     said.append(shop.run("run", recovery, BACKLOG_DEBUG="1"))
-    said.append(shop.run("show", recovery, "--json"))
+    said.append(shop.call("show", recovery, "--json"))
     assert said[-1].document["state"] == "verified"
     shop.check_same_set()
     assert not [one for one in said if secret in one.out + one.err]

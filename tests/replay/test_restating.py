@@ -1,4 +1,4 @@
-"""Fault 94: rows that change or go between a plan and its run, by the command line."""
+"""Faults 94 and 112: rows that change or go until the run, or are older than what is read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from backlogctl.clock import format_time
-from tests.kit.kafka import read_all
-from tests.kit.shop import DONE, LOST, PARTITIONS, SOURCE, Shop
-from tests.spark_backfill.world import encode_order, make_order, open_database, publish_orders
+from backlogctl.clock import format_time, utc_now
+from tests.kit.kafka import commit, move_log_start, read_all
+from tests.kit.shop import DONE, LOST, PARTITIONS, SOURCE, TOTAL, Shop, count_by_partition
+from tests.spark_backfill.world import (
+    ORDERS,
+    encode_order,
+    fill_table,
+    make_order,
+    open_database,
+    publish_orders,
+)
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.spark]
 
@@ -87,3 +94,34 @@ def test_fault_94_a_table_that_cannot_be_asked_stops_the_run_before_it_sends(sho
         connection.execute(sa.text("ALTER TABLE orders RENAME TO hidden"))
     shop.call("run", planned, code=2)
     assert shop.read_injected() == []
+
+
+def test_fault_112_rows_older_than_what_is_read_are_not_covered(empty_shop: Shop) -> None:
+    """Every other message is sent a quarter of an hour after its row, and `margin` is ten minutes:
+    a plan that has read half of the lost rows says so, and a longer margin finds all."""
+    shop, now = empty_shop, utc_now()
+    rows = [
+        {**make_order(n), "updated_at": now - timedelta(minutes=15 if n % 2 else 5, seconds=TOTAL - n)}
+        for n in range(TOTAL)
+    ]  # fmt: skip
+    fill_table(shop.url, ORDERS, rows)
+    source = {**SOURCE, "mutable": True}
+    shop.write_config(source=source)
+    publish_orders(shop.bootstrap, shop.topic, rows[:DONE])
+    commit(shop.properties, shop.group, shop.topic, count_by_partition(range(DONE)))
+    shop.call("status")
+    publish_orders(shop.bootstrap, shop.topic, rows[DONE:])
+    move_log_start(shop.properties, shop.topic, count_by_partition(range(DONE + LOST)))
+    lost = {str(number).encode() for number in range(DONE, DONE + LOST)}
+    half = shop.call("plan", "rebuild", "orders", "--json").document
+    assert half["verdict"] == "short"
+    assert any("use a longer `margin`" in reason for reason in half["reasons"])
+    shop.write_config(source={**source, "margin": "20m"})
+    whole = shop.call("plan", "rebuild", "orders", "--json").document
+    assert (whole["verdict"], len(whole["reasons"])) == ("covering", 2)
+    shop.call("approve", whole["id"], "--by", "Ada")
+    shop.call("run", whole["id"])
+    injected = shop.read_injected()
+    assert lost <= {key for _, key, _ in injected if key is not None}
+    made = {str(row["order_id"]).encode(): encode_order(row) for row in rows}
+    assert all(key is not None and made[key] == value for _, key, value in injected)

@@ -239,6 +239,38 @@ def test_fields_inside_are_told_by_their_path() -> None:
     assert {item.name for item in compare(log, made).variations} == {"m.at", "m.x.y"}
 
 
+# The log's value, the rebuilt one, what is said, and the fields that could be ignored.
+DIFFERENT = [
+    ('{"a":12.50}', '{"a":12.5}', "a is 12.50 in the log, 12.5 rebuilt", {"a"}),
+    ('{"a":1e3}', '{"a":1000.0}', "a is 1e3 in the log, 1000.0 rebuilt", {"a"}),
+    ('{"a":-0.0}', '{"a":0.0}', "a is -0.0 in the log, 0.0 rebuilt", {"a"}),
+    ('{"a":0.12345678901234567}', '{"a":0.12345678901234568}', "a is 0.12345678901234567 in", {"a"}),
+    ('{"m":{"a":[1.0]}}', '{"m":{"a":[1]}}', 'm is {"a": [1.0]} in the log, {"a": [1]} re', {"m.a"}),
+    ('{"a":"1"}', '{"a":1}', 'a is "1" in the log, 1 rebuilt', {"a"}),
+    ('{"a":1,"a":2}', '{"a":2}', "a is 1 and 2 in the log, 2 rebuilt", {"a"}),
+    ('{"a":{}}', '{"a":[]}', "a is {} in the log, [] rebuilt", {"a"}),
+    ('{"m":{"a":1,"b":2}}', '{"m":{"b":2,"a":1}}', "differs in the order of fields, perhaps", set()),
+    ('{"a": "\\u00fc"}', '{"a":"\u00fc"}', "differs in spacing or escapes only", set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("log", "made", "told", "fields"), DIFFERENT)
+def test_how_two_values_differ_is_said_of_what_is_written(
+    log: str, made: str, told: str, fields: set[str]
+) -> None:
+    proof = compare(valued(log.encode()), replace(rebuild(), value=made.encode()))
+    assert proof.differences[0].detail.startswith(told)
+    assert {item.name for item in proof.variations} == fields
+
+
+def test_headers_of_one_name_are_all_told() -> None:
+    proof = compare(
+        headed(("a", b"1"), ("a", b"3")),
+        replace(rebuild(), headers=(*LOG.headers, ("a", b"2"), ("a", b"3"))),
+    )
+    assert proof.differences[0].detail == "a is '1' and '3' in the log, '2' and '3' rebuilt"
+
+
 def test_where_much_differs_nobody_is_told_to_ignore_it() -> None:
     log = headed(*((f"h{number}", b"1") for number in range(6)))
     assert advise_ignoring(compare(log)) == ""

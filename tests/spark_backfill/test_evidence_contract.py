@@ -167,43 +167,32 @@ def explain(evidence: Evidence, keys: Iterable[str]) -> dict[str, str]:
     spark = evidence.collect_keys().sparkSession
     rows = [(key.encode() if evidence.matches == "identity" else key, None) for key in keys]
     kind = "binary" if evidence.matches == "identity" else "string"
-    frame = spark.createDataFrame(rows, f"{evidence.matches} {kind}, reason string")
+    frame = world.make_frame(spark, rows, f"{evidence.matches} {kind}, reason string")
     found = label_candidates(frame, [evidence]).collect()
     assert len(found) == len(rows)
     return {(bytes(row[0]).decode() if kind == "binary" else row[0]): row["label"] for row in found}
 
 
-def test_it_explains_exactly_its_keys(case: Case, tmp_path: Path) -> None:
+def test_it_explains_exactly_its_keys_as_they_were_when_it_was_frozen(
+    case: Case, tmp_path: Path
+) -> None:
+    """They are distinct, and never NULL."""
     case.add(["1", "2", "2", "33"])
-    evidence = case.make(tmp_path)
-    evidence.freeze()
-    assert evidence.label in LABELS
-    assert evidence.matches in ("identity", "message_id")
-    said = explain(evidence, ["1", "2", "3", "33", "333", "01"])
-    assert said == {
-        key: evidence.label if key in ("1", "2", "33") else "lost"
-        for key in ("1", "2", "3", "33", "333", "01")
-    }
-
-
-def test_its_keys_are_distinct_and_never_null(case: Case, tmp_path: Path) -> None:
-    case.add(["1", "2", "2"])
-    evidence = case.make(tmp_path)
-    evidence.freeze()
-    frame = evidence.collect_keys()
-    assert dict(frame.dtypes) == {"key": "binary" if evidence.matches == "identity" else "string"}
-    keys: list[Any] = [row["key"] for row in frame.collect()]
-    assert None not in keys
-    assert len(keys) == len({bytes(k) if isinstance(k, bytearray) else k for k in keys}) == 2
-
-
-def test_what_it_read_is_frozen(case: Case, tmp_path: Path) -> None:
-    case.add(["1"])
     evidence = case.make(tmp_path)
     evidence.freeze()
     case.add(["7"])
     evidence.freeze()
-    assert explain(evidence, ["1", "7"]) == {"1": evidence.label, "7": "lost"}
+    assert evidence.label in LABELS
+    assert evidence.matches in ("identity", "message_id")
+    frame = evidence.collect_keys()
+    assert dict(frame.dtypes) == {"key": "binary" if evidence.matches == "identity" else "string"}
+    keys: list[Any] = [row["key"] for row in frame.collect()]
+    assert None not in keys
+    assert len(keys) == len({bytes(k) if isinstance(k, bytearray) else k for k in keys}) == 3
+    asked = ("1", "2", "3", "33", "333", "01", "7")
+    assert explain(evidence, asked) == {
+        key: evidence.label if key in ("1", "2", "33") else "lost" for key in asked
+    }
 
 
 def test_without_keys_it_explains_nothing(case: Case, tmp_path: Path) -> None:
@@ -229,7 +218,7 @@ def test_precedence_is_the_order_given(
     for item in both:
         item.freeze()
     rows = [(key.encode(), reason) for key in ("1", "2", "3", "4") for reason in (None, "bad")]
-    frame = spark.createDataFrame(rows, "identity binary, reason string")
+    frame = world.make_frame(spark, rows, "identity binary, reason string")
     labels = {
         (bytes(row["identity"]).decode(), row["reason"]): row["label"]
         for row in label_candidates(frame, both).collect()
@@ -292,13 +281,15 @@ def test_a_message_read_before_a_skip_does_not_hide_a_later_version(
               (b"other", 1, 0), (b"skipped", 0, 4)]  # fmt: skip
     noon = 1_763_726_400_000  # 2025-11-21T12:00:00Z
     work = str(tmp_path / "survivors")
-    spark.createDataFrame(
+    world.make_frame(
+        spark,
         [(key, partition, offset, noon, False) for key, partition, offset in frozen],
         "identity binary, partition int, offset long, timestamp long, ours boolean",
     ).write.parquet(work)
     rows = [(key, "2025-11-21T12:00:01.000999Z" if key == b"same" else "2025-11-21T12:00:01.001000Z")
             for key in {item[0] for item in frozen}]  # fmt: skip
-    candidates = spark.createDataFrame(
+    candidates = world.make_frame(
+        spark,
         [(key, at, None) for key, at in [*rows, (b"changed", None)]],
         "identity binary, time string, reason string",
     )

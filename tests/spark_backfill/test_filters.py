@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from backlogctl.spark_backfill.messages.candidates import (
 )
 from backlogctl.spark_backfill.messages.rules import PLACES, MessageRules
 from backlogctl.spark_backfill.messages.windows import Bounds, filter_times, join_conditions
-from backlogctl.spark_backfill.proof import find_gone_rows
+from backlogctl.spark_backfill.proof import find_gone_rows, render_identities
 from backlogctl.spark_backfill.sources.columns import list_ranges, split_by_value
 from backlogctl.spark_backfill.sources.reflection import open_engine, reflect_table
 from backlogctl.spark_backfill.spark.frames import last_header, make_empty, make_rows, mark_within
@@ -174,6 +175,23 @@ def test_fault_94_rows_that_are_gone_are_found(
         assert find_gone_rows(access, None, asked) is None
 
 
+def test_uuids_are_looked_up(spark: SparkSession, pg_url: str) -> None:
+    """By their own index, as PostgreSQL prints them."""
+    known, gone = str(uuid.uuid4()), str(uuid.uuid4())
+    world.run_sql(
+        pg_url,
+        "CREATE TABLE orders (id UUID PRIMARY KEY, at BIGINT)",
+        f"INSERT INTO orders VALUES ('{known}', 1)",
+    )
+    asked = [item.encode() for item in (known, gone, gone.upper(), "", "x\0", "'); --")]
+    with opened(spark, pg_url, make_stream()) as (access, rules):
+        assert find_gone_rows(access, "id", asked) == frozenset({gone.encode()})
+        where = render_identities(asked, "id", access.table)
+        assert where is not None
+        rows = read_rows(access, rules, where, rows=1).collect()
+        assert [row["id"] for row in rows] == [known]
+
+
 @pytest.mark.parametrize(
     ("where", "found"),
     [
@@ -279,7 +297,7 @@ def test_the_last_header_of_a_name_counts(spark: SparkSession) -> None:
         ([("a", b"1"), ("a", None)], None),
     ]
     rows = [(0, None, None, headers, n) for n, (headers, _) in enumerate(cases)]
-    found = spark.createDataFrame(rows, _READ).select("n", last_header("a").alias("last"))
+    found = world.make_frame(spark, rows, _READ).select("n", last_header("a").alias("last"))
     assert {row.n: row.last for row in found.collect()} == {
         n: expected for n, (_, expected) in enumerate(cases)
     }
@@ -322,7 +340,7 @@ def test_different_messages_have_different_fingerprints(spark: SparkSession) -> 
         (0, b"a", b"b", [("h", b"1"), ("i", b"2")]),
         (0, b"a", b"b", [("h", b"i"), ("1", b"2")]),
     ]
-    read = spark.createDataFrame([(*m, n) for n, m in enumerate(messages)], _READ)
+    read = world.make_frame(spark, [(*m, n) for n, m in enumerate(messages)], _READ)
     one = {row.n: bytes(row.f) for row in read.select("n", fingerprint_read().alias("f")).collect()}
     columns = ("partition", "key", "value", "headers")
     rows = [{"message_id": "", **dict(zip(columns, m, strict=True))} for m in messages]
@@ -334,7 +352,7 @@ def test_different_messages_have_different_fingerprints(spark: SparkSession) -> 
         assert one == dict(enumerate(fingerprints))
     assert len(set(one.values())) == len(messages)
     # Kafka gives NULL for no headers, a staged file an empty list.
-    bare = spark.createDataFrame([(0, None, None, None, 0)], _READ)
+    bare = world.make_frame(spark, [(0, None, None, None, 0)], _READ)
     assert [bytes(row.f) for row in bare.select(fingerprint_read().alias("f")).collect()] == [
         one[0]
     ]
@@ -459,7 +477,7 @@ def test_keys_are_placed_alike(spark: SparkSession, name: str, code: str) -> Non
     chance = random.Random(7)
     keys = [chance.randbytes(length) for length in range(70) for _ in range(20)]
     keys += [str(number).encode() for number in range(500)] + [b"\xff" * 9, b"\x80\x00\x7f"]
-    numbers = spark.createDataFrame([*enumerate(keys), (len(keys), None)], "n int, key binary")
+    numbers = world.make_frame(spark, [*enumerate(keys), (len(keys), None)], "n int, key binary")
     factory = "NO_CODEGEN" if code == "interpreted" else "FALLBACK"
     spark.conf.set("spark.sql.codegen.factoryMode", factory)
     spark.conf.set("spark.sql.codegen.wholeStage", str(code == "generated").lower())

@@ -13,10 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 import pytest
+from psycopg.errors import AdminShutdown
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from sqlalchemy.exc import OperationalError
 
-from backlogctl.clock import Deadline
+from backlogctl.clock import Deadline, format_time
 from backlogctl.errors import (
     BacklogError,
     ClusterUnreachable,
@@ -29,7 +32,9 @@ from backlogctl.errors import (
 )
 from backlogctl.kafka.clients import make_admin, outlast
 from backlogctl.manifests import MANIFEST_NAME
+from backlogctl.partitioners import PARTITIONERS
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.comparison import LogMessage, RebuiltMessage
 from backlogctl.spark_backfill.evidence import LOST
 from backlogctl.spark_backfill.evidence.survivors import LogSpan, measure_holes
 from backlogctl.spark_backfill.failures import planning_into, translating
@@ -50,6 +55,7 @@ from backlogctl.spark_backfill.injection.verification import VerificationResult
 from backlogctl.spark_backfill.lost_rows import find_basis, warn_about_rules
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.messages.rules import MessageRules
+from backlogctl.spark_backfill.messages.windows import Bounds, describe_older
 from backlogctl.spark_backfill.placing.placement import GapPlacement
 from backlogctl.spark_backfill.proof import (
     ZoneShift,
@@ -57,6 +63,8 @@ from backlogctl.spark_backfill.proof import (
     describe_unproved,
     find_shift,
     require_proof,
+    suspect_clocks,
+    suspect_partitions,
 )
 from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import PriorChunk, Proof, RebuildRequest, Stretch
@@ -129,6 +137,20 @@ def test_a_proof_allowed_by_name_is_told() -> None:
         require_proof(half, frozenset(), "stream orders", survivors=200)
 
 
+def test_rules_that_fail_on_one_survivor_are_not_proved() -> None:
+    most = replace(PROVED, matched=199)
+    require_proof(most, frozenset(), "stream orders", survivors=200)
+    basis = basis_of(most, mutable=False, consumed=CONSUMED)
+    verdict = judge_plan({0: 10}, LabelCounts({LOST: {0: 10}}, 0, 0, 0).to_tally(), basis)
+    assert (verdict.kind, verdict.reasons) == (
+        "short",
+        (
+            "the rules are not proved: 199 of 200 surviving messages agree, so lost ones may differ "
+            "too",
+        ),
+    )
+
+
 def test_consumed_is_sharp_for_rows_that_do_not_change_only() -> None:
     named = basis_of(mutable=False, consumed=CONSUMED)
     assert (named.blurred, named.evidence) == ((), {0: "consumed"})
@@ -159,7 +181,7 @@ def test_rules_that_can_hide_a_lost_message_are_told() -> None:
     assert "--until leaves out rows" in warnings_of(until, rules)
     fixed, fixed_rules = open_request(mutable=False, consumed=CONSUMED)
     assert warnings_of(replace(fixed, until=world.START), fixed_rules) == ""
-    assert "identity unique" in warnings_of(fixed, fixed_rules, unique=False)
+    assert "no unique column" in warnings_of(fixed, fixed_rules, unique=False)
 
 
 def test_a_time_column_of_text_is_ordered_by_its_time() -> None:
@@ -198,6 +220,19 @@ def test_rows_that_were_not_looked_at_may_have_changed() -> None:
     basis = basis_of(mutable=False, consumed=CONSUMED)
     assert basis.unread == ""
     assert fixed.until is None
+
+
+def test_fault_112_rows_may_be_older_than_those_that_are_read() -> None:
+    minute = timedelta(minutes=1)
+    gaps = (world.make_gap("orders", 0, 0, 10), world.make_gap("orders", 1, 0, 10))
+    read = Bounds(world.START - 10 * minute, None)
+    assert describe_older(gaps, read, 10 * minute) == ""
+    told = describe_older(gaps, read, 11 * minute)
+    assert "up to 11 min before" in told
+    assert "from 2026-11-20T11:50:00.000000Z on" in told
+    assert describe_older(gaps, Bounds(None, None), 11 * minute) == "", "all rows are read"
+    undated = (gaps[0], replace(gaps[1], first_time=None))
+    assert describe_older(undated, read, 11 * minute) == "", "nothing says when it began"
 
 
 def test_holes_are_seen_although_an_earlier_recovery_wrote_where_the_log_begins() -> None:
@@ -246,11 +281,54 @@ def test_some_rows_that_changed_since_hide_nothing() -> None:
         make_pairs(timedelta(minutes=15), [1] * 20),
         make_pairs(timedelta(minutes=67), [1] * 20),
         make_pairs(timedelta(hours=1), [n * 180.0 for n in range(20)]),
+        make_pairs(timedelta(days=7), [1] * 20),
     ],
-    ids=["none", "few", "right", "a quarter", "no zone", "a batch each hour"],
+    ids=["none", "few", "right", "a quarter", "no zone", "a batch each hour", "further than zones"],
 )
 def test_what_is_no_zone_is_not_told(pairs: Pairs) -> None:
     assert find_shift(pairs) is None
+
+
+@pytest.mark.parametrize(
+    ("late", "source", "told"),
+    [
+        (300, {}, "6 of 6 compared rows are dated later than their messages in the log, by up to 5 min"),
+        (4, {}, ""),
+        (-300, {}, ""),
+        (300, {"mutable": True}, ""),
+        (300, {"sent_time": True}, ""),
+        (900, {"sent_time": True}, "6 of 6 compared rows"),
+    ],
+)  # fmt: skip
+def test_rows_dated_behind_their_messages_are_told(
+    late: int, source: dict[str, Any], told: str
+) -> None:
+    made = world.make_stream("orders", **{"mutable": False, **source}).source
+    assert made is not None
+    times = [
+        (int(log.timestamp() * 1000), format_time(row))
+        for log, row in make_pairs(timedelta(seconds=-late), [0.0] * 6)
+    ]
+    found = suspect_clocks(times, made)
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
+
+
+def test_the_partitioner_that_fits_is_told() -> None:
+    def look(partitioner: str, then: int, now: int = 5, number: int = 40) -> str:
+        keys = [str(n).encode() for n in range(number)]
+        places = [PARTITIONERS[partitioner](pa.array(keys, pa.binary()), then).tolist()]
+        rebuilt = PARTITIONERS["murmur2"](pa.array(keys, pa.binary()), now).tolist()
+        pairs = [
+            (LogMessage(key, at, 1, key, b"", ()), RebuiltMessage(key, made, key, b"", (), None))
+            for key, at, made in zip(keys, *places, rebuilt, strict=True)
+        ]
+        return suspect_partitions(pairs, "murmur2", now)
+
+    assert "where `partitioner: murmur2` puts them among 3 partitions" in look("murmur2", 3)
+    assert "where `partitioner: crc32` puts them among 5 partitions" in look("crc32", 5)
+    assert look("murmur2", 5) == look("crc32", 5, number=4) == ""
+    assert look("murmur2", 7) == "", "no rule that is known"
 
 
 def test_it_names_the_key_and_the_offset() -> None:
@@ -512,6 +590,13 @@ def test_what_nobody_translates_is_told_too_and_other_errors_stay() -> None:
 def test_a_full_disk_of_the_database_is_the_sources() -> None:
     with pytest.raises(SourceError), translating("read", subject="table orders"):
         raise Py4JError(DATABASE)
+
+
+def test_of_a_database_that_ended_the_connection_it_is_said_what_to_do() -> None:
+    with pytest.raises(SourceError) as caught, translating("read", subject="table orders"):
+        raise OperationalError("SELECT 1", {}, AdminShutdown("terminating connection"))
+    assert caught.value.hint == "check that the database runs and answers, then do it again"
+    assert caught.value.retryable
 
 
 def test_without_a_plan_no_directory_is_guessed() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlogctl.errors import ConfigurationError, Refused, SourceError
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.messages.candidates import build_candidates, read_rows
-from backlogctl.spark_backfill.messages.rules import build_messages, hash_message_id
+from backlogctl.spark_backfill.messages.rules import build_messages, hash_message_id, join_headers
 from backlogctl.spark_backfill.messages.windows import Bounds, filter_times
 from backlogctl.spark_backfill.sources.columns import parse_time_text
 from backlogctl.spark_backfill.sources.reflection import (
@@ -40,7 +40,7 @@ def test_message_ids_are_those_of_the_stamps(spark: SparkSession) -> None:
         ("\N{SNOWMAN}" * 90, "x" * 70000, "1:\0"),
         ("", None, "v"),
     ]
-    frame = spark.createDataFrame(rows, "a string, b string, v string")
+    frame = world.make_frame(spark, rows, "a string, b string, v string")
     made = frame.select(
         F.expr(hash_message_id("orders", ["a", "b"], "CAST(v AS binary)")).alias("id")
     ).collect()
@@ -66,7 +66,7 @@ def test_message_ids_are_those_of_the_stamps(spark: SparkSession) -> None:
 def test_sqlite_times_are_parsed_by_us(
     spark: SparkSession, text: str, expected: str | None
 ) -> None:
-    frame = spark.createDataFrame([(text,)], "t string")
+    frame = world.make_frame(spark, [(text,)], "t string")
     row = frame.selectExpr(parse_time_text("t", "Europe/Berlin")).first()
     assert row is not None
     assert row[0] == expected
@@ -305,6 +305,7 @@ def test_sql_writes_what_the_page_about_messages_says(spark: SparkSession, tmp_p
 
 
 EVIL = 't"; DROP TABLE x; --'
+ODD = "a`b {c} ${env:HOME} 'd\\"
 
 
 def test_fault_57_names_are_quoted_and_checked(
@@ -315,7 +316,7 @@ def test_fault_57_names_are_quoted_and_checked(
         world.run_sql(
             url,
             "CREATE TABLE x (id INTEGER)",
-            f'CREATE TABLE {quoted} ("i""d; --" INTEGER PRIMARY KEY, "a`b" TEXT, t TIMESTAMP)',
+            f'CREATE TABLE {quoted} ("i""d; --" INTEGER PRIMARY KEY, "{ODD}" TEXT, t TIMESTAMP)',
             f"INSERT INTO {quoted} VALUES (7, 'v', '2026-01-01 00:00:00')",
         )
         stream = world.make_stream(
@@ -323,11 +324,18 @@ def test_fault_57_names_are_quoted_and_checked(
             table=EVIL,
             primary_key=['i"d; --'],
             time_column="t",
-            message={"key": 'i"d; --', "value": {"json": ['i"d; --', "a`b"]}},
+            message={
+                "key": 'i"d; --',
+                "value": {"json": ['i"d; --', ODD]},
+                "headers": {ODD: "upper(`" + ODD.replace("`", "``") + "`) AS k -- {x} '\\"},
+            },
             identity={"row": 'i"d; --', "message": "key"},
         )
         messages = read_messages(spark, url, stream)
-        assert values_of(messages) == {"7": {'i"d; --': 7, "a`b": "v"}}
+        assert values_of(messages) == {"7": {'i"d; --': 7, ODD: "v"}}
+        assert list(messages[0]["header_values"]) == [b"V"]
+        listed = world.make_frame(spark, [(None,)], "header_values array<binary>")
+        assert listed.select(join_headers([ODD], listed=False)[0]["name"]).first() == (ODD,)
         engine = open_engine(world.make_source(url), "shop")
         assert reflect_table(engine, "shop", "x").name == "x"
         for wrong in ("orderz", "x; DROP TABLE x", 'x" --'):
@@ -350,6 +358,10 @@ def test_fault_57_names_are_quoted_and_checked(
          "'orderid'"),
         ({"message": {"key": {"sql": "order_id +"}, "value": {"column": "status"}}}, "message.key",
          "SQL"),
+        ({"message": {"key": {"sql": "order_id, status"}, "value": {"column": "status"}}},
+         "message.key", "SQL"),
+        ({"message": {"key": {"sql": "order_id) || (status"}, "value": {"column": "status"}}},
+         "message.key", "SQL"),
         ({"message": {"key": {"sql": "sum(order_id)"}, "value": {"column": "status"}}},
          "message.key", "SQL"),
         ({"message": {"key": {"sql": "rand()"}, "value": {"column": "status"}}}, "message.key",

@@ -46,7 +46,7 @@ from tests.conftest import MakeTopic
 from tests.delivery.kit import Shop, read_id
 from tests.spark_backfill.archive.archiving import KEEP, consume, publish
 from tests.spark_backfill.reading import read_messages
-from tests.spark_backfill.world import run_sql
+from tests.spark_backfill.world import make_frame, run_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -370,7 +370,7 @@ COUNT = 40
 
 def test_spark_and_python_make_the_same_id(spark: SparkSession) -> None:
     places = [(0, 0), (3, 7), (12, 2**40)]
-    frame = spark.createDataFrame(places, "p int, o long")
+    frame = make_frame(spark, places, "p int, o long")
     made = frame.select(hash_original_id(TOPIC_ID, "p", "o").alias("id")).collect()
     assert [row["id"] for row in made] == [
         stamps.make_original_id(TOPIC_ID, partition, offset) for partition, offset in places
@@ -465,7 +465,7 @@ def test_stamps_of_an_earlier_recovery_are_read_and_hostile_ones_are_not(
         for n, (a, b) in enumerate(stamped)
     ]
     rows.append((0, 9, 2**60, 0, b"k", b"v", []))
-    frame = spark.createDataFrame(rows, ORIGINALS_SCHEMA)
+    frame = make_frame(spark, rows, ORIGINALS_SCHEMA)
     replays = (count_replays() + 1).alias("replays")
     made = frame.select(replays, format_message_time().alias("original_time")).collect()
     own = "2025-10-09T08:53:20.005000Z"

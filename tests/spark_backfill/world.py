@@ -14,6 +14,8 @@ import pyarrow as pa
 import sqlalchemy as sa
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from backlogctl.clock import format_time
 from backlogctl.config import Source, Stream
@@ -24,10 +26,10 @@ from backlogctl.spark_backfill.messages.staging import ChunkLimits
 from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
 from backlogctl.values import Cause, Certainty, Gap, GapState
-from tests.kit.kafka import wait_until
+from tests.kit.kafka import set_config, wait_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 Row = Mapping[str, Any]
@@ -39,6 +41,14 @@ ORDERS = (
     "status VARCHAR(20), amount NUMERIC(12,2), updated_at {time} NOT NULL)"
 )
 TIME_TYPES = {"postgresql": "TIMESTAMPTZ", "sqlite": "TIMESTAMP"}
+
+
+def make_frame(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: str) -> DataFrame:
+    """Rows that Java holds: of a list `createDataFrame` has Python workers read it in each job."""
+    kind = StructType.fromDDL(schema)
+    assert isinstance(kind, StructType)
+    named = [dict(zip(kind.names, row, strict=True)) for row in rows]
+    return spark.createDataFrame(pa.Table.from_pylist(named, to_arrow_schema(kind)), kind)
 
 
 def place_key(key: bytes, partitions: int) -> int:
@@ -107,12 +117,13 @@ def run_sql(url: str, *statements: str) -> None:
 
 @dataclass(frozen=True)
 class Published:
-    """A message to publish."""
+    """A message to publish; without a time it is of now."""
 
     key: bytes | None
     value: bytes | None
     partition: int
     headers: tuple[Header, ...] = ()
+    time: datetime | None = None
 
 
 def publish(bootstrap: str, topic: str, messages: Iterable[Published], **settings: Any) -> None:
@@ -125,6 +136,7 @@ def publish(bootstrap: str, topic: str, messages: Iterable[Published], **setting
             value=message.value,
             partition=message.partition,
             headers=list(message.headers),
+            timestamp=int(message.time.timestamp() * 1000) if message.time else 0,
         )
         producer.poll(0)
     assert producer.flush(90) == 0
@@ -138,8 +150,13 @@ def publish_orders(
     *,
     encode: Callable[[Row], bytes] = encode_order,
     head: Callable[[Row], tuple[Header, ...]] = lambda _: (),
+    timed: bool = False,
 ) -> None:
-    """Publishes orders as their own producer does; `encode` makes the value, `head` the headers."""
+    """Publishes orders as their own producer does; `encode` makes the value, `head` the headers.
+
+    Args:
+        timed: each is of its row's time; the topic must keep what is old.
+    """
     publish(
         bootstrap,
         topic,
@@ -149,6 +166,7 @@ def publish_orders(
                 encode(row),
                 place_key(str(row["order_id"]).encode(), partitions),
                 head(row),
+                row["updated_at"] if timed else None,
             )
             for row in rows
         ],
@@ -252,7 +270,8 @@ def lose_orders(
     bootstrap: str, topic: str, rows: Sequence[dict[str, Any]], lost: int, partitions: int = 3
 ) -> Lost:
     """Publishes orders in their order, and lets the first `lost` of them expire."""
-    publish_orders(bootstrap, topic, rows, partitions)
+    set_config({"bootstrap.servers": bootstrap}, topic, {"retention.ms": "-1"})
+    publish_orders(bootstrap, topic, rows, partitions, timed=True)
     gone: dict[int, int] = {}
     for row in rows[:lost]:
         partition = place_key(str(row["order_id"]).encode(), partitions)

@@ -37,7 +37,7 @@ _COUNTS = {
     "surviving": ("still in the topic", "−", False),
     "consumed": ("handled by the consumer", "−", False),
     "already_injected": ("put back by earlier recoveries", "−", False),
-    "outside": ("in no gap: the group has read them", "−", False),
+    "outside": ("in no gap: taken as read, or never sent", "−", False),
     "rebuilt": ("rebuilt", "", True),
     "collapsed": ("collapsed (newer state of the same row)", "", False),
     "quarantined": ("quarantined", "", False),

@@ -223,9 +223,10 @@ def compare_log_starts(
     gaps: Iterable[Gap], before: Mapping[int, int], now: Mapping[int, int]
 ) -> list[str]:
     """What expired while the plan was made is a new gap; both bounds are reported (fault 23)."""
-    return [
-        f"partition {number}: retention moved on while planning, from {before[number]} to "
-        f"{now[number]}; what expired unread since is a new gap and needs a plan of its own"
+    moved = [
+        f"partition {number} from {before[number]:,} to {now[number]:,}"
         for number in sorted({gap.partition for gap in gaps if gap.cause is Cause.EXPIRED})
         if now[number] > before.get(number, now[number])
     ]
+    told = f"retention moved on while planning, {', '.join(moved)}; what expired unread since"
+    return [f"{told} is a new gap and needs a plan of its own"] if moved else []

@@ -245,11 +245,15 @@ def test_what_was_handled_since_is_not_put_back(empty_shop: Shop) -> None:
     words = ("plan", "redrive", shop.stream, "--from", "unprocessed", "--json")
 
     handle(shop, 7, 8)
-    counts = shop.call(*words).document["counts"]
+    redrive = "backlogctl plan redrive orders --from unprocessed"
+    assert redrive in shop.call("status", shop.stream).out
+    planned = shop.call(*words).document
+    counts = planned["counts"]
     assert (counts["handled"], counts["staged"]) == (2, 1)
     told = " ".join(shop.call("status", shop.stream).out.split())
     assert "committed and never handled, and are in the log" in told
-    assert "backlogctl plan redrive orders --from unprocessed" in told
+    assert f"backlogctl show {planned['id']}" in told
+    assert redrive not in told, "it is planned already"
     handle(shop, 30)
     refused = shop.call(*words, code=5).error
     assert "3 were handled since" in refused["message"]

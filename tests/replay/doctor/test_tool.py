@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -27,7 +28,7 @@ from backlogctl.replay.doctor import stream
 from backlogctl.replay.doctor import stream as examining
 from backlogctl.replay.doctor import tool as host
 from backlogctl.replay.doctor.reference import render_page
-from backlogctl.replay.doctor.stream import examine_stream, examine_tool
+from backlogctl.replay.doctor.stream import examine_stream, examine_tool, judge_sources
 from backlogctl.replay.doctor.tool import list_wanted
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.rights import SEE, list_rights
@@ -253,7 +254,36 @@ def test_sources_that_cannot_be_read_or_have_no_index(
     assert "sources" not in examine(make_workspace(tmp_path, properties, name, source=SOURCE))
     wrong = {**SOURCE, "time_column": "changed_at"}
     finding = examine(make_workspace(tmp_path, properties, name, source=wrong))["sources"]
-    assert "it has no column changed_at" in finding.found
+    assert "has no column 'changed_at'" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"primary_key": "state"}, "primary_key"),
+        ({"order_by": ["updated_at", "state"]}, "order_by"),
+        ({"where": {"state": "open"}}, "where"),
+        ({"message": {"key": "state", "value": {"json": ["order_id"]}}}, "message.key"),
+        ({"message": {"key": "order_id", "value": {"json": ["state"]}}}, "message.value.json"),
+        ({"message": {"key": "order_id", "value": {"column": "state"}}}, "message.value.column"),
+        ({"identity": {"row": "state", "message": "key"}}, "identity.row"),
+        (
+            {"consumed": {"database": "shop", "table": "orders", "column": "state"}},
+            "consumed.column",
+        ),
+    ],
+)
+def test_a_column_that_a_rule_names_and_the_table_has_not_stops_a_rebuild(
+    tmp_path: Path, wrong: dict[str, Any], place: str
+) -> None:
+    make_table(tmp_path, TABLE)
+    workspace = make_workspace(
+        tmp_path, properties_of("127.0.0.1:1"), "orders", source={**SOURCE, **wrong}
+    )
+    found = [*judge_sources(workspace.config, workspace.config.stream("orders"))]
+    (finding,) = [one for one in found if one.level is CheckLevel.STOPS]
+    assert f"`streams.orders.source.{place}`" in finding.found
+    assert "has no column 'state'" in finding.found
 
 
 def test_a_topic_that_is_not_there_stops_a_recovery(

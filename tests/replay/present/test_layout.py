@@ -254,6 +254,15 @@ def test_long_ones_are_cut_for_people_and_whole_in_the_document() -> None:
     assert lines.list_lines() == ["{", f'  "order": "{"o" * 40}",', f'  "city": "{"c" * 40}"', "}"]
 
 
+def test_numbers_are_shown_as_they_are_written() -> None:
+    value = '{"a": 12.50, "b": [1234567890123456789012345678.10, 1e3], "a": -0.0, "email": "a@b"}'
+    assert show_part(value.encode(), NONE).text == value
+    lines = show_part(value.encode(), EMAIL).list_lines()
+    assert "".join(line.strip() for line in lines) == (
+        '{"a": 12.50,"b": [1234567890123456789012345678.10,1e3],"a": -0.0,"email": "***"}'
+    )
+
+
 def test_fields_are_hidden_at_any_depth() -> None:
     value = {
         "email": "ada@example.org",

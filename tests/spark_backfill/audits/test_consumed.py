@@ -61,7 +61,7 @@ def make_frame(spark: SparkSession, sent: Iterable[Sent]) -> DataFrame:
         )
         for one in sent
     ]
-    return spark.createDataFrame(rows, ORIGINALS_SCHEMA)
+    return world.make_frame(spark, rows, ORIGINALS_SCHEMA)
 
 
 def examine(
@@ -74,7 +74,7 @@ def examine(
     header: str | None = None,
     **scope: object,
 ) -> ConsumedAudit:
-    keys = spark.createDataFrame([(bytearray(key),) for key in handled], "key binary")
+    keys = world.make_frame(spark, [(key,) for key in handled], "key binary")
     made = ConsumedScope(TOPIC_ID, header, settled or dict.fromkeys(range(9), 10**6))
     made = replace(made, **scope)  # type: ignore[arg-type]
     return audit_consumed(make_frame(spark, sent), make_frame(spark, later), keys, made)
@@ -275,7 +275,7 @@ def make_reports(spark: SparkSession, rows: Iterable[tuple[int, int, Headers]]) 
         (p, offset, NOW_MS + offset, 0, None, b"v", [tuple(header) for header in headers])
         for p, offset, headers in rows
     ]
-    return spark.createDataFrame(made, ORIGINALS_SCHEMA)
+    return world.make_frame(spark, made, ORIGINALS_SCHEMA)
 
 
 def stamped(producer: str, epoch: int, number: int, *, of: int = 0, **more: Any) -> Headers:

@@ -22,6 +22,7 @@ from backlogctl.spark_backfill.audits.counts import (
 )
 from backlogctl.spark_backfill.existing.messages import ORIGINALS_SCHEMA
 from backlogctl_delivery import stamps
+from tests.spark_backfill.world import make_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,15 +52,15 @@ class World:
         consumed = self.consumed
         message = f"{frame}, is_put_back boolean, is_read boolean"
         return count_tiers(
-            spark.createDataFrame(self.rows, frame),
-            spark.createDataFrame(self.messages, message),
+            make_frame(spark, self.rows, frame),
+            make_frame(spark, self.messages, message),
             None
             if consumed is None
-            else spark.createDataFrame([(one,) for one in consumed], "identity binary"),
+            else make_frame(spark, [(one,) for one in consumed], "identity binary"),
             begin=BEGIN,
             end=BEGIN + minutes * MINUTE,
             width=width,
-            archived=spark.createDataFrame(self.archived, message) if self.archived else None,
+            archived=make_frame(spark, self.archived, message) if self.archived else None,
         )
 
 
@@ -294,7 +295,7 @@ def test_the_head_is_the_middle_one_of_the_first_few(spark: SparkSession) -> Non
         make_message(0, 77, partition=1),
         make_message(0, -1, partition=2, kind=-1),  # has no time
     ]
-    frame = spark.createDataFrame(messages, ORIGINALS_SCHEMA).repartition(3)
+    frame = make_frame(spark, messages, ORIGINALS_SCHEMA).repartition(3)
     assert find_heads(frame) == {0: 1007, 1: 77}
 
 
@@ -304,9 +305,7 @@ def test_a_message_is_known_by_its_rule_and_dated_by_its_original(spark: SparkSe
         stamps.ORIGINAL_TIME: b"2026-11-20T12:00:00.000000Z",
         "order": b"9",
     }
-    frame = spark.createDataFrame(
-        [make_message(0, 1, stamped), make_message(1, 2)], ORIGINALS_SCHEMA
-    )
+    frame = make_frame(spark, [make_message(0, 1, stamped), make_message(1, 2)], ORIGINALS_SCHEMA)
     is_read = F.col("source_offset") < 1
     found = {bytes(r[0]) if r[0] else None: tuple(r)[1:] for r in
              as_tier(frame, "order", is_read).collect()}  # fmt: skip

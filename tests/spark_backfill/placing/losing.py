@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.spark_backfill.request import RebuildRequest
+from backlogctl.spark_backfill.request import RebuildOutcome, RebuildRequest
 from backlogctl.values import Bookmark, Gap
 from backlogctl_delivery.stamps import hash_identity
 from tests.spark_backfill import world
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PARTITIONS = 3
 ROWS = 900
@@ -34,30 +37,63 @@ def mark(rows: Sequence[dict[str, Any]], partition: int, offset: int) -> Bookmar
     return Bookmark(partition, offset, offset, hash_identity("topic-id", identity))
 
 
-def lose(
-    kafka: EmbeddedKafka, topic: str, shop: str, rows: list[dict[str, Any]], **sent: Any
-) -> tuple[Gap, ...]:
-    """All were sent (`sent`: as `publish_orders` takes it); the first 300 were handled, the next
-    300 are lost."""
-    world.fill_table(shop, world.ORDERS, rows)
-    world.publish_orders(kafka.bootstrap, topic, rows, **sent)
-    handled, gone = count(rows[:HANDLED]), count(rows[:LOST])
-    world.delete_below(kafka.bootstrap, topic, dict(enumerate(gone)))
-    first, last = (rows[at]["updated_at"] for at in (HANDLED, LOST - 1))
-    return tuple(
-        # The samples knew no better than two minutes.
-        world.make_gap(topic, p, handled[p], gone[p], first - timedelta(minutes=2), last)
-        for p in range(PARTITIONS)
-    )
+def mark_all(rows: Sequence[dict[str, Any]], gaps: Sequence[Gap]) -> tuple[Bookmark, ...]:
+    """One where each gap begins."""
+    return tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
 
 
-def open_request(
-    kafka: EmbeddedKafka, topic: str, shop: str, tmp_path: Path, gaps: tuple[Gap, ...],
-    **changes: Any,
-) -> RebuildRequest:  # fmt: skip
-    source = changes.pop("source", {})
-    stream = world.make_stream(topic, mutable=False, **source)
-    return world.make_request(kafka.bootstrap, stream, shop, gaps, tmp_path / "staging", **changes)
+def make_orders(last: int = ROWS) -> list[dict[str, Any]]:
+    """Orders from 1 on, one a second."""
+    return [world.make_order(number) for number in range(1, last + 1)]
+
+
+@dataclass(frozen=True)
+class Losing:
+    """A topic of three partitions that loses orders, their table, and plans of that."""
+
+    spark: SparkSession
+    bootstrap: str
+    topic: str
+    shop: str
+    directory: Path
+
+    def lose(self, rows: list[dict[str, Any]], **sent: Any) -> tuple[Gap, ...]:
+        """All were sent (`sent`: as `publish_orders` takes it); the first 300 were handled, the
+        next 300 are lost."""
+        world.fill_table(self.shop, world.ORDERS, rows)
+        self.publish(rows, **sent)
+        return self.expire(rows)
+
+    def publish(self, rows: list[dict[str, Any]], partitions: int = 3, **sent: Any) -> None:
+        world.publish_orders(self.bootstrap, self.topic, rows, partitions, **sent)
+
+    def expire(self, rows: list[dict[str, Any]]) -> tuple[Gap, ...]:
+        """The messages of the first 600; the group had read 300."""
+        handled, gone = count(rows[:HANDLED]), count(rows[:LOST])
+        self.delete_below(dict(enumerate(gone)))
+        first, last = (rows[at]["updated_at"] for at in (HANDLED, LOST - 1))
+        return tuple(
+            # The samples knew no better than two minutes.
+            self.make_gap(p, handled[p], gone[p], first - timedelta(minutes=2), last)
+            for p in range(PARTITIONS)
+        )
+
+    def delete_below(self, offsets: dict[int, int]) -> None:
+        world.delete_below(self.bootstrap, self.topic, offsets)
+
+    def make_gap(self, *place: Any) -> Gap:
+        """As `world.make_gap` takes it."""
+        return world.make_gap(self.topic, *place)
+
+    def open(self, gaps: tuple[Gap, ...], **changes: Any) -> RebuildRequest:
+        """The request of a plan; `changes`: those of its stream's source, and its own."""
+        source = changes.pop("source", {})
+        stream = world.make_stream(self.topic, mutable=False, **source)
+        staging = self.directory / "staging"
+        return world.make_request(self.bootstrap, stream, self.shop, gaps, staging, **changes)
+
+    def plan(self, request: RebuildRequest, **more: Any) -> RebuildOutcome:
+        return world.plan(self.spark, request, **more)
 
 
 def lost_keys(

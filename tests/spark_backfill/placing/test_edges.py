@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.placing.measuring import cut_rows, find_edge, is_ordered, place_gaps
 from backlogctl.spark_backfill.placing.placement import GapPlacement
 from backlogctl.spark_backfill.placing.ranking import (
@@ -25,24 +23,18 @@ from backlogctl.spark_backfill.placing.ranking import (
     choose_bookmarks,
 )
 from backlogctl.spark_backfill.request import RebuildOutcome, RebuildRequest, Stretch, count_offsets
-from backlogctl.values import Bookmark, Gap, OffsetRange
-from tests.conftest import MakeTopic
+from backlogctl.values import Bookmark, OffsetRange
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (
-    HANDLED,  # fmt: skip
-    LOST,  # fmt: skip
-    PARTITIONS,  # fmt: skip
-    ROWS,  # fmt: skip
-    lose,  # fmt: skip
-    lost_keys,  # fmt: skip
-    mark,  # fmt: skip
-    open_request,  # fmt: skip
-    place,  # fmt: skip
+    HANDLED,
+    LOST,
+    PARTITIONS,
+    Losing,
+    lost_keys,
+    make_orders,
+    mark_all,
+    place,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 TIGHT = OrderProof(compared=1000)
 MESSAGE, MARKER, UNSENT, GONE = "message", "marker", "unsent", "gone"
@@ -321,20 +313,17 @@ AMONG_HANDLED = range(HANDLED - 60, HANDLED, 5)
 class Losses:
     """Rows are in the order of `sequence`, a column that was added later."""
 
-    def __init__(
-        self, spark: SparkSession, kafka: EmbeddedKafka, topic: str, shop: str, path: Path
-    ) -> None:
-        self.rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-        self._spark, self._kafka, self._topic, self._shop = spark, kafka, topic, shop
-        self._path = path
-        self.gaps: tuple[Gap, ...] = lose(kafka, topic, shop, self.rows)
-        self.marks = tuple(mark(self.rows, gap.partition, gap.start or 0) for gap in self.gaps)
+    def __init__(self, losing: Losing) -> None:
+        self._losing = losing
+        self.rows = make_orders()
+        self.gaps = losing.lose(self.rows)
+        self.marks = mark_all(self.rows, self.gaps)
 
     def clear(self, numbers: range) -> dict[int, int]:
         """These have NULL there; returns how many of each partition."""
         listed = ", ".join(map(str, numbers))
         world.run_sql(
-            self._shop,
+            self._losing.shop,
             "ALTER TABLE orders ADD COLUMN sequence BIGINT",
             f"UPDATE orders SET sequence = order_id WHERE order_id NOT IN ({listed})",
         )
@@ -344,18 +333,14 @@ class Losses:
     def plan(
         self, bookmarks: tuple[Bookmark, ...] = (), **source: Any
     ) -> tuple[RebuildRequest, RebuildOutcome]:
-        request = open_request(
-            self._kafka, self._topic, self._shop, self._path, self.gaps, bookmarks=bookmarks,
-            source={"order_by": ["sequence"], **source},
-        )  # fmt: skip
-        return request, world.plan(self._spark, request)
+        order = {"order_by": ["sequence"], **source}
+        request = self._losing.open(self.gaps, bookmarks=bookmarks, source=order)
+        return request, self._losing.plan(request)
 
 
 @pytest.fixture
-def losses(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> Losses:
-    return Losses(spark, kafka, topic(partitions=PARTITIONS), shop, tmp_path)
+def losses(losing: Losing) -> Losses:
+    return Losses(losing)
 
 
 def test_over_rows_without_a_place_nothing_is_counted(losses: Losses) -> None:

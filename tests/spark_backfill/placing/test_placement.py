@@ -4,47 +4,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Message, Producer
 
 from backlogctl.manifests import read_chunk, read_manifest
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill import lost_rows
 from backlogctl.spark_backfill.request import Growth, PriorChunk, RebuildRequest
 from backlogctl.values import Bookmark
 from backlogctl_delivery import stamps
 from backlogctl_delivery.stamps import hash_identity
-from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (
-    HANDLED,  # fmt: skip
-    LOST,  # fmt: skip
-    PARTITIONS,  # fmt: skip
-    ROWS,  # fmt: skip
-    count,  # fmt: skip
-    lose,  # fmt: skip
-    lost_keys,  # fmt: skip
-    mark,  # fmt: skip
-    open_request,  # fmt: skip
-    place,  # fmt: skip
+    HANDLED,
+    LOST,
+    PARTITIONS,
+    ROWS,
+    Losing,
+    count,
+    lost_keys,
+    make_orders,
+    mark,
+    mark_all,
+    place,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-
-def test_bookmarks_make_a_plan_exact(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
-    request = open_request(kafka, name, shop, tmp_path, gaps, bookmarks=marks)
-    outcome = world.plan(spark, request)
+def test_bookmarks_make_a_plan_exact(losing: Losing) -> None:
+    rows = make_orders()
+    gaps = losing.lose(rows)
+    marks = mark_all(rows, gaps)
+    request = losing.open(gaps, bookmarks=marks)
+    outcome = losing.plan(request)
     assert world.keys_of(request) == lost_keys(rows)
     assert (outcome.verdict, outcome.reasons) == ("exact", ())
     assert outcome.evidence == (
@@ -55,27 +46,21 @@ def test_bookmarks_make_a_plan_exact(
     assert outcome.counts.outside > 100
 
 
-def test_a_loss_in_one_partition_takes_no_rows_of_others(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)[1:2]
+def test_a_loss_in_one_partition_takes_no_rows_of_others(losing: Losing) -> None:
+    rows = make_orders()
+    gaps = losing.lose(rows)[1:2]
     marks = (mark(rows, 1, gaps[0].start or 0),)
-    request = open_request(kafka, name, shop, tmp_path, gaps, bookmarks=marks)
-    outcome = world.plan(spark, request)
+    request = losing.open(gaps, bookmarks=marks)
+    outcome = losing.plan(request)
     assert world.keys_of(request) == lost_keys(rows, [1])
     assert outcome.verdict == "exact"
 
 
-def test_counting_back_finds_them_and_never_says_exact(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)
-    request = open_request(kafka, name, shop, tmp_path, gaps)
-    outcome = world.plan(spark, request)
+def test_counting_back_finds_them_and_never_says_exact(losing: Losing) -> None:
+    rows = make_orders()
+    gaps = losing.lose(rows)
+    request = losing.open(gaps)
+    outcome = losing.plan(request)
     assert world.keys_of(request) == lost_keys(rows)
     assert outcome.verdict == "short"
     assert 0 < outcome.uncertain.count < 20
@@ -86,80 +71,69 @@ def test_counting_back_finds_them_and_never_says_exact(
     assert all(taken == (key > HANDLED) for key, taken in keys.items())
 
     for edge, within in (("include", set(keys)), ("exclude", set())):
-        other = open_request(
-            kafka, name, shop, tmp_path, gaps, recovery_id=f"r-{edge}", source={"edge": edge}
-        )
-        world.plan(spark, other)
+        other = losing.open(gaps, recovery_id=f"r-{edge}", source={"edge": edge})
+        losing.plan(other)
         sure = set(lost_keys(rows)) - set(keys)
         assert set(world.keys_of(other)) == sure | within
 
 
-def test_rows_never_sent_are_told_where_a_bookmark_knows_the_beginning(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)
+def test_rows_never_sent_are_told_where_a_bookmark_knows_the_beginning(losing: Losing) -> None:
+    rows = make_orders()
+    gaps = losing.lose(rows)
     extra = world.make_order(ROWS + 1, minutes=(HANDLED + LOST) / 2 / 60)
     world.run_sql(
-        shop,
+        losing.shop,
         "INSERT INTO orders VALUES "
         f"({extra['order_id']}, 1, 'new', '1.00', '{extra['updated_at']:%Y-%m-%d %H:%M:%S.%f}')",
     )
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
-    request = open_request(kafka, name, shop, tmp_path, gaps, bookmarks=marks)
-    outcome = world.plan(spark, request)
+    marks = mark_all(rows, gaps)
+    request = losing.open(gaps, bookmarks=marks)
+    outcome = losing.plan(request)
     assert (outcome.verdict, outcome.counts.surplus) == ("surplus", 1)
     assert [part.differs for part in outcome.partitions if part.differs] == [1]
     assert "counting agrees in 2 of 3, and differs by at most 1 row" in outcome.evidence
 
 
 def test_what_was_put_back_and_expires_in_part_is_lost_again_message_by_message(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
+    losing: Losing,
 ) -> None:
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
-    first = open_request(kafka, name, shop, tmp_path, gaps, bookmarks=marks)
-    world.plan(spark, first, messages=40)
-    prior, offsets = put_back(kafka.bootstrap, name, first)
+    rows = make_orders()
+    gaps = losing.lose(rows)
+    marks = mark_all(rows, gaps)
+    first = losing.open(gaps, bookmarks=marks)
+    losing.plan(first, messages=40)
+    prior, offsets = put_back(losing, first)
     # The group read all that survived, and the first of partition 0's that were put back.
     begin = min(offsets[key] for key in lost_keys(rows, [0]))
     start, end = begin + 20, begin + 90
-    world.delete_below(kafka.bootstrap, name, {0: end})
+    losing.delete_below({0: end})
     late = rows[-1]["updated_at"] + timedelta(hours=1)
-    again = world.make_gap(name, 0, start, end, late, late + timedelta(minutes=1))
-    second = open_request(
-        kafka, name, shop, tmp_path, (again,), recovery_id="r-2", prior=prior,
+    again = losing.make_gap(0, start, end, late, late + timedelta(minutes=1))
+    second = losing.open((again,), recovery_id="r-2", prior=prior,
         read_since=rows[0]["updated_at"],
     )  # fmt: skip
-    outcome = world.plan(spark, second)
+    outcome = losing.plan(second)
     lost = [key for key in lost_keys(rows, [0]) if start <= offsets[key] < end]
     assert 60 < len(lost) < 70  # the control records of their transactions lie among them
     assert world.keys_of(second) == lost
     assert (outcome.counts.expected, outcome.counts.rebuilt) == (len(lost), len(lost))
 
 
-def test_what_was_put_back_and_what_was_never_read_are_lost_together(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
+def test_what_was_put_back_and_what_was_never_read_are_lost_together(losing: Losing) -> None:
     """A row at the edge whose message was put back is known by where that was."""
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)
-    first = open_request(kafka, name, shop, tmp_path, gaps)
-    world.plan(spark, first)
-    prior, offsets = put_back(kafka.bootstrap, name, first)
+    rows = make_orders()
+    gaps = losing.lose(rows)
+    first = losing.open(gaps)
+    losing.plan(first)
+    prior, offsets = put_back(losing, first)
     start, end = gaps[0].end or 0, max(offsets[key] for key in lost_keys(rows, [0])) + 2
-    world.delete_below(kafka.bootstrap, name, {0: end})
+    losing.delete_below({0: end})
     late = rows[-1]["updated_at"] + timedelta(minutes=1)
-    again = world.make_gap(name, 0, start, end, rows[LOST]["updated_at"], late)
-    second = open_request(
-        kafka, name, shop, tmp_path, (again,), recovery_id="r-2", prior=prior,
+    again = losing.make_gap(0, start, end, rows[LOST]["updated_at"], late)
+    second = losing.open((again,), recovery_id="r-2", prior=prior,
         read_since=rows[0]["updated_at"],
     )  # fmt: skip
-    outcome = world.plan(spark, second)
+    outcome = losing.plan(second)
     lost = [row["order_id"] for row in rows[HANDLED:] if place(row) == 0]
     assert world.keys_of(second) == lost
     assert (outcome.counts.expected, outcome.counts.shortfall) == (len(lost), 0)
@@ -169,12 +143,16 @@ def test_what_was_put_back_and_what_was_never_read_are_lost_together(
 
 
 def put_back(
-    bootstrap: str, topic: str, request: RebuildRequest
+    losing: Losing, request: RebuildRequest
 ) -> tuple[tuple[PriorChunk, ...], dict[int, int]]:
     """Sends what a plan staged, a transaction a chunk; the chunks, and each order's offset."""
     manifest = read_manifest(request.directory)
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-back", "linger.ms": 5}
+        {
+            "bootstrap.servers": losing.bootstrap,
+            "transactional.id": f"{losing.topic}-back",
+            "linger.ms": 5,
+        }
     )
     producer.init_transactions(90)
     found = []
@@ -190,7 +168,7 @@ def put_back(
             headers = [(item["name"], item["value"]) for item in message["headers"]]
             assert any(name == stamps.MESSAGE_ID for name, _ in headers)
             producer.produce(
-                topic, key=message["key"], value=message["value"], partition=chunk.slot,
+                losing.topic, key=message["key"], value=message["value"], partition=chunk.slot,
                 headers=headers, on_delivery=note,
             )  # fmt: skip
         assert producer.flush(90) == 0
@@ -198,15 +176,15 @@ def put_back(
         offsets = [places[int(message["key"])] for message in messages]
         where = (chunk.slot, chunk.number, chunk.count, min(offsets), max(offsets))
         found.append(PriorChunk(request.recovery_id, *where))
-    world.await_decided(bootstrap, topic, PARTITIONS)
+    world.await_decided(losing.bootstrap, losing.topic, PARTITIONS)
     return tuple(found), places
 
 
 def test_a_loss_without_a_date_is_read_for_until_its_beginning_is_found(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, pg_url: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    losing: Losing, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its partition had nearly all messages before, and few of those since."""
+    losing = replace(losing, shop=pg_url)
     monkeypatch.setattr(lost_rows, "_MORE_ROWS", 0)
     numbered = [world.make_order(number) for number in range(1, 9_000)]
     mine = iter([row for row in numbered if place(row) == 0])
@@ -217,15 +195,12 @@ def test_a_loss_without_a_date_is_read_for_until_its_beginning_is_found(
         {**row, "updated_at": world.START + timedelta(seconds=number)}
         for number, row in enumerate(chosen)
     ]
-    name = topic(partitions=PARTITIONS)
     world.fill_table(pg_url, world.ORDERS, rows)
-    world.publish_orders(kafka.bootstrap, name, rows)
-    world.delete_below(kafka.bootstrap, name, {0: 1_550})
-    gap = world.make_gap(name, 0, 1_500, 1_550, None, rows[2_290]["updated_at"])
-    request = open_request(
-        kafka, name, pg_url, tmp_path, (gap,), source={"margin": "1s", "edge": "include"}
-    )
-    outcome = world.plan(spark, request)
+    losing.publish(rows)
+    losing.delete_below({0: 1_550})
+    gap = losing.make_gap(0, 1_500, 1_550, None, rows[2_290]["updated_at"])
+    request = losing.open((gap,), source={"margin": "1s", "edge": "include"})
+    outcome = losing.plan(request)
     lost = [row["order_id"] for row in rows if place(row) == 0][1_500:1_550]
     assert set(lost) <= set(world.keys_of(request))
     assert len(world.keys_of(request)) <= len(lost) + outcome.uncertain.count
@@ -234,27 +209,24 @@ def test_a_loss_without_a_date_is_read_for_until_its_beginning_is_found(
 
 
 def test_partitions_added_since_are_proved_by_the_old_count_and_placed_by_the_new(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
+    losing: Losing,
 ) -> None:
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    world.fill_table(shop, world.ORDERS, rows)
+    rows = make_orders()
+    world.fill_table(losing.shop, world.ORDERS, rows)
     grown_at = 750
-    world.publish_orders(kafka.bootstrap, name, rows[:grown_at], 2)
-    world.publish_orders(kafka.bootstrap, name, rows[grown_at:], PARTITIONS)
+    losing.publish(rows[:grown_at], 2)
+    losing.publish(rows[grown_at:], PARTITIONS)
     handled, gone = count(rows[:HANDLED], 2), count(rows[:LOST], 2)
-    world.delete_below(kafka.bootstrap, name, dict(enumerate(gone)))
+    losing.delete_below(dict(enumerate(gone)))
     first, last = (rows[at]["updated_at"] for at in (HANDLED, LOST - 1))
     gaps = tuple(
-        world.make_gap(name, p, handled[p], gone[p], first - timedelta(minutes=2), last)
+        losing.make_gap(p, handled[p], gone[p], first - timedelta(minutes=2), last)
         for p in range(2)
     )
     grown = rows[grown_at]["updated_at"]
     growth = (Growth(2, grown - timedelta(seconds=20), grown + timedelta(seconds=10)),)
-    request = open_request(
-        kafka, name, shop, tmp_path, gaps, growth=growth, source={"margin": "1m"}
-    )
-    outcome = world.plan(spark, request)
+    request = losing.open(gaps, growth=growth, source={"margin": "1m"})
+    outcome = losing.plan(request)
     assert outcome.proof.rate == 1.0
     assert world.keys_of(request) == [row["order_id"] for row in rows[HANDLED:LOST]]
     assert outcome.slots == (0, 1, 2)
@@ -262,38 +234,33 @@ def test_partitions_added_since_are_proved_by_the_old_count_and_placed_by_the_ne
     assert [part.rebuilt for part in outcome.partitions] == [gone[p] - handled[p] for p in range(2)]
     for message in world.read_staged(request).to_pylist():
         assert message["partition"] == world.place_key(message["key"], PARTITIONS)
-    blind = world.plan(
-        spark, replace(request, recovery_id="r-2", growth=(), allow=frozenset({"proof"}))
-    )
+    blind = losing.plan(replace(request, recovery_id="r-2", growth=(), allow=frozenset({"proof"})))
     assert (blind.proof.rate or 0) < 0.9
 
 
 def test_rows_that_were_sent_while_partitions_were_added_are_of_either_partition(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
+    losing: Losing,
 ) -> None:
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    world.fill_table(shop, world.ORDERS, rows)
+    rows = make_orders()
+    world.fill_table(losing.shop, world.ORDERS, rows)
     grown_at = 450
-    world.publish_orders(kafka.bootstrap, name, rows[:grown_at], 2)
-    world.publish_orders(kafka.bootstrap, name, rows[grown_at:], PARTITIONS)
+    losing.publish(rows[:grown_at], 2)
+    losing.publish(rows[grown_at:], PARTITIONS)
     old, new = rows[HANDLED:grown_at], rows[grown_at:LOST]
     first_old = next(row for row in old if place(row, 2) == 0)
     handled = count(rows[:HANDLED], 2)[0]
     gone = count(rows[:grown_at], 2)[0] + count(new)[0]
-    world.delete_below(kafka.bootstrap, name, {0: gone})
+    losing.delete_below({0: gone})
     first, last = (rows[at]["updated_at"] for at in (HANDLED, LOST - 1))
-    gap = world.make_gap(name, 0, handled, gone, first - timedelta(minutes=2), last)
+    gap = losing.make_gap(0, handled, gone, first - timedelta(minutes=2), last)
     grown = rows[grown_at]["updated_at"]
     growth = (Growth(2, grown - timedelta(seconds=20), grown + timedelta(seconds=10)),)
     source = {"margin": "1s"}
     begin = Bookmark(
         0, handled, handled, hash_identity("topic-id", str(first_old["order_id"]).encode())
     )
-    request = open_request(
-        kafka, name, shop, tmp_path, (gap,), growth=growth, source=source, bookmarks=(begin,)
-    )
-    outcome = world.plan(spark, request)
+    request = losing.open((gap,), growth=growth, source=source, bookmarks=(begin,))
+    outcome = losing.plan(request)
     lost = {row["order_id"] for row in old if place(row, 2) == 0}
     lost |= {row["order_id"] for row in new if place(row) == 0}
     found = set(world.keys_of(request))
@@ -305,22 +272,19 @@ def test_rows_that_were_sent_while_partitions_were_added_are_of_either_partition
     assert outcome.verdict != "exact"
 
 
-def test_rows_behind_the_end_of_a_partition_that_expired_whole_are_not_lost(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
+def test_rows_behind_the_end_of_a_partition_that_expired_whole_are_not_lost(losing: Losing) -> None:
     """No survivor says where its log begins: its messages all expired, and later rows were never
     sent."""
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    world.fill_table(shop, world.ORDERS, rows)
+    rows = make_orders()
+    world.fill_table(losing.shop, world.ORDERS, rows)
     sent = [row for number, row in enumerate(rows) if number < LOST or place(row) != 0]
-    world.publish_orders(kafka.bootstrap, name, sent)
+    losing.publish(sent)
     handled, gone = count(rows[:HANDLED])[0], count(rows[:LOST])[0]
-    world.delete_below(kafka.bootstrap, name, {0: gone})
+    losing.delete_below({0: gone})
     first, last = (rows[at]["updated_at"] for at in (HANDLED, LOST - 1))
-    gap = world.make_gap(name, 0, handled, gone, first - timedelta(minutes=2), last)
-    request = open_request(kafka, name, shop, tmp_path, (gap,))
-    outcome = world.plan(spark, request)
+    gap = losing.make_gap(0, handled, gone, first - timedelta(minutes=2), last)
+    request = losing.open((gap,))
+    outcome = losing.plan(request)
     uncertain = {int(row.primary_key[0] or 0) for row in outcome.uncertain.sample}
     # A row a second, and clocks may differ by five: those may seem to be of before the end.
     behind = {row["order_id"] for row in rows[LOST : LOST + 5] if place(row) == 0}
@@ -331,13 +295,10 @@ def test_rows_behind_the_end_of_a_partition_that_expired_whole_are_not_lost(
     assert any("rows without a message" in reason for reason in outcome.reasons)
 
 
-def test_messages_without_a_key_fill_what_the_gaps_lack(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
+def test_messages_without_a_key_fill_what_the_gaps_lack(losing: Losing) -> None:
     """Every ninth message has no key, and went to any partition; the consumer keeps a table."""
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    world.fill_table(shop, world.ORDERS, rows)
+    rows = make_orders()
+    world.fill_table(losing.shop, world.ORDERS, rows)
     sent: list[list[int]] = [[] for _ in range(PARTITIONS)]
     messages = []
     for row in rows:
@@ -350,21 +311,18 @@ def test_messages_without_a_key_fill_what_the_gaps_lack(
             )
         )
         sent[partition].append(row["order_id"])
-    world.publish(kafka.bootstrap, name, messages)
+    world.publish(losing.bootstrap, losing.topic, messages)
     world.run_sql(
-        shop,
+        losing.shop,
         "CREATE TABLE processed (order_id text PRIMARY KEY)",
         f"INSERT INTO processed SELECT order_id FROM orders WHERE order_id <= {HANDLED}",
     )
     first, last = (rows[at]["updated_at"] for at in (HANDLED, LOST - 1))
     handled = [sum(number <= HANDLED for number in own) for own in sent]
     gone = [sum(number <= LOST for number in own) for own in sent]
-    world.delete_below(kafka.bootstrap, name, dict(enumerate(gone)))
-    gaps = tuple(
-        world.make_gap(name, p, handled[p], gone[p], first, last) for p in range(PARTITIONS)
-    )
-    request = open_request(
-        kafka, name, shop, tmp_path, gaps,
+    losing.delete_below(dict(enumerate(gone)))
+    gaps = tuple(losing.make_gap(p, handled[p], gone[p], first, last) for p in range(PARTITIONS))
+    request = losing.open(gaps,
         source={
             "message": {
                 "key": {"sql": "CASE WHEN order_id % 9 = 0 THEN NULL ELSE order_id END"},
@@ -375,7 +333,7 @@ def test_messages_without_a_key_fill_what_the_gaps_lack(
             "consumed": {"database": "shop", "table": "processed", "column": "order_id"},
         },
     )  # fmt: skip
-    outcome = world.plan(spark, request)
+    outcome = losing.plan(request)
     ids = sorted(
         int({h["name"]: h["value"] for h in message["headers"]}["order"])
         for message in world.read_staged(request).to_pylist()

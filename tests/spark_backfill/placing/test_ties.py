@@ -4,32 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.request import RebuildOutcome, RebuildRequest
 from backlogctl.values import Bookmark
-from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (
-    HANDLED,  # fmt: skip
-    LOST,  # fmt: skip
-    PARTITIONS,  # fmt: skip
-    ROWS,  # fmt: skip
-    count,  # fmt: skip
-    lose,  # fmt: skip
-    lost_keys,  # fmt: skip
-    mark,  # fmt: skip
-    open_request,  # fmt: skip
+    HANDLED,
+    LOST,
+    ROWS,
+    Losing,
+    lost_keys,
+    make_orders,
+    mark_all,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 BULK = range(HANDLED - 40, HANDLED + 40)
 
@@ -37,8 +29,8 @@ BULK = range(HANDLED - 40, HANDLED + 40)
 class Plans:
     """Plans of one loss; each is a recovery of its own."""
 
-    def __init__(self, spark: SparkSession, request: RebuildRequest) -> None:
-        self._spark = spark
+    def __init__(self, losing: Losing, request: RebuildRequest) -> None:
+        self._losing = losing
         self._request = request
         self._made = 0
 
@@ -54,7 +46,7 @@ class Plans:
             stream=stream.model_copy(update={"source": source}),
             **changes,
         )
-        outcome = world.plan(self._spark, request)
+        outcome = self._losing.plan(request)
         return set(world.keys_of(request)), outcome
 
 
@@ -68,14 +60,12 @@ def number_rows(ids: list[int]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_fault_95_all_rows_of_a_bulk_insert_are_uncertain_where_a_loss_begins_among_them(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path,
-    marked: bool,
-) -> None:  # fmt: skip
+    losing: Losing, marked: bool
+) -> None:
     rows = number_rows(Random(95).sample(range(1, ROWS + 1), ROWS))
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps) if marked else ()
-    plans = Plans(spark, open_request(kafka, name, shop, tmp_path, gaps, bookmarks=marks))
+    gaps = losing.lose(rows)
+    marks = mark_all(rows, gaps) if marked else ()
+    plans = Plans(losing, losing.open(gaps, bookmarks=marks))
     taken, outcome = plans.make()
     assert (outcome.verdict, len(taken)) == ("within" if marked else "short", LOST - HANDLED)
     assert outcome.uncertain.count == len(BULK)
@@ -87,24 +77,19 @@ def test_fault_95_all_rows_of_a_bulk_insert_are_uncertain_where_a_loss_begins_am
     assert sure == {row["order_id"] for row in rows[BULK[-1] + 1 : LOST]}
 
 
-def test_rows_that_the_streams_own_order_tells_apart_are_not(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
+def test_rows_that_the_streams_own_order_tells_apart_are_not(losing: Losing) -> None:
     """The key is counted up, and the stream says so."""
     rows = number_rows(list(range(1, ROWS + 1)))
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
+    gaps = losing.lose(rows)
+    marks = mark_all(rows, gaps)
     source = {"order_by": ["updated_at", "order_id"]}
-    request = open_request(kafka, name, shop, tmp_path, gaps, bookmarks=marks, source=source)
-    taken, outcome = Plans(spark, request).make()
+    request = losing.open(gaps, bookmarks=marks, source=source)
+    taken, outcome = Plans(losing, request).make()
     assert sorted(taken) == lost_keys(rows)
     assert (outcome.verdict, outcome.reasons) == ("exact", ())
 
 
-def test_a_tie_that_the_log_start_cuts_through_leaves_nothing_open(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
+def test_a_tie_that_the_log_start_cuts_through_leaves_nothing_open(losing: Losing) -> None:
     """Those of its rows that survive are known by their messages: the others were lost."""
     rows = number_rows(Random(7).sample(range(1, ROWS + 1), ROWS))
     moment = rows[LOST - 30]["updated_at"]
@@ -112,25 +97,20 @@ def test_a_tie_that_the_log_start_cuts_through_leaves_nothing_open(
         row["updated_at"] = moment
     for at in BULK:
         rows[at]["updated_at"] = world.START + timedelta(seconds=at + 1)
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
-    request = open_request(kafka, name, shop, tmp_path, gaps, bookmarks=marks)
-    taken, outcome = Plans(spark, request).make()
+    gaps = losing.lose(rows)
+    marks = mark_all(rows, gaps)
+    request = losing.open(gaps, bookmarks=marks)
+    taken, outcome = Plans(losing, request).make()
     assert sorted(taken) == sorted(lost_keys(rows))
     assert (outcome.verdict, outcome.reasons) == ("exact", ())
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_fault_95_rows_of_a_doubled_hour_are_uncertain_where_a_loss_begins_in_it(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path, kind: str,
-    request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
+    losing: Losing, url: str
+) -> None:
     """Berlin's clock says 02:00 to 03:00 twice: 180 rows each time, at two of which it turns."""
     zone = ZoneInfo("Europe/Berlin")
-    url = f"sqlite:///{tmp_path}/shop.db"
-    if kind == "postgresql":
-        url = str(request.getfixturevalue("pg_url"))
+    losing = replace(losing, shop=url)
     begin = datetime(2025, 10, 25, 23, 0, tzinfo=UTC)
     rows = [
         {**world.make_order(n), "updated_at": begin + timedelta(seconds=20 * (n - 1))}
@@ -141,25 +121,18 @@ def test_fault_95_rows_of_a_doubled_hour_are_uncertain_where_a_loss_begins_in_it
         for row in rows
     ]
     world.fill_table(url, world.ORDERS.format(time="TIMESTAMP"), said)
-    name = topic(partitions=PARTITIONS)
-    world.publish_orders(kafka.bootstrap, name, rows)
-    handled, gone = count(rows[:HANDLED]), count(rows[:LOST])
-    world.delete_below(kafka.bootstrap, name, dict(enumerate(gone)))
-    first, last = (rows[at]["updated_at"] for at in (HANDLED, LOST - 1))
-    gaps = tuple(
-        world.make_gap(name, p, handled[p], gone[p], first - timedelta(minutes=2), last)
-        for p in range(PARTITIONS)
-    )
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
+    losing.publish(rows)
+    gaps = losing.expire(rows)
     sources = {"shop": world.make_source(url, timezone=zone.key)}
-    request_ = open_request(
-        kafka, name, url, tmp_path, gaps, bookmarks=marks, sources=sources,
-        source={"margin": "3h"},
-    )  # fmt: skip
-    plans = Plans(spark, request_)
+    request = losing.open(
+        gaps, bookmarks=mark_all(rows, gaps), sources=sources, source={"margin": "3h"}
+    )
+    plans = Plans(losing, request)
     taken, outcome = plans.make()
     assert (outcome.verdict, len(taken)) == ("within", LOST - HANDLED), outcome.reasons
     assert outcome.uncertain.count == 360
+    if losing.shop.startswith("postgresql"):
+        return  # what is made of them then is of no database
     all_, _ = plans.make("include")
     assert all_ == set(range(181, LOST + 1))
     sure, _ = plans.make("exclude")
@@ -167,13 +140,12 @@ def test_fault_95_rows_of_a_doubled_hour_are_uncertain_where_a_loss_begins_in_it
 
 
 def test_with_few_survivors_a_bookmark_says_where_and_the_plan_that_their_order_is_not_proved(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
+    losing: Losing,
 ) -> None:
-    rows = [world.make_order(number) for number in range(1, LOST + 8)]
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows)
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
-    plans = Plans(spark, open_request(kafka, name, shop, tmp_path, gaps, bookmarks=marks))
+    rows = make_orders(LOST + 7)
+    gaps = losing.lose(rows)
+    marks = mark_all(rows, gaps)
+    plans = Plans(losing, losing.open(gaps, bookmarks=marks))
     few = "only 7 survivors show the rows' order, 20 are needed"
     taken, outcome = plans.make()
     assert sorted(taken) == lost_keys(rows)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from backlogctl.errors import Refused
-from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.conftest import MakeTopic
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import (
-    PARTITIONS,  # fmt: skip
-    ROWS,  # fmt: skip
-    lose,  # fmt: skip
-    lost_keys,  # fmt: skip
-    mark,  # fmt: skip
-    open_request,  # fmt: skip
+    Losing,
+    lost_keys,
+    make_orders,
+    mark_all,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MESSAGE = {"key": "order_id", "value": {"json": world.FIELDS}}
 
@@ -51,17 +43,13 @@ def stamp(row: world.Row) -> bytes:
     ids=["header", "field"],
 )  # fmt: skip
 def test_fault_96_what_differs_in_each_message_doubles_nothing(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path,
-    sent: dict[str, Any], setting: dict[str, Any],
-) -> None:  # fmt: skip
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows, **sent)
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
-    request = open_request(
-        kafka, name, shop, tmp_path, gaps, bookmarks=marks, allow=frozenset({"proof"})
-    )
-    outcome = world.plan(spark, request)
+    losing: Losing, sent: dict[str, Any], setting: dict[str, Any]
+) -> None:
+    rows = make_orders()
+    gaps = losing.lose(rows, **sent)
+    marks = mark_all(rows, gaps)
+    request = losing.open(gaps, bookmarks=marks, allow=frozenset({"proof"}))
+    outcome = losing.plan(request)
     assert world.keys_of(request) == lost_keys(rows)
     assert (outcome.verdict, outcome.counts.surplus) == ("short", 0)
     assert outcome.reasons == (
@@ -73,30 +61,25 @@ def test_fault_96_what_differs_in_each_message_doubles_nothing(
     (kind,), ((named,),) = setting, setting.values()
     plain = named.replace("request-*", "request-id")
     with pytest.raises(Refused, match="only 0 of 200 surviving messages") as refused:
-        world.plan(spark, replace(request, recovery_id="r-2", allow=frozenset()))
+        losing.plan(replace(request, recovery_id="r-2", allow=frozenset()))
     assert f"differs in 200 of 200: add `{kind}: [{plain}]` to `message`" in refused.value.hint
 
     source = {"message": {**MESSAGE, **setting}}
-    ignoring = open_request(
-        kafka, name, shop, tmp_path, gaps, bookmarks=marks, recovery_id="r-3", source=source
-    )
-    outcome = world.plan(spark, ignoring)
+    ignoring = losing.open(gaps, bookmarks=marks, recovery_id="r-3", source=source)
+    outcome = losing.plan(ignoring)
     assert world.keys_of(ignoring) == lost_keys(rows)
     assert (outcome.verdict, outcome.reasons) == ("exact", ())
     (told,) = outcome.proof.variations
     assert (told.name, told.messages, told.ignored) == (plain, 200, True)
 
 
-def test_fault_96_trace_headers_are_of_no_row(
-    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
-) -> None:
-    rows = [world.make_order(number) for number in range(1, ROWS + 1)]
-    name = topic(partitions=PARTITIONS)
-    gaps = lose(kafka, name, shop, rows, head=trace)
-    marks = tuple(mark(rows, gap.partition, gap.start or 0) for gap in gaps)
+def test_fault_96_trace_headers_are_of_no_row(losing: Losing) -> None:
+    rows = make_orders()
+    gaps = losing.lose(rows, head=trace)
+    marks = mark_all(rows, gaps)
     allow = frozenset({"proof"})
-    request = open_request(kafka, name, shop, tmp_path, gaps, bookmarks=marks, allow=allow)
-    outcome = world.plan(spark, request)
+    request = losing.open(gaps, bookmarks=marks, allow=allow)
+    outcome = losing.plan(request)
     assert world.keys_of(request) == lost_keys(rows)
     assert (outcome.verdict, outcome.reasons) == ("exact", ())
     (told,) = outcome.proof.variations

@@ -195,6 +195,12 @@ def test_a_time_that_cannot_be_read_is_told_as_it_is() -> None:
     assert format_detail({"expires_at": "in a while"}) == "expires in a while"
 
 
+def test_why_is_told_once() -> None:
+    paused = {"why": "interrupted", "message": "interrupted; what was open is aborted"}
+    assert format_detail(paused) == paused["message"]
+    assert format_detail({"why": "window"}) == "window"
+
+
 def test_the_text_of_an_error_of_the_program_is_not_shown(quiet: Night) -> None:
     recovery = quiet.plan(make_rebuild_plan())
     quiet.approve(recovery)
