@@ -34,8 +34,8 @@ from backlogctl_delivery.stamps import EVENT_ID
 class DeadLetterHeaders(Section):
     """Headers that say where a dead letter came from, and why, for a framework of your own.
 
-    Those of Spring Kafka (`kafka_dlt-original-*`, of `@RetryableTopic` `kafka_original-*`), Kafka
-    Connect (`__connect.errors.*`) and Kafka Streams (`__streams.errors.*`) are known.
+    Those of Spring, Kafka Connect, Kafka Streams, share groups, SmallRye, Karafka and Arroyo are
+    known (`docs/runbook-redrive.md`).
     """
 
     topic: Text | None = Field(default=None, description="Holds the original topic, as text.")

@@ -1,15 +1,9 @@
-"""Dead letters: where each came from, why, and which headers a retry added.
-
-Spring Kafka writes partition and offset as big-endian integers, Kafka Connect and most others as
-text. Whatever stands there may be wrong: what cannot be read is NULL.
-"""
+"""What becomes of messages that exist: sent, or left out, and why."""
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +21,7 @@ from backlogctl.spark_backfill.existing.messages import (
     measure_originals,
     place_originals,
 )
+from backlogctl.spark_backfill.existing.origins import strip_headers, trace_letters
 from backlogctl.spark_backfill.existing.request import Origin
 from backlogctl.spark_backfill.messages.rules import ORIGINAL
 from backlogctl_delivery import stamps
@@ -34,183 +29,54 @@ from backlogctl_delivery import stamps
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from backlogctl.config.streams import DeadLetterHeaders
     from backlogctl.spark_backfill.existing.request import RedriveRequest
 
-# Spring's DeadLetterPublishingRecoverer, its @RetryableTopic, Connect, Streams (KIP-1034), others.
-_ORIGINS = (
-    *("kafka_dlt-original-", "kafka_original-"),
-    *("__connect.errors.", "__streams.errors.", "x-original-"),
-)
-_TOPICS, _PARTITIONS, _OFFSETS, _TIMES = (
-    tuple(f"{each}{word}" for each in _ORIGINS)
-    for word in ("topic", "partition", "offset", "timestamp")
-)
-_CLASSES = (
-    # The listener's own wrapper says nothing.
-    "kafka_dlt-exception-cause-fqcn",
-    "kafka_dlt-exception-fqcn",
-    "kafka_exception-cause-fqcn",
-    "kafka_exception-fqcn",
-    "__streams.errors.exception",
-    "__connect.errors.exception.class.name",
-    "x-exception-class",
-    "x-exception-fqcn",
-)
-_LINES = (
-    "kafka_dlt-exception-message",
-    "kafka_exception-message",
-    "__streams.errors.message",
-    "__connect.errors.exception.message",
-    "x-exception-message",
-)
-STRIPPED = (
-    "kafka_dlt-*",
-    "kafka_original-*",
-    "kafka_exception-*",
-    "__connect.errors.*",
-    "__streams.errors.*",
-    "retry_topic-*",
-    "x-original-*",
-    "x-exception-*",
-)
-_LONGEST_NAME = 249
-_LONGEST_LINE = 300
-_LOOKED_AT = 2000  # bytes of a header of any length
-# The plan keeps it, so of a header of one's own no text is taken, which may quote the message.
-_OWN_CLASS = r"^([A-Za-z_$][\w$]*(?:\.[\w$]+)*\.[A-Z][\w$]*)(?::|\s*$)"
-_LAST_MS = 253_402_300_799_999
-
-
-def trace_letters(frame: DataFrame, headers: DeadLetterHeaders, topic: str) -> DataFrame:
-    """Adds what the headers say.
-
-    Args:
-        headers: names of the configuration; they come first.
-        topic: the stream's.
-
-    Returns:
-        Also origin_topic string (NULL: not said), home_partition int, home_offset long (of the
-        stream's topic; NULL where they cannot be read, or it came from another topic), sent_at
-        long (ms; the original's own time, NULL where it is not said), error_class, error_line
-        string.
-    """
-    said = _read_text(_choose(headers.topic, _TOPICS), _LONGEST_NAME)
-    mine = F.coalesce(said == topic, F.lit(False))
-    partition = _read_number(_choose(headers.partition, _PARTITIONS))
-    offset = _read_number(_choose(headers.offset, _OFFSETS))
-    known = mine & partition.between(0, 2**31 - 1) & (offset >= 0)
-    sent = _read_number(_choose(None, _TIMES))
-    line = _read_text(_choose(headers.error, _LINES), _LOOKED_AT)
-    error = _extract(_choose(None, _CLASSES), r"^([\w.$]+)")
-    if headers.error is not None:
-        error = F.when(last_header(headers.error).isNull(), error).otherwise(
-            _extract(last_header(headers.error), _OWN_CLASS)
-        )
-    return frame.withColumns(
-        {
-            "origin_topic": said,
-            "home_partition": F.when(known, partition.cast("int")),
-            "home_offset": F.when(known, offset),
-            "sent_at": F.when(sent.between(0, _LAST_MS), sent),
-            "error_class": F.when(error != "", error).otherwise("unknown"),
-            "error_line": F.substring(F.split_part(line, F.lit("\n"), F.lit(1)), 1, _LONGEST_LINE),
-        }
-    )
-
-
-def list_patterns(headers: DeadLetterHeaders) -> tuple[str, ...]:
-    """Glob patterns of what a retry adds; names of the configuration are meant as they are."""
-    own = (headers.topic, headers.partition, headers.offset, headers.error)
-    return (*STRIPPED, *headers.strip, *(_escape(name) for name in own if name))
-
-
-def strip_headers(frame: DataFrame, patterns: Sequence[str]) -> DataFrame:
-    """Without the headers of these patterns; their names are in `stripped`, each once."""
-    matches = _match(patterns)
-    return frame.withColumns(
-        {
-            "headers": F.filter("headers", lambda item: ~item["name"].rlike(matches)),
-            "stripped": F.array_distinct(
-                F.filter(F.col("headers.name"), lambda name: name.rlike(matches))
-            ),
-        }
-    )
-
-
-def _match(patterns: Sequence[str]) -> str:
-    """Java's pattern for any of these globs; Python says the end of the text otherwise."""
-    return "^(?:" + "|".join(fnmatch.translate(p).replace(r"\Z", "") for p in patterns) + r")\z"
-
-
-def _escape(name: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
-
-
-def _choose(first: str | None, names: Sequence[str]) -> Column:
-    """The value of the last header of the first of these names that a message has."""
-    found = [last_header(name) for name in ([first] if first else []) + list(names)]
-    return F.coalesce(*found)
-
-
-def _read_text(raw: Column, longest: int) -> Column:
-    text = F.substring(raw, 1, _LOOKED_AT).cast("string")
-    return F.substring(text, 1, longest)
-
-
-def _extract(raw: Column, pattern: str) -> Column:
-    """The pattern's first group; "" where it does not match, or nothing is there."""
-    return F.regexp_extract(F.coalesce(_read_text(raw, _LONGEST_LINE), F.lit("")), pattern, 1)
-
-
-def _read_number(raw: Column) -> Column:
-    """Text of digits, or a big-endian integer of four or eight bytes; NULL for anything else."""
-    size = F.octet_length(raw)
-    text = F.when(size <= 20, raw.cast("string"))
-    digits = F.when(text.rlike(r"^\d{1,19}\z"), text).try_cast("bigint")
-    wide = F.conv(F.hex(F.when(size.isin(4, 8), raw)), 16, 10).try_cast("bigint")
-    return F.coalesce(digits, wide)
-
-
-# Dead letters that name one place and are other messages: each has an id of its own.
+# Dead letters that name one place: are they one message?
 #
-# A topic that was made anew counts from zero again, and a header may be wrong. The oldest letter
-# of a place keeps the place's id; the id of another message comes from what it says, so that
-# every plan gives it the same one.
+# Who corrected a letter left its key, and the original's time, as they were. A topic that was made
+# anew counts from zero again, and a header may be wrong: such a letter is another message.
 
 _PLACE = ("source_partition", "source_offset")
 _ID_LENGTH = 32
 
 
 def distinguish_letters(frozen: DataFrame) -> DataFrame:
-    """The frozen letters, with other ids where key or value is not that of the oldest.
+    """The frozen letters; those of one place that are other messages than its oldest have ids of
+    their own, which every plan makes the same.
 
-    Values are not shuffled, only their hashes; nothing is joined where no letter differs.
+    A time that a letter does not say is that of the oldest one of its key. Only ids, keys' hashes
+    and times are shuffled; nothing is joined where no letter is another message.
     """
-    oldest = Window.partitionBy("message_id").orderBy("written_at", *_PLACE)
-    named = frozen.select(*_PLACE, "message_id", "written_at", _hash_content().alias("content"))
-    others = named.withColumn("first", F.first("content").over(oldest)).where(
-        F.col("content") != F.col("first")
+    written = "ORDER BY written_at, source_partition, source_offset"
+    named = frozen.where("home_offset IS NOT NULL AND NOT is_empty").selectExpr(
+        *_PLACE, "message_id", "written_at", "sent_at", "coalesce(sha2(key, 256), 'null') AS of_key"
     )
+    known = named.selectExpr(
+        "*",
+        "coalesce(sent_at, first_value(sent_at, true) OVER (PARTITION BY message_id, of_key "
+        f"{written} ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)) AS at",
+    )
+    said = known.selectExpr(
+        *_PLACE, "message_id", "written_at", "concat_ws(' ', of_key, CAST(at AS string)) AS said"
+    )
+    oldest = f"first_value(said) OVER (PARTITION BY message_id {written})"
+    others = said.selectExpr("*", f"{oldest} AS first").where("said != first")
     if others.isEmpty():
         return frozen
-    made = F.substring(F.sha2(F.concat("message_id", "content"), 256), 1, _ID_LENGTH)
-    renamed = others.select(*_PLACE, made.alias("other_id"))
+    renamed = others.selectExpr(
+        *_PLACE, f"substring(sha2(concat(message_id, said), 256), 1, {_ID_LENGTH}) AS other_id"
+    )
     joined = frozen.join(renamed, list(_PLACE), "left")
     return joined.withColumn("message_id", F.coalesce("other_id", "message_id")).drop("other_id")
 
 
-def _hash_content() -> Column:
-    """Of key and value; null is not empty."""
-    parts = [F.coalesce(F.sha2(F.col(name), 256), F.lit("null")) for name in ("key", "value")]
-    return F.sha2(F.concat(*parts), 256)
-
-
 # What becomes of each message that was chosen: sent, or left out, and why.
 
-STAGED, ELSEWHERE, REPEATED, PUT_BACK, HANDLED, REPLAYS, QUARANTINED = (
+STAGED, ELSEWHERE, UNNAMED, EMPTY, REPEATED, PUT_BACK, HANDLED, REPLAYS, QUARANTINED = (
     "staged",
     "elsewhere",
+    "unnamed",
+    "empty",
     "repeated",
     "put_back",
     "handled",
@@ -225,8 +91,8 @@ def make_messages(matched: DataFrame, request: RedriveRequest) -> DataFrame:
 
     Returns:
         The columns that `stage_messages` takes, those of `ORDER`, and timestamp, replayed int (how
-        often it was put back before), size long, and of dead letters written_at (ms),
-        origin_topic, error_class, error_line, stripped.
+        often it was put back before), size long, and of dead letters written_at, sent_at (ms),
+        origin_topic, error_class, error_line, hops, is_bare, is_empty, stripped.
     """
     if request.origin_kind is Origin.DEAD_LETTERS:
         return _make_letters(matched, request)
@@ -246,6 +112,7 @@ def make_messages(matched: DataFrame, request: RedriveRequest) -> DataFrame:
                 ("origin_topic", "string"),
                 ("error_class", "string"),
                 ("error_line", "string"),
+                ("hops", "string"),
                 ("stripped", "array<string>"),
             )
         ),
@@ -254,8 +121,11 @@ def make_messages(matched: DataFrame, request: RedriveRequest) -> DataFrame:
 
 def _make_letters(matched: DataFrame, request: RedriveRequest) -> DataFrame:
     known = request.stream.redrive.dead_letters
-    traced = trace_letters(matched, known, request.stream.topic)
-    bare = strip_headers(traced, list_patterns(known))
+    traced = trace_letters(
+        *(matched, known, request.stream.topic, request.stream_topic_id),
+        takes_unnamed=request.takes_unnamed,
+    )
+    bare = strip_headers(traced, known)
     place, offset = F.col("home_partition"), F.col("home_offset")
     own = hash_original_id(request.topic_id, "source_partition", "source_offset")
     # Its own place, where it does not say which message it was.
@@ -266,8 +136,9 @@ def _make_letters(matched: DataFrame, request: RedriveRequest) -> DataFrame:
         {
             "written_at": F.col("timestamp"),
             "timestamp": F.coalesce("sent_at", "timestamp"),
-            "timestamp_type": F.when(F.col("sent_at").isNotNull(), F.lit(0)).otherwise(
-                F.col("timestamp_type")
+            # Without a type the time is that of the letter, not of its message.
+            "timestamp_type": F.expr(
+                "CASE WHEN sent_at IS NOT NULL OR is_timed THEN 0 ELSE -1 END"
             ),
         }
     )
@@ -278,9 +149,13 @@ def _make_letters(matched: DataFrame, request: RedriveRequest) -> DataFrame:
         F.when(offset.isNull(), own).otherwise(home).alias("message_id"),
         format_message_time().alias("original_time"),
         "written_at",
+        "sent_at",
         "origin_topic",
         "error_class",
         "error_line",
+        "hops",
+        "is_bare",
+        "is_empty",
         "stripped",
     )
 
@@ -320,7 +195,8 @@ def label_messages(
     request: RedriveRequest,
     handled: DataFrame | None = None,
 ) -> DataFrame:
-    """Adds `label`: what becomes of it.
+    """Adds `label`: what becomes of it; and of dead letters `differs boolean`, whether the newest
+    of the same message has another value.
 
     Args:
         handled: `key binary`, the identities in the consumer's own table; None does not ask.
@@ -350,14 +226,25 @@ def label_messages(
         )
         marked = marked.withColumn("__rank", F.row_number().over(newest))
         label = F.when(F.col("__rank") > 1, REPEATED).otherwise(label)
-    if request.origin_kind is Origin.DEAD_LETTERS:
-        newest = Window.partitionBy("message_id").orderBy(
-            F.desc("written_at"), F.desc("source_offset"), F.desc("source_partition")
-        )
-        marked = marked.withColumn("__rank", F.row_number().over(newest))
-        label = F.when(F.col("__rank") > 1, REPEATED).otherwise(label)
-        foreign = F.coalesce(F.col("origin_topic") != request.stream.topic, F.lit(False))
-        label = F.when(foreign, ELSEWHERE).otherwise(label)
+    if request.origin_kind is not Origin.DEAD_LETTERS:
+        return marked.withColumn("label", label).drop("handled_key")
+    newest = Window.partitionBy("message_id").orderBy(
+        "is_empty", F.desc("written_at"), F.desc("source_offset"), F.desc("source_partition")
+    )
+    # A column of its own: hashes are shuffled, and no values.
+    marked = marked.withColumn("content", F.coalesce(F.sha2("value", 256), F.lit("null")))
+    marked = marked.withColumns(
+        {
+            "__rank": F.row_number().over(newest),
+            "differs": F.col("content") != F.first("content").over(newest),
+        }
+    )
+    label = F.when(F.col("__rank") > 1, REPEATED).otherwise(label)
+    label = F.when(F.col("is_empty"), EMPTY).otherwise(label)
+    if not request.takes_unnamed:
+        label = F.when(F.col("origin_topic").isNull(), UNNAMED).otherwise(label)
+    foreign = F.coalesce(F.col("origin_topic") != request.stream.topic, F.lit(False))
+    label = F.when(foreign, ELSEWHERE).otherwise(label)
     return marked.withColumn("label", label).drop("handled_key")
 
 

@@ -24,8 +24,10 @@ from backlogctl.spark_backfill.existing.labels import (
     ORDER,
     PUT_BACK,
     QUARANTINED,
+    REPEATED,
     REPLAYS,
     STAGED,
+    UNNAMED,
     distinguish_letters,
     label_messages,
     make_messages,
@@ -388,13 +390,20 @@ def _count_older(spark: SparkSession, request: RedriveRequest, staged: DataFrame
 
 def _count(labels: DataFrame, read: int) -> RedriveCounts:
     letter = F.col("error_class").isNotNull()
-    here = letter & (F.col("label") != ELSEWHERE)
+    of_letters = {"differs", "is_bare"}.issubset(labels.columns)
+    corrected, bare = (
+        F.col(name) if of_letters else F.lit(False) for name in ("differs", "is_bare")
+    )
+    left_out = F.col("label").isin(ELSEWHERE, UNNAMED)
+    here = letter & ~left_out
     nowhere = F.col("home_offset").isNull()
     row = labels.agg(
         F.count(F.lit(1)).alias("matched"),
         F.count_if(here & (F.col("replayed") > 0)).alias("came_back"),
         F.count_if(here & nowhere & F.col("origin_topic").isNotNull()).alias("unreadable"),
-        F.count_if(here & F.col("origin_topic").isNull()).alias("unnamed"),
+        F.count_if(letter & ~left_out & F.col("origin_topic").isNull()).alias("assumed"),
+        F.count_if((F.col("label") == REPEATED) & corrected).alias("corrected"),
+        F.count_if((F.col("label") == STAGED) & bare).alias("bare"),
     ).collect()[0]
     by_label = {r["label"]: r["count"] for r in labels.groupBy("label").count().collect()}
     return RedriveCounts(
@@ -402,7 +411,9 @@ def _count(labels: DataFrame, read: int) -> RedriveCounts:
         filtered=read - row["matched"],
         came_back=row["came_back"],
         unreadable=row["unreadable"],
-        unnamed=row["unnamed"],
+        assumed=row["assumed"],
+        corrected=row["corrected"],
+        bare=row["bare"],
         **by_label,
     )
 
@@ -421,6 +432,9 @@ def _require_some(request: RedriveRequest, counts: RedriveCounts) -> None:
     why = {
         "filtered": "match no --key or --where" if request.waiting is None else "are not lost",
         "elsewhere": "are dead letters of other topics",
+        "unnamed": "are dead letters that name no topic (`--allow unnamed` takes them as the "
+        "stream's)",
+        "empty": "are dead letters that hold no message, only its place: `--from log` has it",
         "put_back": "are put back already",
         "handled": "were handled since",
         "replays": "were put back too often (`--allow replays` takes them)",
@@ -440,7 +454,8 @@ def _require_some(request: RedriveRequest, counts: RedriveCounts) -> None:
         what,
         subject=subject,
         hint="; ".join(request.told)
-        or "check the bounds and filters; times are those of the messages",
+        or "check the bounds and filters; times are the timestamps of "
+        + ("the letters" if request.origin_kind is Origin.DEAD_LETTERS else "the messages"),
     )
 
 
@@ -454,7 +469,7 @@ def _finish(
     log: PlanLog,
 ) -> RedriveOutcome:
     """Writes the manifest, the last file of a plan, and throws the working files away."""
-    errors, elsewhere, stripped = _describe_letters(request, labels)
+    errors, elsewhere, stripped, hops = _describe_letters(request, labels)
     origin: dict[str, Any] = {
         **request.origin,
         "stream": request.stream.fingerprint(),
@@ -477,6 +492,7 @@ def _finish(
         chunks=len(chunks),
         bytes=sum(chunk.bytes for chunk in chunks),
         left_open=_find_left_open(request, labels),
+        hops=hops,
     )
     shutil.rmtree(work, ignore_errors=True)
     return outcome
@@ -507,16 +523,17 @@ def _find_left_open(request: RedriveRequest, labels: DataFrame) -> tuple[str, ..
 
 def _describe_letters(
     request: RedriveRequest, labels: DataFrame
-) -> tuple[tuple[Named, ...], tuple[Named, ...], tuple[Named, ...]]:
-    """Of dead letters the errors, the topics of others, and what is stripped."""
+) -> tuple[tuple[Named, ...], tuple[Named, ...], tuple[Named, ...], tuple[Named, ...]]:
+    """Of dead letters the errors, the topics of others, what is stripped, and the hops."""
     if request.origin_kind is not Origin.DEAD_LETTERS:
-        return (), (), ()
+        return (), (), (), ()
     staged = labels.where(F.col("label") == STAGED)
     others = labels.where(F.col("label") == ELSEWHERE)
     return (
         _name_most(staged.select(F.col("error_class").alias("name"))),
         _name_most(others.select(F.col("origin_topic").alias("name"))),
         _name_most(staged.select(F.explode("stripped").alias("name"))),
+        _name_most(staged.where("hops IS NOT NULL").select(F.col("hops").alias("name"))),
     )
 
 

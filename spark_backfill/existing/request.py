@@ -38,13 +38,15 @@ class RedriveRequest:
     Attributes:
         topic, topic_id, partitions: where the messages are, or were when they were archived.
         ranges: what is read of it.
-        since, until: of the messages' own times; `until` is left out.
+        since, until: of the messages' timestamps where they are read, so of dead letters the
+            letters'; `until` is left out.
         keys: only messages of these keys; () for all.
         where: only messages for which this SQL expression is true; "" for all.
         stream_topic_id, stream_partitions: of the stream's topic, now.
         target: the topic that gets the messages.
         target_partitions, target_max_bytes: of that topic.
         max_replays: a message that was put back so often is left out; None takes all.
+        takes_unnamed: dead letters that name no topic are the stream's; else they are left out.
         prior: chunks of earlier recoveries of the target that are committed.
         lost: ranges of the target that the group has lost: what was put back there is lost again.
         told: what to know of those, for the one who is told that there is nothing to put back.
@@ -78,6 +80,7 @@ class RedriveRequest:
     keys: tuple[bytes, ...] = ()
     where: str = ""
     max_replays: int | None = None
+    takes_unnamed: bool = False
     prior: tuple[PriorChunk, ...] = ()
     lost: tuple[OffsetRange, ...] = ()
     told: tuple[str, ...] = ()
@@ -100,20 +103,24 @@ class RedriveRequest:
 
 @dataclass(frozen=True, slots=True)
 class RedriveCounts:
-    """Totals of a plan: read = filtered + elsewhere + repeated + put_back + handled + replays
-    + quarantined + staged.
+    """Totals of a plan: read = filtered + elsewhere + unnamed + empty + repeated + put_back
+    + handled + replays + quarantined + staged.
 
     Attributes:
         filtered: left out by `--key` and `--where`, or in no gap.
         elsewhere: dead letters of other topics.
+        unnamed: dead letters that name no topic, and are not allowed.
+        empty: dead letters that do not hold their message, only its place.
         repeated: dead letters, or copies, of one message: the newest of them counts.
         put_back: by earlier recoveries.
         handled: in the consumer's own table by now, of messages that were found unhandled.
         replays: put back too often already.
         quarantined: larger than the target allows.
         came_back: dead letters that had been put back before; however they count above.
+        corrected: of `repeated`, dead letters with another value than the one that counts.
         unreadable: dead letters that name the stream's topic, but no place in it that can be read.
-        unnamed: dead letters that name no topic.
+        assumed: dead letters that name no topic, and are allowed; however they count above.
+        bare: of `staged`, dead letters without the headers of their message.
     """
 
     read: int = 0
@@ -128,6 +135,10 @@ class RedriveCounts:
     came_back: int = 0
     unreadable: int = 0
     unnamed: int = 0
+    empty: int = 0
+    corrected: int = 0
+    assumed: int = 0
+    bare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +173,8 @@ class RedriveOutcome:
         slots: messages for each partition of the target.
         errors: dead letters that are staged, by the class of their error; the commonest first.
         elsewhere: dead letters of other topics, by topic.
+        hops: dead letters that failed more than once, by the topics that they name, the first
+            first.
         stripped: headers that are not sent again, and of how many messages.
         left_open: of `gaps` those with a message that is not put back: too large, too often.
         uncertain: messages that were put back before, and that the group may have read since.
@@ -180,3 +193,4 @@ class RedriveOutcome:
     bytes: int
     left_open: tuple[str, ...] = ()
     uncertain: int = 0
+    hops: tuple[Named, ...] = ()

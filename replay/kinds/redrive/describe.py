@@ -67,10 +67,20 @@ def list_cautions(
             "and where from in it cannot be read from the headers: known by their place among the "
             "dead letters"
         )
-    if counts.unnamed:
+    if counts.assumed:
         told.append(
-            f"{format_plural(counts.unnamed, 'dead letter')} do not say which topic they came from "
-            "(`redrive.dead_letters` names headers of your own)"
+            f"{format_plural(counts.assumed, 'dead letter')} without a topic: taken as of topic "
+            f"{stream.topic}, as `--allow unnamed` says"
+        )
+    if counts.bare:
+        told.append(
+            f"{format_plural(counts.bare, 'dead letter')} of share groups are put back without the "
+            "headers of their messages: the broker does not keep them"
+        )
+    if counts.corrected:
+        told.append(
+            f"{format_plural(counts.corrected, 'dead letter')} left out for a newer one of the "
+            "same message, which has another value (`--offsets` chooses another)"
         )
     if counts.came_back:
         told.append(
@@ -99,6 +109,8 @@ _COUNTS = {
     "read": ("read", "", True),
     "filtered": ("match no --key or --where", "−", False),
     "elsewhere": ("dead letters of other topics", "−", False),
+    "unnamed": ("dead letters that name no topic", "−", False),
+    "empty": ("dead letters that hold no message, only its place", "−", False),
     "repeated": ("of a message that has a newer one here", "−", False),
     "put_back": ("put back by earlier recoveries", "−", False),
     "handled": ("handled since, as the consumer's own table says", "−", False),
@@ -107,7 +119,9 @@ _COUNTS = {
     "staged": ("to be put back", "", True),
     "came_back": ("came back to the dead letters after being put back before", "", False),
     "unreadable": ("dead letters whose place in the topic cannot be read", "", False),
-    "unnamed": ("dead letters that name no topic", "", False),
+    "corrected": ("left out for a newer one with another value", "", False),
+    "assumed": ("dead letters that name no topic, taken as the stream's", "", False),
+    "bare": ("put back without the headers of their messages", "", False),
 }
 _SHOWN = 8
 CHOSEN, PARTIAL = "chosen", "partial"
@@ -141,7 +155,7 @@ def describe_redrive_plan(plan: RedrivePlan, recovery: Recovery) -> Telling:
 def format_redrive_verdict(plan: RedrivePlan) -> str:
     """`chosen`; `partial` where some that were asked for are not put back."""
     counts = plan.outcome.counts
-    return PARTIAL if counts.replays or counts.quarantined else CHOSEN
+    return PARTIAL if any(getattr(counts, name) for name in _LEFT_OUT) else CHOSEN
 
 
 def _list_reasons(plan: RedrivePlan) -> tuple[str, ...]:
@@ -155,6 +169,18 @@ def _list_reasons(plan: RedrivePlan) -> tuple[str, ...]:
         told.append(
             f"{format_plural(counts.quarantined, 'message')} are larger than topic "
             f"{plan.target_topic} allows (`max.message.bytes`)"
+        )
+    if counts.unnamed:
+        told.append(
+            f"{format_plural(counts.unnamed, 'dead letter')} without a topic: nobody knows whose "
+            "(`redrive.dead_letters` names headers of your own; `--allow unnamed` takes them as "
+            f"of topic {plan.topic})"
+        )
+    if counts.empty:
+        told.append(
+            f"{format_plural(counts.empty, 'dead letter')} without a message, only its place "
+            "(share groups copy it only with `errors.deadletterqueue.copy.record.enable`): "
+            "`--from log --offsets` puts it back while the log has it"
         )
     return tuple(told)
 
@@ -173,6 +199,7 @@ def _make_document(plan: RedrivePlan) -> dict[str, Any]:
         "errors": [asdict(one) for one in outcome.errors],
         "elsewhere": [one.model_dump() for one in plan.elsewhere],
         "stripped": [asdict(one) for one in outcome.stripped],
+        "hops": [asdict(one) for one in outcome.hops],
         "keys": plan.keys,
         "options": plan.options.model_dump(mode="json"),
         "fidelity": "original",
@@ -215,6 +242,11 @@ def _list_facts(plan: RedrivePlan) -> tuple[Fact, ...]:
             for one in plan.elsewhere
         )
         facts.append(Fact("elsewhere", f"left out: {told}", "warn"))
+    if outcome.hops:
+        told = _say_names(outcome.hops)
+        facts.append(
+            Fact("failed again", f"{told}: known by the first in topic {plan.topic}", decides=True)
+        )
     if outcome.stripped:
         facts.append(Fact("stripped", f"headers of retries: {_say_names(outcome.stripped)}"))
     staged = format_staged(outcome.chunks, outcome.bytes)
@@ -232,6 +264,8 @@ def _say_chosen(plan: RedrivePlan) -> str:
         told.append(f"from {format_moment(format_time(options.since))}")
     if options.until:
         told.append(f"before {format_moment(format_time(options.until))}")
+    if told and plan.source.origin is Origin.DEAD_LETTERS:
+        told.append("by the letters' timestamps, not the originals'")
     if plan.keys:
         words = [word for word in options.key if not word.startswith("@")]
         named = len(words) == plan.keys
@@ -271,6 +305,8 @@ def _list_actions(plan: RedrivePlan) -> tuple[Action, ...]:
 _LEFT_OUT = {
     "replays": "put back too often already",
     "quarantined": "too large for the topic",
+    "unnamed": "dead letters that name no topic",
+    "empty": "dead letters that hold no message",
 }
 
 

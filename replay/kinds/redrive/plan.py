@@ -20,7 +20,8 @@ from backlogctl.values import OffsetRange
 # What an operator says of a redrive.
 
 ALLOW_REPLAYS = "replays"
-ALLOWED = (ALLOW_REPLAYS, ALLOW_LEDGER, ALLOW_IDS)
+ALLOW_UNNAMED = "unnamed"
+ALLOWED = (ALLOW_REPLAYS, ALLOW_UNNAMED, ALLOW_LEDGER, ALLOW_IDS)
 
 
 class RedriveOptions(Options):
@@ -37,12 +38,13 @@ class RedriveOptions(Options):
     since: OptionalMoment = Field(
         default=None,
         title="Since",
-        description="Messages of this time, by their own timestamps, or later.",
+        description="Messages of this time or later, by their timestamps where they are read: of "
+        "dead letters the letters', not the originals'.",
     )
     until: OptionalMoment = Field(
         default=None,
         title="Until",
-        description="Messages before this time, by their own timestamps.",
+        description="Messages before this time, by the same timestamps as `--since`.",
     )
     offsets: tuple[str, ...] = Field(
         default=(),
@@ -75,7 +77,10 @@ class RedriveOptions(Options):
         json_schema_extra={"option": "all"},
     )
     allow: AllowedWords = Field(
-        default=(), title="Allow", description="`replays`, `ledger` or `ids`: go on in spite of it."
+        default=(),
+        title="Allow",
+        description="`replays`, `unnamed` (dead letters that name no topic are the stream's), "
+        "`ledger` or `ids`: go on in spite of it.",
     )
 
     _check_allow = list_words("allow", ALLOWED)

@@ -26,6 +26,7 @@ from backlogctl.replay.kinds.redrive.archived_gaps import list_closed, list_held
 from backlogctl.replay.kinds.redrive.describe import list_cautions
 from backlogctl.replay.kinds.redrive.plan import (
     ALLOW_REPLAYS,
+    ALLOW_UNNAMED,
     ElsewhereTopic,
     PlannedSource,
     RedriveOptions,
@@ -177,6 +178,7 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
             keys=keys,
             where=options.where or "",
             max_replays=None if ALLOW_REPLAYS in options.allow else stream.redrive.max_replays,
+            takes_unnamed=ALLOW_UNNAMED in options.allow,
             prior=prior,
             lost=lost.ranges,
             told=lost.told,

@@ -16,6 +16,7 @@ from tests.conftest import MakeTopic
 from tests.kit.kafka import move_log_start, set_config
 from tests.kit.shop import SOURCE, Shop, offload, place
 from tests.replay.redrive.world import (
+    AT,
     KEEP,
     Header,
     Letter,
@@ -26,6 +27,7 @@ from tests.replay.redrive.world import (
     make_order,
     make_value,
     plan,
+    pointer,
     publish,
     read_sent,
     retryable,
@@ -191,10 +193,10 @@ def test_origins_of_each_framework(empty_shop: Shop, dead: str) -> None:
             letter(9, [*retryable(shop.topic, 0, 5), *own]),
         ],
     )
-    planned = plan(shop, "--from", f"dlq:{dead}", "--all")
+    planned = plan(shop, "--from", f"dlq:{dead}", "--all", "--allow", "unnamed")
     counts = planned["counts"]
     assert (counts["read"], counts["staged"], counts["elsewhere"]) == (9, 6, 3)
-    assert (counts["unnamed"], counts["unreadable"]) == (1, 0)
+    assert (counts["unnamed"], counts["assumed"], counts["unreadable"]) == (0, 1, 0)
     assert planned["elsewhere"] == [
         {"topic": "payments", "count": 2, "exists": False},
         {"topic": dead, "count": 1, "exists": True},
@@ -228,10 +230,44 @@ def test_origins_of_each_framework(empty_shop: Shop, dead: str) -> None:
         stamps.make_original_id(topic_id, *at) for at in ((2, 7), (0, 4), (1, 5), (2, 8), (0, 5))
     ]
     assert sent[b"4"].message_id == stamps.make_original_id(dead_id, 0, 2)
+    # The original's time where it is known: of a header, or of a letter that keeps it.
+    times = {key: one.original_time[-8:-4] for key, one in sent.items() if one.original_time}
+    assert times == {b"1": ".007", b"2": ".000", b"8": ".000"}
     report = shop.call("report", planned["id"], "--json").document
     assert report["verification"]["result"] == "passed"
-    again = plan(shop, "--from", f"dlq:{dead}", "--all", code=5)
+    again = plan(shop, "--from", f"dlq:{dead}", "--all", "--allow", "unnamed", code=5)
     assert "6 are put back already" in again["message"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_fault_105_letters_of_nobody_and_of_others_stay(empty_shop: Shop, dead: str) -> None:
+    """Forty of another service share the topic, without a word of whose they are."""
+    shop, again = empty_shop, spring("payments", 0, 9)
+    mine = [*spring(shop.topic, 0, 4), *spring(dead, 1, 0)]
+    others = [letter(100 + n, again if n < 5 else []) for n in range(40)]
+    place_only = Letter(None, None, pointer(shop.topic, 0, 7))
+    copied = letter(2, pointer(shop.topic, 0, 8))
+    publish(shop, dead, [letter(1, mine), *others, place_only, copied])
+    planned = plan(shop, "--from", f"dlq:{dead}", "--all", "--since", "2025-01-01")
+    counts = planned["counts"]
+    assert (counts["staged"], counts["elsewhere"], counts["unnamed"]) == (2, 5, 35)
+    assert (counts["empty"], counts["bare"]) == (1, 1)
+    assert planned["verdict"] == "partial"
+    assert "--allow unnamed" in planned["reasons"][0]
+    assert planned["hops"] == [{"name": f"{shop.topic} → {dead}", "count": 1}]
+    shown = " ".join(shop.call("show", planned["id"]).out.replace("│", " ").split())
+    assert f"{shop.topic} → {dead}: known by the first in topic {shop.topic}" in shown
+    assert "35 dead letters without a topic" in shown
+    assert "by the letters' timestamps, not the originals'" in shown
+    run(shop, planned["id"])
+    topic_id = describe_topic(shop.properties, shop.topic).topic_id
+    assert [(one.key, one.message_id, one.headers) for one in read_sent(shop)] == [
+        (key, stamps.make_original_id(topic_id, 0, at), ()) for key, at in ((b"1", 4), (b"2", 8))
+    ]
+    refused = plan(shop, "--from", f"dlq:{dead}", "--all", code=5)
+    assert "35 are dead letters that name no topic" in refused["message"]
+    allowed = plan(shop, "--from", f"dlq:{dead}", "--all", "--allow", "unnamed")
+    assert (allowed["counts"]["staged"], allowed["counts"]["assumed"]) == (35, 35)
 
 
 @pytest.mark.usefixtures("spark")
@@ -329,7 +365,22 @@ def test_two_letters_of_one_message_are_one(empty_shop: Shop, dead: str) -> None
     )
     planned = carry_out(shop, "--from", f"dlq:{dead}", "--all")
     assert (planned["counts"]["repeated"], planned["counts"]["staged"]) == (1, 2)
+    assert planned["counts"]["corrected"] == 0
     assert {one.key: one.headers for one in read_sent(shop)} == {b"1": tuple(own), b"2": ()}
+
+
+@pytest.mark.usefixtures("spark")
+def test_fault_106_the_corrected_letter_is_put_back(empty_shop: Shop, dead: str) -> None:
+    """Somebody mended the value and left the headers: one message, the newest; and told."""
+    shop = empty_shop
+    broken = letter(1, spring(shop.topic, 0, 4))
+    publish(shop, dead, [broken, replace(broken, value=b"mended", timestamp=AT + 1)])
+    planned = carry_out(shop, "--from", f"dlq:{dead}", "--all")
+    counts = planned["counts"]
+    assert (counts["repeated"], counts["corrected"], counts["staged"]) == (1, 1, 1)
+    assert "1 dead letter left out for a newer one" in " ".join(planned["warnings"])
+    (sent,) = read_sent(shop)
+    assert (sent.key, sent.value) == (b"1", b"mended")
 
 
 @pytest.mark.usefixtures("spark")

@@ -131,6 +131,16 @@ def retryable(topic: str, partition: int, offset: int) -> list[Header]:
     ]
 
 
+def pointer(topic: str, partition: int, offset: int) -> list[Header]:
+    """What a share group writes beside no message (KIP-1191)."""
+    return [
+        ("__dlq.errors.topic", topic.encode()),
+        ("__dlq.errors.partition", str(partition).encode()),
+        ("__dlq.errors.offset", str(offset).encode()),
+        ("__dlq.errors.message", b"Offset rejected by client."),
+    ]
+
+
 def generic(topic: str, partition: int, offset: int) -> list[Header]:
     return [
         ("x-original-topic", topic.encode()),
@@ -149,6 +159,7 @@ class Sent:
     headers: tuple[Header, ...]
     message_id: str
     replays: int
+    original_time: str
 
 
 def read_sent(shop: Shop, topic: str | None = None) -> list[Sent]:
@@ -168,6 +179,7 @@ def read_sent(shop: Shop, topic: str | None = None) -> list[Sent]:
                 own,
                 message_id,
                 int(stamps.find_header(headers, stamps.REPLAYS) or 0),
+                stamps.find_header(headers, stamps.ORIGINAL_TIME) or "",
             )
         )
     return found
