@@ -155,7 +155,8 @@ _DEEPEST = 30
 _SPARK_PREFIX = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9]*(?:[_.][A-Z0-9]+)+)\]")
 _TRANSIENT = ("08", "40", "53", "57", "55")  # SQLSTATE classes worth another try
-_AWAY_STATES = ("08", "57")  # no connection, or the server ended it
+# No connection, or the server ended it; a statement that took too long (57014) is none of these.
+_AWAY_STATES = ("08", "57P01", "57P02", "57P03")
 _AWAY = "check that the database runs and answers, then do it again"
 _URL_PASSWORD = re.compile(r"(\b[\w+.\-]+://[^\s:/@]*:)[^\s@]+@")
 
@@ -192,7 +193,7 @@ def translating(
         failure = ours or kind(
             f"could not {doing}: {mask_text(cause, secrets)}",
             subject=subject,
-            hint=hint or (_AWAY if state[:2] in _AWAY_STATES else ""),
+            hint=_AWAY if state.startswith(_AWAY_STATES) else hint,
             # Without a state the kind of error decides.
             retryable=state[:2] in _TRANSIENT if state else None,
         )

@@ -558,7 +558,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
     short = any(placement.beyond.get(number) for number in undated_partitions)
     return LostRows(
         candidates, windows.read, offsets, spans, holes, injected, proof, suspected,
-        describe_older(request.gaps, windows.read, lag), placement,
+        describe_older(request.gaps, windows.read, lag, request.since), placement,
         young_after, work, undated is not None and short, undated_told,
     )  # fmt: skip
 

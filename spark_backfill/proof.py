@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from backlogctl.clock import read_millis
+from backlogctl.clock import read_millis, utc_now
 from backlogctl.config import StreamSource
 from backlogctl.errors import Refused
 from backlogctl.formats import format_duration
@@ -141,9 +141,9 @@ def suspect_clocks(times: Sequence[tuple[int, str]], source: StreamSource) -> st
     most = format_duration(max(behind).total_seconds())
     return (
         f"{len(behind)} of {len(times)} compared rows are dated later than their messages in the "
-        f"log, by up to {most}: clocks differ, or the time is set behind the message "
-        "(`sent_time`, `margin`); where times alone say which rows were lost, some of them may be "
-        "taken for later ones: use a later --until"
+        f"log, by up to {most}: clocks differ, the time is set behind the message "
+        "(`sent_time`, `margin`), or rows change (`mutable`); where times alone say which rows "
+        "were lost, some of them may be taken for later ones: use a later --until"
     )
 
 
@@ -177,9 +177,11 @@ def suspect_partitions(
     ]
     if len(moved) < MIN_PAIRS:
         return ""
+    stayed = any(made.partition == log.partition for log, made in pairs if log.key is not None)
     keys, places = pa.array([key for key, _ in moved], pa.binary()), [at for _, at in moved]
     for name in sorted(PARTITIONERS, key=lambda name: name != partitioner):
-        for count in range(partitions, 0, -1):
+        # All in one partition is no rule; another partitioner places all keys, or none.
+        for count in range(partitions, 1, -1) if name == partitioner or not stayed else ():
             if PARTITIONERS[name](keys, count).tolist() == places:
                 return (
                     f"all {len(moved)} keys that differ in their partition lie where "
@@ -214,6 +216,7 @@ def _show_offset(offset: timedelta) -> str:
 
 
 SAMPLE = 200
+_AHEAD, _UNIX = timedelta(days=1), datetime(1970, 1, 1, tzinfo=UTC)
 MIN_RATE = 0.99
 
 
@@ -249,7 +252,9 @@ def prove_rules(
         suspect_zone(times, rules, access.table) or suspect_clocks(times, rules.source),
         suspect_partitions(pairs, rules.stream.partitioner, rules.partitions),
     )
-    lag = max((log - row for log, row in _read_times(times)), default=timedelta(0))
+    # A clock that is far off says nothing of how old rows are.
+    lags = [at - row for at, row in _read_times(times) if at < utc_now() + _AHEAD and row > _UNIX]
+    lag = max(lags, default=timedelta(0))
     return proof, "; ".join(filter(None, suspected)), lag
 
 

@@ -95,7 +95,9 @@ def advise_on_group(of: GroupTrouble) -> tuple[str, ...]:
         return (f"backlogctl status {place}",) if needs_one else ()
     expand = f"backlogctl plan expand {of.stream}"
     match of.verdict:
-        case Verdict.LAGGING if find_urgency(of.seconds_unseen) is Urgency.NOW:
+        case Verdict.OK | Verdict.LAGGING | Verdict.WARN if (
+            find_urgency(of.seconds_unseen) is Urgency.NOW
+        ):
             least = find_hold_seconds(of.seconds_unseen or 0.0, None)
             return (suggest_hold(of.stream, max(least, of.seconds_held)), look_at_stream(of.stream))
         case Verdict.OK | Verdict.LAGGING:

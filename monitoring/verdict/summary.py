@@ -55,11 +55,22 @@ def _describe_verdict(status: GroupStatus, worst: PartitionStatus | None, window
     if worst is None or verdict is Verdict.OK:
         if not lag:
             return f"{place}: nothing unread" if lag == 0 else f"{place}: nothing known"
-        keeps_up = all(part.keeps_up for part in status.partitions if part.lag)
+        unread = [part for part in status.partitions if part.lag]
+        if any(_is_left(status, part) for part in unread):
+            known = [part for part in unread if part.seconds_retained is not None]
+            first = min(known, key=lambda part: part.seconds_retained or 0.0, default=unread[0])
+            left = f", nobody is in the group{_describe_retained(first)}"
+            return f"{place}: {format_count(lag)} behind{left}"
+        keeps_up = all(part.keeps_up for part in unread)
         drained = ", keeping up" if keeps_up else _describe_drain(status.seconds_to_drain)
         return f"{place}: {format_count(lag)} behind{drained}"
-    behind = f"{format_count(worst.lag)} behind{_describe_drain(worst.seconds_to_drain)}"
-    loss = _describe_loss(worst, status.consumers_to_win)
+    behind = f"{format_count(worst.lag)} behind"
+    if _is_left(status, worst):
+        behind += ", nobody is in the group" if verdict in (Verdict.WARN, Verdict.LOSING) else ""
+        loss = _describe_retained(worst)
+    else:
+        behind += _describe_drain(worst.seconds_to_drain)
+        loss = _describe_loss(worst, status.consumers_to_win)
     over = format_duration(window)
     is_unseen = status.group_state == SIMPLE and not worst.consumed_per_second
     match verdict:
@@ -186,6 +197,12 @@ def _describe_unknown(status: GroupStatus, unknown: Sequence[int]) -> str:
     shown = ", ".join(map(str, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
     word = "partition" if len(unknown) == 1 else "partitions"
     return f"; what is unread, or lost, of {word} {shown} is unknown"
+
+
+def _is_left(status: GroupStatus, part: PartitionStatus) -> bool:
+    """Whether nobody is in the group any more, so that the pace that was seen says nothing."""
+    has_members = status.group_state not in MEMBERLESS or status.group_state == SIMPLE
+    return not has_members and status.rhythm is None and bool(part.consumed_per_second)
 
 
 def _describe_drain(seconds: float | None) -> str:

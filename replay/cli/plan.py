@@ -162,8 +162,9 @@ def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[st
         away = reach_cluster(workspace.properties(chosen), f"cluster {chosen.cluster}")
         for warning in warn_of_brokers(away):
             say(f"! {warning}")
+        waiting = workspace.ledger.recoveries.list(stream, (RecoveryState.PLANNED,))
         recovery = kind.make_plan(workspace, chosen, options, say=say)
-    for one in workspace.ledger.recoveries.list(recovery.stream, (RecoveryState.REJECTED,)):
+    for one in (workspace.ledger.recoveries.get(before.id) for before in waiting):
         if one.detail.get("superseded_by") == recovery.id:
             session.say(f"! {one.kind} {one.id} waited for its approval; this plan took its place")
     session.emit(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, InvalidTransition, StagingError, UsageError
 from backlogctl.ledger.events import Owner
-from backlogctl.manifests import read_manifest, write_synced
+from backlogctl.manifests import read_manifest, sync_path, write_synced
 from backlogctl.replay.engine.archives import open_spark
 from backlogctl.replay.engine.guards import fingerprint_stream, store_plan
 from backlogctl.replay.engine.kind import Say, Workspace
@@ -147,7 +149,7 @@ def stage_and_store(
         InvalidTransition: one is another recovery's, or grew meanwhile: plan again.
     """
     workspace, recovery_id = draft.workspace, draft.recovery_id
-    with _undoing(workspace, recovery_id) as unmark:
+    with _undoing(workspace, recovery_id) as begin_storing:
         plan = make()
         directory = workspace.staging_of(recovery_id)
         manifest = read_manifest(directory, plan.manifest_sha256)
@@ -155,7 +157,7 @@ def stage_and_store(
         staged = describe_staged(workspace, draft.stream, manifest)
         plan = plan.model_copy(update={**staged, "warnings": (*plan.warnings, *told)})
         closed = [gap for gap in gaps if target.planned is None and plan.closes(gap.id)]
-        unmark()
+        begin_storing()
         recovery = store_plan(workspace, recovery_id, plan, [gap.id for gap in closed])
         _refuse_grown(workspace, closed)
         workspace.ledger.chunks.add_all(recovery_id, manifest.chunks)
@@ -175,8 +177,8 @@ def _refuse_grown(workspace: Workspace, planned: Sequence[Gap]) -> None:
             raise error
 
 
-# Beside a plan's folder lies a mark of its process until the plan is about to be on record. So
-# where that process was killed, what it had staged is nobody's.
+# Beside a plan's folder lies a mark of its process until the plan is on record. So where that
+# process is gone, and the ledger does not know the plan, what it had staged is nobody's.
 
 _MARK = ".planning-"
 _SILENT_SECONDS = 86_400
@@ -185,50 +187,80 @@ _SILENT_SECONDS = 86_400
 def clear_unfinished(workspace: Workspace, say: Say) -> None:
     """Removes what plans have staged whose process is gone, and names what may be such a one."""
     for mark in workspace.config.staging.dir.glob(f"{_MARK}r-*"):
-        directory = mark.with_name(mark.name.removeprefix(_MARK))
+        recovery_id = mark.name.removeprefix(_MARK)
+        directory = mark.with_name(recovery_id)
         try:
-            owner = Owner(**json.loads(mark.read_text()))
-            if owner.is_dead():
+            ledger, owner = _read_mark(mark)
+            is_ours = ledger == _name_ledger(workspace)
+            if is_ours and _is_on_record(workspace, recovery_id):
+                if owner.is_dead():
+                    mark.unlink()
+            elif is_ours and owner.is_dead():
                 _remove(directory, mark)
-                say(f"removed {directory}: its plan was killed before it was on record")
+                say(f"removed {directory}: its process ended before the plan was on record")
             elif time.time() - mark.stat().st_mtime > _SILENT_SECONDS:
                 advice = f"remove it and {mark.name} if that process is gone"
                 say(f"{directory}: process {owner} began it, and has not planned it yet; {advice}")
         except FileNotFoundError:
             continue  # its plan is on record by now, or another one was quicker
-        except (OSError, TypeError, ValueError) as error:
-            say(f"{directory} is not looked at, nor removed: {mark.name}: {error}")
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            say(f"{directory} could not be removed whole: {mark.name}: {error}")
+
+
+def _read_mark(mark: Path) -> tuple[str, Owner]:
+    said = json.loads(mark.read_text())
+    return str(said["ledger"]), Owner(**said["owner"])
+
+
+def _name_ledger(workspace: Workspace) -> str:
+    """What tells ledgers apart that share a staging directory, without a password."""
+    return hashlib.sha256(workspace.config.ledger_url().encode()).hexdigest()
+
+
+def _is_on_record(workspace: Workspace, recovery_id: str) -> bool:
+    """Raises BacklogError where the ledger does not answer."""
+    try:
+        workspace.ledger.recoveries.get(recovery_id)
+    except UsageError:
+        return False
+    return True
 
 
 @contextmanager
 def _undoing(workspace: Workspace, recovery_id: str) -> Iterator[Callable[[], None]]:
-    """Gives what is called right before the plan is put on record."""
+    """Gives what is called right before the plan is put on record; what fails before that leaves
+    nothing."""
     directory = workspace.staging_of(recovery_id)
     mark = directory.with_name(f"{_MARK}{recovery_id}")
-    _reserve(directory, mark)
+    _reserve(directory, mark, _name_ledger(workspace))
+    may_be_stored = threading.Event()
+    is_quiet = True
     try:
-        yield mark.unlink
+        yield may_be_stored.set
     except BaseException:
         if "pyspark" in sys.modules:
             from backlogctl.spark_backfill.spark.session import end_tasks
 
-            end_tasks()
-        # Without its mark it may be on record, and could be approved: then its messages must stay.
+            is_quiet = end_tasks()
+        # On record it could be approved: then its messages must stay.
         with suppress(BacklogError, OSError):
-            if not mark.exists():
+            if may_be_stored.is_set():
                 _withdraw(workspace, recovery_id)
-            _remove(directory, mark)
+            _remove(directory, mark if is_quiet else None)
         raise
+    mark.unlink(missing_ok=True)
+    sync_path(mark.parent)
 
 
-def _remove(directory: Path, mark: Path) -> None:
-    """The mark stays until all else is gone."""
+def _remove(directory: Path, mark: Path | None) -> None:
+    """The mark stays until all else is gone, and without one given, for the next plan."""
     if directory.exists():
         shutil.rmtree(directory)
-    mark.unlink(missing_ok=True)
+    if mark is not None:
+        mark.unlink(missing_ok=True)
 
 
-def _reserve(directory: Path, mark: Path) -> None:
+def _reserve(directory: Path, mark: Path, ledger: str) -> None:
     """Makes the plan's own folder: what is undone is what this plan has put there.
 
     Raises:
@@ -237,7 +269,7 @@ def _reserve(directory: Path, mark: Path) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.mkdir(mode=0o700)
-        write_synced(mark, json.dumps(asdict(Owner.current())))
+        write_synced(mark, json.dumps({"ledger": ledger, "owner": asdict(Owner.current())}))
     except FileExistsError as error:
         raise StagingError(
             "it is there already, so it is another recovery's; nothing in it was touched",

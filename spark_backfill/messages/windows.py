@@ -155,15 +155,18 @@ def find_windows(
     return Windows(Bounds(lower, upper), _merge(windows))
 
 
-def describe_older(gaps: Sequence[Gap], read: Bounds, lag: timedelta) -> str:
-    """What to say where lost rows may be older than those that are read; "" where the samples say
-    when the first message was lost, and survivors that its row is not.
+def describe_older(
+    gaps: Sequence[Gap], read: Bounds, lag: timedelta, since: datetime | None = None
+) -> str:
+    """What to say where lost rows may be older than those that are read; "" where it is known when
+    the first message was lost, and survivors say that its row is not.
 
     Args:
+        since: when the operator says that the loss began, at the earliest.
         lag: how far a survivor's row is dated before its message, at most.
     """
-    begun = [gap.first_time for gap in gaps if gap.first_time is not None]
-    if read.lower is None or len(begun) < len(gaps) or min(begun) - lag >= read.lower:
+    begun = [at for gap in gaps if (at := gap.first_time or since) is not None]
+    if read.lower is None or len(begun) < len(gaps) or _clamp(min(begun), -lag) >= read.lower:
         return ""
     return (
         f"rows of survivors are dated up to {format_duration(lag.total_seconds())} before their "

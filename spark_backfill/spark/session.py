@@ -183,12 +183,12 @@ def open_session(
     return session
 
 
-def end_tasks(seconds: float = 20.0) -> None:
+def end_tasks(seconds: float = 20.0) -> bool:
     """Cancels this process' jobs, and waits until no task is at work, if Spark runs here: when a
-    job has failed others of its tasks go on, and write."""
+    job has failed others of its tasks go on, and write. False where some still are."""
     context = SparkContext._active_spark_context
     if context is None:
-        return
+        return True
     limit = Deadline(seconds)
     with suppress(Py4JError, OSError):  # the JVM is gone
         context.cancelAllJobs()
@@ -196,8 +196,10 @@ def end_tasks(seconds: float = 20.0) -> None:
         while not limit.expired:
             executors = store.executorList(True)
             if not any(executors.apply(n).activeTasks() for n in range(executors.size())):
-                return
+                return True
             time.sleep(0.05)
+        return False
+    return True
 
 
 def make_conf(master: str, own: Mapping[str, str], *, s3: bool = False) -> dict[str, str]:

@@ -59,20 +59,34 @@ def test_fault_113_what_a_killed_plan_has_staged_is_removed_by_the_next(
     with undoing(desk, "r-20261121-0002-abcdef"):
         clear_unfinished(desk, said.append)
         assert [path.name for path in directory.parent.glob("r-*")] == ["r-20261121-0002-abcdef"]
-    assert said == [f"removed {directory}: its plan was killed before it was on record"]
+    assert said == [f"removed {directory}: its process ended before the plan was on record"]
 
 
 def test_fault_113_one_of_another_machine_is_named_after_a_day(desk: Workspace) -> None:
     directory, said = desk.staging_of(ID), list[str]()
     directory.mkdir(parents=True)
     mark = directory.with_name(f".planning-{ID}")
-    mark.write_text(json.dumps(asdict(Owner("elsewhere", 7, "boot/namespace/1"))))
+    owner = asdict(Owner("elsewhere", 7, "boot/namespace/1"))
+    mark.write_text(json.dumps({"ledger": "another", "owner": owner}))
     clear_unfinished(desk, said.append)
     assert said == []
     os.utime(mark, (0, 0))
     clear_unfinished(desk, said.append)
     assert "process elsewhere:7 began it, and has not planned it yet" in said[0]
     assert directory.is_dir()
+
+
+def test_fault_113_of_a_plan_on_record_only_the_mark_goes(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss of power the mark may be there again, and its process is gone."""
+    monkeypatch.setattr(desk.ledger.recoveries, "get", lambda recovery_id: recovery_id)
+    with undoing(desk, ID):
+        mark = next(desk.config.staging.dir.glob(".planning-*"))
+        gone = mark.read_text().replace(f'"pid": {os.getpid()}', '"pid": 4194305')
+    mark.write_text(gone)
+    clear_unfinished(desk, pytest.fail)
+    assert [path.name for path in desk.config.staging.dir.iterdir()] == [ID]
 
 
 def test_fault_113_a_plan_whose_ledger_goes_away_leaves_nothing(

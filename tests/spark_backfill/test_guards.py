@@ -233,6 +233,9 @@ def test_fault_112_rows_may_be_older_than_those_that_are_read() -> None:
     assert describe_older(gaps, Bounds(None, None), 11 * minute) == "", "all rows are read"
     undated = (gaps[0], replace(gaps[1], first_time=None))
     assert describe_older(undated, read, 11 * minute) == "", "nothing says when it began"
+    since = read.lower
+    assert "11 min before" in describe_older(undated, read, 11 * minute, since)
+    assert describe_older(gaps, read, timedelta(days=900_000)) != "", "no date is that old"
 
 
 def test_holes_are_seen_although_an_earlier_recovery_wrote_where_the_log_begins() -> None:
