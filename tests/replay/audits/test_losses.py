@@ -18,7 +18,7 @@ from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.runbooks.nights import NightWork, Tonight, find_night_work
 from backlogctl.values import Cause, GapState
 from backlogctl_delivery.sequenced.sequence import Stamp, write_stamp
-from tests.kit.kafka import commit, move_log_start, set_offsets_raw, wait_until
+from tests.kit.kafka import commit, move_log_start, set_config, set_offsets_raw, wait_until
 from tests.kit.shop import PROCESSED, Shop, place
 from tests.spark_backfill.world import ORDERS, encode_order, fill_table, make_order, open_database
 
@@ -31,7 +31,9 @@ CONSUMED = {"database": "shop", "table": "processed", "column": "order_id"}
 
 
 def send_orders(shop: Shop, numbers: range, *, leave_out: frozenset[int] = frozenset()) -> None:
-    """As a numbering producer does; it does not know of those that are left out."""
+    """As a numbering producer does; it does not know of those that are left out. The topic keeps
+    them, however old they are."""
+    set_config(shop.properties, shop.topic, {"retention.ms": "-1"})
     producer = Producer(shop.properties)
     taken: Counter[int] = Counter()
     for number in numbers:
