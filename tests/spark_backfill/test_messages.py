@@ -454,7 +454,7 @@ def test_rows_read_in_the_wrong_zone(
     url = sqlite if database == "sqlite" else str(request.getfixturevalue("pg_url"))
     now = datetime.now(UTC)
     wall = now.astimezone(ZoneInfo("Asia/Shanghai")).strftime("%Y-%m-%d %H:%M:%S")
-    rows = [world.make_order(n) for n in range(ROWS)]
+    rows = [{**world.make_order(n), "updated_at": now} for n in range(ROWS)]
     world.fill_table(url, ORDERS, [{**row, "updated_at": wall} for row in rows])
     lost = world.lose_orders(kafka.bootstrap, topic(partitions=3), rows, LOST)
     gaps = tuple(
