@@ -168,20 +168,19 @@ def suspect_partitions(
         partitioner: the stream's.
         partitions: that the topic has now; it may have had fewer.
     """
-    moved = [
-        (log.key, log.partition)
+    known = [
+        (log.key, log.partition, made.partition)
         for log, made in pairs
-        if log.key is not None
-        and log.key == made.key
-        and made.partition not in (None, log.partition)
+        if log.key is not None and log.key == made.key and made.partition is not None
     ]
+    moved = [one for one in known if one[1] != one[2]]
     if len(moved) < MIN_PAIRS:
         return ""
-    stayed = any(made.partition == log.partition for log, made in pairs if log.key is not None)
-    keys, places = pa.array([key for key, _ in moved], pa.binary()), [at for _, at in moved]
     for name in sorted(PARTITIONERS, key=lambda name: name != partitioner):
-        # All in one partition is no rule; another partitioner places all keys, or none.
-        for count in range(partitions, 1, -1) if name == partitioner or not stayed else ():
+        # Another partitioner places all keys; of fewer partitions there are older messages only.
+        some = moved if name == partitioner else known
+        keys, places = pa.array([one[0] for one in some], pa.binary()), [one[1] for one in some]
+        for count in range(partitions, 1, -1):  # all in one partition is no rule
             if PARTITIONERS[name](keys, count).tolist() == places:
                 return (
                     f"all {len(moved)} keys that differ in their partition lie where "
