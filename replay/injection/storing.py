@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy.engine import make_url
+
 from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, InvalidTransition, StagingError, UsageError
 from backlogctl.ledger.events import Owner
@@ -213,8 +215,11 @@ def _read_mark(mark: Path) -> tuple[str, Owner]:
 
 
 def _name_ledger(workspace: Workspace) -> str:
-    """What tells ledgers apart that share a staging directory, without a password."""
-    return hashlib.sha256(workspace.config.ledger_url().encode()).hexdigest()
+    """What tells ledgers apart that share a staging directory; a new password makes no new one."""
+    url = make_url(workspace.config.ledger_url()).set(password=None)
+    if url.get_backend_name() == "sqlite" and url.database:
+        url = url.set(database=str(Path(url.database).resolve()))
+    return hashlib.sha256(str(url).encode()).hexdigest()
 
 
 def _is_on_record(workspace: Workspace, recovery_id: str) -> bool:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from pydantic import SecretStr
 from pyspark import SparkContext
 
 from backlogctl.errors import KafkaFailure, LedgerError
@@ -87,6 +88,26 @@ def test_fault_113_of_a_plan_on_record_only_the_mark_goes(
     mark.write_text(gone)
     clear_unfinished(desk, pytest.fail)
     assert [path.name for path in desk.config.staging.dir.iterdir()] == [ID]
+
+
+def test_fault_113_another_ledgers_plan_stays(
+    desk: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two directories with a `ledger.db` each share the staging directory."""
+    config = desk.config.model_copy(update={"ledger": SecretStr("sqlite:///ledger.db")})
+    desk = replace(desk, config=config)
+    monkeypatch.chdir(tmp_path)
+    with undoing(desk, ID):
+        mark = next(desk.config.staging.dir.glob(".planning-*"))
+        gone = mark.read_text().replace(f'"pid": {os.getpid()}', '"pid": 4194305')
+    mark.write_text(gone)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    clear_unfinished(desk, pytest.fail)
+    assert desk.staging_of(ID).is_dir()
+    monkeypatch.chdir(tmp_path)
+    clear_unfinished(desk, lambda said: None)
+    assert not desk.staging_of(ID).exists()
 
 
 def test_fault_113_a_plan_whose_ledger_goes_away_leaves_nothing(
