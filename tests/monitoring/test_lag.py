@@ -337,6 +337,13 @@ def test_a_group_that_has_just_been_left_is_held_before_retention_gets_there() -
         "in 20 min at the earliest, nobody is in the group; too few samples to say more"
     )
     assert told.next_commands[0] == hold
+    for verdict in (Verdict.OK, Verdict.WARN):  # it was winning, or not, until just now
+        then = replace(left, verdict=verdict, course=verdict, seconds_to_drain=5160.0)
+        told = summarize(then, group_state="empty")
+        assert "nobody is in the group" in told.sentence
+        assert "drained" not in told.sentence
+        assert told.next_commands[0] == hold
+        assert hold not in summarize(then, group_state="stable").next_commands
     for state in ("stable", "empty"):
         moment = 0.0 if state == "empty" else 60.0
         lost = replace(left, verdict=Verdict.LOST, lost=43, seconds_retained=moment)
