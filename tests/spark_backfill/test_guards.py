@@ -305,18 +305,22 @@ def test_rows_dated_behind_their_messages_are_told(
 
 
 def test_the_partitioner_that_fits_is_told() -> None:
-    def look(partitioner: str, then: int, now: int = 5, number: int = 40) -> str:
-        keys = [str(n).encode() for n in range(number)]
-        places = [PARTITIONERS[partitioner](pa.array(keys, pa.binary()), then).tolist()]
-        rebuilt = PARTITIONERS["murmur2"](pa.array(keys, pa.binary()), now).tolist()
+    def look(partitioner: str, then: int, now: int = 5, number: int = 40, moved: int = 40) -> str:
+        keys = pa.array([str(n).encode() for n in range(number)], pa.binary())
+        rebuilt = PARTITIONERS["murmur2"](keys, now).tolist()
+        there = PARTITIONERS[partitioner](keys, then).tolist()
         pairs = [
-            (LogMessage(key, at, 1, key, b"", ()), RebuiltMessage(key, made, key, b"", (), None))
-            for key, at, made in zip(keys, *places, rebuilt, strict=True)
+            (
+                LogMessage(key, at if n < moved else made, 1, key, b"", ()),
+                RebuiltMessage(key, made, key, b"", (), None),
+            )
+            for n, (key, at, made) in enumerate(zip(keys.to_pylist(), there, rebuilt, strict=True))
         ]
         return suspect_partitions(pairs, "murmur2", now)
 
     assert "where `partitioner: murmur2` puts them among 3 partitions" in look("murmur2", 3)
     assert "where `partitioner: crc32` puts them among 5 partitions" in look("crc32", 5)
+    assert look("crc32", 5, moved=20) == "", "the others say that it is not crc32"
     assert look("murmur2", 5) == look("crc32", 5, number=4) == ""
     assert look("murmur2", 7) == "", "no rule that is known"
 
