@@ -48,13 +48,8 @@ class Long:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """A name that stands there and is no test of its file is an error, not a test forgotten."""
+        """`test_structure.py` knows a name that is no test: here an error would have no text."""
         listed = set(Path(__file__).with_name("long.txt").read_text().splitlines())
-        collected = {item.nodeid for item in items}
-        files = {name.partition("::")[0] for name in collected}
-        lost = {name for name in listed - collected if name.partition("::")[0] in files}
-        if lost and not any("::" in word for word in config.args):
-            raise pytest.UsageError(f"tests/long.txt names no test: {', '.join(sorted(lost))}")
         left_out = [item for item in items if item.nodeid in listed]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.nodeid not in listed]

@@ -100,6 +100,19 @@ def test_files_are_neither_too_long_nor_too_short() -> None:
 BOTH = ("prometheus", "promtool")
 
 
+def test_what_is_left_out_is_there() -> None:
+    """A test that moved or has another name would be run again, and nobody would know."""
+    listed = (ROOT / "tests/long.txt").read_text().splitlines()
+    assert listed
+    lost = []
+    for name in listed:
+        file, _, test = name.partition("::")
+        path = ROOT / file
+        if not path.exists() or f"def {test.partition('[')[0]}(" not in path.read_text():
+            lost.append(name)
+    assert not lost, f"tests/long.txt names no test: {', '.join(lost)}"
+
+
 @pytest.mark.parametrize("folder", ["bin", "here/.tools"])
 @pytest.mark.parametrize("programs", [BOTH, BOTH[:1], BOTH[1:]])
 def test_both_programs_of_prometheus_are_needed(
