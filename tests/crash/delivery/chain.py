@@ -278,8 +278,7 @@ class LookBackChain(Chain):
         await_handled(self.client, self._prepared, self._prepared, PARTITIONS)
         wait_until(
             lambda: not any(one.messages for one in count_messages(self._look_back)),
-            60,
-            "all of it is settled",
+            what="all of it is settled",
         )
 
     def find_problems(self) -> list[str]:
