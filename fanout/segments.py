@@ -11,7 +11,7 @@ batch is written that no reader gets to see: the marker of a transaction without
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from backlogctl.clock import Deadline
@@ -35,8 +35,8 @@ SEGMENT_MS, SEGMENT_BYTES = "segment.ms", "segment.bytes"
 _TIERED = "remote.storage.enable"
 ROLL_MS = 1_000
 ROLLED_SECONDS = 15.0
-# Until every broker has the lowered value, and each segment's first batch is older than that.
-_SETTLE_SECONDS = ROLL_MS / 1000 + 0.5
+# Until every broker has the lowered value.
+_SLACK_SECONDS = 0.5
 # Clocks differ by less; batches that are dated further ahead come from no clock.
 _AHEAD_MS = 60_000
 _ASK_SECONDS = 30.0
@@ -100,7 +100,10 @@ def find_dated_ahead(
     Raises:
         KafkaFailure: also where brokers cannot tell (before Kafka 3.0).
     """
-    newest = list_newest_times(connection, topic, partitions, limit)
+    return _list_ahead(list_newest_times(connection, topic, partitions, limit))
+
+
+def _list_ahead(newest: Mapping[int, int]) -> frozenset[int]:
     latest = time.time() * 1000 + _AHEAD_MS
     return frozenset(number for number, at in newest.items() if at > latest)
 
@@ -178,21 +181,26 @@ def end_segments(
     Raises:
         ClusterUnreachable, KafkaFailure: offsets cannot be read.
     """
-    admin, settled = connect(connection), Deadline(_SETTLE_SECONDS)
+    admin = connect(connection)
+    newest = list_newest_times(admin, topic, partitions, Deadline(_ASK_SECONDS))
+    ahead = _list_ahead(newest)
+    latest = max((at / 1000 for n, at in newest.items() if n not in ahead), default=0.0)
+    # Until each segment's first batch is old enough, by the clocks of those who wrote it.
+    settled = Deadline(max(0.0, latest - time.time()) + ROLL_MS / 1000 + _SLACK_SECONDS)
     while not settled.expired:
         look()
         time.sleep(_PAUSE_SECONDS)
     limit = Deadline(ROLLED_SECONDS)
-    ahead = find_dated_ahead(admin, topic, partitions, Deadline(_ASK_SECONDS))
-    ends = list_offsets(admin, topic, partitions, "latest")
     try:
         write_empty_transaction(properties, topic, partitions, transactional_id, limit)
     except KafkaFailure as error:
-        say(f"{error.message}: the last segments end where producers write")
+        say(f"{error.message}: a segment ends only where producers write")
+        return frozenset()
+    # Behind the markers: those and all before them are in new segments, on each replica in sync.
+    ends = list_offsets(admin, topic, partitions, "latest")
     while True:
-        # Beyond the old end: a batch came, all in-sync replicas have it, and each of them rolled.
         stable = list_offsets(admin, topic, partitions, "latest", "read_committed")
-        passed = frozenset(number for number, at in stable.items() if at > ends[number])
+        passed = frozenset(number for number, at in stable.items() if at >= ends[number])
         if len(passed) == len(partitions) or limit.expired:
             return passed - ahead
         look()

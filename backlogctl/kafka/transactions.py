@@ -478,8 +478,7 @@ def write_empty_transaction(
 ) -> None:
     """Appends to each partition the marker of a transaction that has no messages, and is aborted.
 
-    It takes one offset, and no reader gets to see it. The markers are written a little after this
-    returns.
+    It takes one offset, and no reader gets to see it. All replicas in sync have it then.
 
     Raises:
         AccessDenied: `Write` on the topic or the transactional id is missing.
@@ -491,52 +490,55 @@ def write_empty_transaction(
     async def work(client: RawClient) -> None:
         await _end_empty(client, topic, numbers, transactional_id)
 
-    _run(properties, topic, "write an empty transaction", deadline, work, "Write")
+    async def wait(client: RawClient) -> None:
+        """A next producer is let in only when the markers of the one before are written."""
+        await _begin_producer(client, transactional_id)
+
+    for one in (work, wait):
+        _run(properties, topic, "write an empty transaction", deadline, one, "Write")
 
 
-async def _end_empty(client: RawClient, topic: str, partitions: list[int], name: str) -> None:
+async def _begin_producer(client: RawClient, name: str) -> tuple[int, Any]:
+    """The coordinator, and its answer."""
     from kafka.errors import for_code
-    from kafka.protocol.producer.transaction import (
-        AddPartitionsToTxnRequest,
-        EndTxnRequest,
-        InitProducerIdRequest,
-    )
+    from kafka.protocol.producer.transaction import InitProducerIdRequest
 
     nodes, code = await Coordinators(client, "TRANSACTION").find([name])
     if code:
         raise for_code(code)()
     (node,) = nodes
-    producer = await client.send(
-        InitProducerIdRequest(
-            transactional_id=name,
-            transaction_timeout_ms=_EMPTY_TIMEOUT_MS,
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=_INIT_VERSION,
-        ),
-        node,
+    request = InitProducerIdRequest(
+        transactional_id=name,
+        transaction_timeout_ms=_EMPTY_TIMEOUT_MS,
+        producer_id=-1,
+        producer_epoch=-1,
+        max_version=_INIT_VERSION,
     )
-    if producer.error_code:
-        raise for_code(producer.error_code)()
+    answer = await client.send(request, node)
+    if answer.error_code:
+        raise for_code(answer.error_code)()
+    return node, answer
+
+
+async def _end_empty(client: RawClient, topic: str, partitions: list[int], name: str) -> None:
+    from kafka.errors import for_code
+    from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest
+
+    node, producer = await _begin_producer(client, name)
+    wanted = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=partitions)
     added = await client.send(
         AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=name,
             v3_and_below_producer_id=producer.producer_id,
             v3_and_below_producer_epoch=producer.producer_epoch,
-            v3_and_below_topics=[
-                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=partitions)
-            ],
+            v3_and_below_topics=[wanted],
             max_version=_CLIENTS_VERSION,
         ),
         node,
     )
-    codes = {
-        part.partition_error_code
-        for found in added.results_by_topic_v3_and_below
-        for part in found.results_by_partition
-    } - {0}
-    # Where one is refused, the others were not tried.
-    if codes:
+    found = [row for one in added.results_by_topic_v3_and_below for row in one.results_by_partition]
+    codes = {row.partition_error_code for row in found} - {0}
+    if codes:  # where one is refused, the others were not tried
         raise for_code(min(codes - {_NOT_TRIED}, default=_NOT_TRIED))()
     ended = await client.send(
         EndTxnRequest(
