@@ -75,9 +75,7 @@ def foresee_roll(properties: Properties, connection: Connection, topic: TopicInf
     return RollOutlook(problem, ahead)
 
 
-def _find_obstacle(
-    properties: Properties, admin: Admin, topic: TopicInfo, limit: Deadline
-) -> str:
+def _find_obstacle(properties: Properties, admin: Admin, topic: TopicInfo, limit: Deadline) -> str:
     if topic.config.get(_TIERED) == "true":
         return "the topic is tiered: its brokers keep a segment until it is uploaded"
     settings, why = translate_properties(properties)
@@ -127,9 +125,7 @@ def lower_segment_ms(connection: Connection, topic: str) -> None:
     alter_topic_config(connection, topic, {SEGMENT_MS: str(ROLL_MS)}, Deadline(_ASK_SECONDS))
 
 
-def give_segment_ms_back(
-    connection: Connection, topic: str, topic_id: str, old: str | None
-) -> str:
+def give_segment_ms_back(connection: Connection, topic: str, topic_id: str, old: str | None) -> str:
     """Sets what the topic set before; safe to call again.
 
     Returns:

@@ -266,9 +266,7 @@ def _run(
         raise _translate(error, doing, subject, find_addresses(properties), right) from error
 
 
-def _translate(
-    error: Exception, doing: str, subject: str, addresses: str, right: str
-) -> Exception:
+def _translate(error: Exception, doing: str, subject: str, addresses: str, right: str) -> Exception:
     denied = {
         _TOPIC_DENIED: f"`{right}` on {subject} must be granted",
         _CLUSTER_DENIED: "`Alter` on the cluster must be granted",

@@ -83,6 +83,7 @@ def _make_document(plan: OffloadPlan, verdict: str) -> dict[str, Any]:
         "unread": plan.unread,
         "bytes": plan.bytes,
         "frees": plan.freeing.most,
+        "frees_at_least": plan.freeing.least,
         "cut_groups": len(plan.cut_groups),
     }
     return plan.describe(verdict, counts)
@@ -134,7 +135,7 @@ def _list_facts(plan: OffloadPlan) -> tuple[Fact, ...]:
     facts = [
         Fact("size", f"{size}, one copy of what is unread", decides=True),
         Fact("disks", _say_disks(plan), _choose_full_tone(plan), decides=True),
-        Fact("frees", plan.freeing.told),
+        Fact("frees", plan.freeing.told, "bad" if plan.freeing.problem else ""),
     ]
     if plan.place is None:
         facts.append(Fact("archive", "none: it is deleted for good", "bad", decides=True))
