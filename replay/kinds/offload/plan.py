@@ -30,9 +30,10 @@ class OffloadOptions(Options):
         default=(),
         title="Allow",
         description="Go on in spite of it; may be said again. `disk`: the archive's place has not "
-        "enough room, or that is unknown, or it is on a broker's own disk. `frees-nothing`: perhaps "
-        "no disk space is freed. `lose`: discard though the stream has no source. `other-groups:NAME`: group NAME loses what it has not read. "
-        "`unknown-groups`: there may be groups that the tool may not see.",
+        "enough room, or that is unknown, or it is on a broker's own disk. `frees-nothing`: "
+        "perhaps no disk space is freed. `lose`: discard though the stream has no source. "
+        "`other-groups:NAME`: group NAME loses what it has not read. `unknown-groups`: there may "
+        "be groups that the tool may not see.",
     )
 
     _check_allow = list_words(

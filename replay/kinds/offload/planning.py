@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
-from backlogctl.fanout.disk import SAFETY, PartitionBacklog, estimate_freed, measure_share
+from backlogctl.fanout.disk import SAFETY, PartitionBacklog, measure_share
 from backlogctl.fanout.launchers import Role, make_launcher
-from backlogctl.fanout.segments import SEGMENT_BYTES, RollOutlook, foresee_roll
-from backlogctl.formats import format_bytes, format_duration, format_plural
+from backlogctl.fanout.segments import RollOutlook, foresee_roll
+from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.admin import TopicInfo, describe_group_state, list_offsets
 from backlogctl.kafka.groups import GroupState
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs, read_log_dirs
@@ -38,9 +38,12 @@ from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.kinds.offload.describe import (
     describe_freed,
+    describe_freeing,
     describe_given_back,
     describe_moved,
     describe_stopped,
+    format_forecast,
+    list_numbers,
 )
 from backlogctl.replay.kinds.offload.plan import (
     ALLOW_DISK,
@@ -522,45 +525,11 @@ def estimate_freeing(backlog: OffloadBacklog) -> PlannedFreeing:
     ]
     why = [outlook.problem] if outlook.problem else []
     if hidden:
-        why.append(f"open transactions hide the end of partitions {_list_numbers(hidden)}")
+        why.append(f"open transactions hide the end of partitions {list_numbers(hidden)}")
     if outlook.dated_ahead:
-        numbers = _list_numbers(outlook.dated_ahead)
+        numbers = list_numbers(outlook.dated_ahead)
         why.append(f"partitions {numbers} have messages that are dated in the future")
     return describe_freeing(backlog.log_dirs, backlog.snapshot.topic, cuts, ended, "; ".join(why))
-
-
-def describe_freeing(
-    log_dirs: LogDirs,
-    topic: TopicInfo,
-    cuts: Sequence[PartitionBacklog],
-    ended: Collection[int],
-    why: str,
-) -> PlannedFreeing:
-    """Between what and what, and why not all.
-
-    Args:
-        why: partitions are not in `ended`.
-    """
-    segment = int(topic.config.get(SEGMENT_BYTES, 0)) or None
-    found = estimate_freed(
-        log_dirs, cuts, replication=topic.replication, segment_bytes=segment, ended=ended
-    )
-    stays = "" if segment is None else f" (up to {format_bytes(segment)} each)"
-    stays = f"the last segments{stays} may stay, since {why}" if why else ""
-    if found.most is None or found.kept is None:
-        told = f"how much that frees is unknown: {found.reason}" + (f"; {stays}" if why else "")
-    elif found.kept:
-        least = format_bytes(found.most - found.kept) if found.most > found.kept else "nothing"
-        told = f"that frees between {least} and about {format_bytes(found.most)} on all brokers "
-        told += f"together: {stays}"
-    else:
-        told = f"that frees about {format_bytes(found.most)} on all brokers together: the last "
-        told += "segment of each partition is ended for it"
-    return PlannedFreeing(most=found.most, kept=found.kept, told=told, ended=tuple(sorted(ended)))
-
-
-def _list_numbers(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))
 
 
 def _freeze(part: OffloadRange) -> PlannedPartition:
@@ -585,16 +554,6 @@ def _freeze_disks(backlog: OffloadBacklog) -> PlannedDisks:
         seconds_to_full=None if forecast.seconds is None else round(forecast.seconds, 1),
         told=format_forecast(forecast),
     )
-
-
-def format_forecast(forecast: Forecast) -> str:
-    """`broker 1 is full in 12 min at the present rate`."""
-    if forecast.seconds is not None:
-        told = f"broker {forecast.broker} is full in {format_duration(forecast.seconds)} at the "
-        return told + "present rate" + (f"; {forecast.why}" if forecast.why else "")
-    if forecast.is_known:
-        return forecast.why
-    return f"when they are full is unknown: {forecast.why}"
 
 
 def _list_warnings(
