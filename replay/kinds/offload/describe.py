@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from backlogctl.config import Stream
 from backlogctl.fanout.disk import PartitionBacklog, estimate_freed
-from backlogctl.fanout.segments import SEGMENT_BYTES
+from backlogctl.fanout.segments import ROLL_MS, SEGMENT_BYTES, SEGMENT_MS
 from backlogctl.formats import format_bytes, format_count, format_duration, format_plural
 from backlogctl.kafka.admin import TopicInfo
 from backlogctl.kafka.log_dirs import LogDirs
@@ -285,8 +285,8 @@ def _describe_rest(plan: OffloadPlan, record: RecoveryRecord) -> Unexplained:
     reasons = [
         "What is archived is not what was unread when planned: the group read on until it was "
         "stopped, and new messages came until the fence was set.",
-        "Offsets are an upper bound on messages: control records, aborted and compacted messages "
-        "use some, and are in no archive.",
+        "Offsets are an upper bound on messages: control records (one of each partition is the "
+        "offload's own), aborted and compacted messages use some, and are in no archive.",
     ]
     step = record.find_step("verify")
     if record.find_last(EXPIRED):
@@ -384,6 +384,11 @@ def describe_freed(
         f"all of topic {stream.topic} up to these offsets is deleted, {after}",
         freeing.told,
     ]
+    if freeing.ended:
+        told.append(
+            f"for that {SEGMENT_MS} of the topic is {ROLL_MS} for some seconds, and what it was "
+            "after them; each partition gets the marker of a transaction without messages"
+        )
     told += [
         f"group {item.group} loses at most {format_plural(item.messages, 'message')}"
         for item in cut
