@@ -20,7 +20,7 @@ def read_sizes(properties: Mapping[str, str]) -> dict[tuple[int, int], int]:
     return read_log_dirs(properties, "orders").replica_bytes
 
 
-def test_the_last_segments_end_on_every_replica(tmp_path: Path) -> None:
+def test_fault_124_the_last_segments_end_on_every_replica(tmp_path: Path) -> None:
     with EmbeddedKafka.start(tmp_path, brokers=3) as kafka:
         properties = kafka.client_properties
         topic_id = create_topic(properties, "orders", partitions=2, replication=3)

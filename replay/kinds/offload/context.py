@@ -14,6 +14,7 @@ from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, Refused
 from backlogctl.fanout.disk import FreedTally, PartitionBacklog
 from backlogctl.fanout.segments import (
     ROLL_MS,
+    SEGMENT_MS,
     end_segments,
     give_segment_ms_back,
     lower_segment_ms,
@@ -309,6 +310,10 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         in_force, own = read_segment_ms(self.admin, self.recovery.topic)
         if in_force > ROLL_MS:
             self.record(SEGMENTS_LOWERED, old=own)  # first: a run may be killed at any moment
+            self.say(
+                f"ending the last segments: {SEGMENT_MS} of topic {self.recovery.topic} is "
+                f"{ROLL_MS} for some seconds, and was {'unset' if own is None else own}"
+            )
             lower_segment_ms(self.admin, self.recovery.topic)
             reach("p5.3.lowered")
 
