@@ -559,7 +559,7 @@ def _judge_freed(context: OffloadContext, freed: int | None) -> None:
         raise VerificationFailed(
             f"the brokers freed nothing of it within their own interval; planned was: {planned}",
             subject=f"topic {context.recovery.topic}",
-            hint="look whether a transaction is open for long (`backlogctl transactions list`), and "
+            hint="look whether a transaction is open for long (`backlogctl transactions list`) and "
             f"at the brokers' logs; `backlogctl run {context.recovery.id}` measures again, "
             f"`backlogctl cancel {context.recovery.id}` closes it as it is",
         )
