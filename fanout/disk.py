@@ -7,7 +7,7 @@ is needed is multiplied by a safety factor. What is not known is reported as unk
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -69,6 +69,72 @@ def measure_share(log_dirs: LogDirs, part: PartitionBacklog) -> float | None:
         return 0.0
     size = log_dirs.partition_bytes(part.partition)
     return None if size is None else size * min(1.0, part.lag / (part.high - part.low))
+
+
+@dataclass(frozen=True, slots=True)
+class FreedEstimate:
+    """Bytes of all replicas that a deletion frees, about; None is unknown, and `reason` says why.
+
+    `kept` of `most` may stay.
+    """
+
+    most: int | None
+    kept: int | None
+    reason: str = ""
+
+
+def estimate_freed(
+    log_dirs: LogDirs,
+    cuts: Iterable[PartitionBacklog],
+    *,
+    replication: int,
+    segment_bytes: int | None,
+    ended: Collection[int],
+) -> FreedEstimate:
+    """What brokers free where the offsets `[low, low + lag)` of each partition are deleted.
+
+    Whole segments only: the one in which a cut lies stays, and is at most `segment_bytes` large.
+
+    Args:
+        segment_bytes: the topic's `segment.bytes`; None where it is unknown.
+        ended: partitions whose cut is at the end of a segment.
+    """
+    most = kept = 0.0
+    for cut in cuts:
+        share = measure_share(log_dirs, cut)
+        if share is None:
+            why = log_dirs.reason or f"no broker reports the size of partition {cut.partition}"
+            return FreedEstimate(None, None, why)
+        most += share
+        if cut.partition not in ended:
+            kept += share if segment_bytes is None else min(share, segment_bytes)
+    return FreedEstimate(round(most * replication), round(kept * replication))
+
+
+class FreedTally:
+    """What brokers have freed of a topic, at least: by how much replicas got smaller between two
+    looks. What producers add takes nothing off it."""
+
+    def __init__(self, before: Mapping[tuple[int, int], int]) -> None:
+        """Args: `before` are bytes by broker and partition."""
+        self._last = dict(before)
+        self._freed = dict.fromkeys(before, 0)
+
+    def note(self, now: Mapping[tuple[int, int], int]) -> None:
+        """A later look; replicas that it does not see have not got smaller."""
+        for replica in self._last.keys() & now.keys():
+            self._freed[replica] += max(0, self._last[replica] - now[replica])
+            self._last[replica] = now[replica]
+
+    @property
+    def freed(self) -> int:
+        """Bytes of all replicas."""
+        return sum(self._freed.values())
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether each replica got smaller: a broker deletes all that it may of one at once."""
+        return all(self._freed.values())
 
 
 def estimate_hold(

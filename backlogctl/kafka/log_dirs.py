@@ -60,7 +60,16 @@ class LogDirs:
         """Bytes of all replicas of the topic; None where that is unknown."""
         if self.brokers is None:
             return None
-        return sum(size for broker in self.brokers for size in broker.partitions.values())
+        return sum(self.replica_bytes.values())
+
+    @property
+    def replica_bytes(self) -> dict[tuple[int, int], int]:
+        """Bytes of each replica of the topic, by broker and partition; empty where unknown."""
+        return {
+            (broker.broker, partition): size
+            for broker in self.brokers or ()
+            for partition, size in broker.partitions.items()
+        }
 
 
 def read_log_dirs(properties: Properties, topic: str, deadline: Deadline | None = None) -> LogDirs:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from confluent_kafka import (
@@ -394,11 +395,14 @@ def alter_topic_config(
     topic: str,
     changes: Mapping[str, str | None],
     deadline: Deadline | None = None,
+    *,
+    only_ask: bool = False,
 ) -> None:
     """Sets single settings of a topic, leaves the others, and reads them back.
 
     Args:
         changes: the new values; None unsets, so that the broker's own value is in force again.
+        only_ask: changes nothing; the cluster says whether it would (rights, its own policy).
 
     Raises:
         KafkaFailure: it was refused, or what reads back is not what was set.
@@ -410,8 +414,10 @@ def alter_topic_config(
     subject, doing = f"topic {topic}", "change its settings"
     entries = [_make_entry(name, value) for name, value in changes.items()]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    ask_for_one(admin, admin.incremental_alter_configs, subject, doing, limit, [resource])
-    _await_changes(admin, topic, changes, limit)
+    call = partial(admin.incremental_alter_configs, validate_only=only_ask)
+    ask_for_one(admin, call, subject, doing, limit, [resource])
+    if not only_ask:
+        _await_changes(admin, topic, changes, limit)
 
 
 def _await_changes(

@@ -38,6 +38,10 @@ _NOBODY = "backlogctl:nobody"
 _ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 # A later version would ask for two-phase commit, or for a producer id of its own.
 _INIT_VERSION = 4
+# Later ones are for brokers, or bump the producer's epoch at each end (KIP-890).
+_CLIENTS_VERSION = 3
+_EMPTY_TIMEOUT_MS = 15_000
+_NOT_TRIED = 55
 
 
 class TransactionFate(StrEnum):
@@ -244,6 +248,7 @@ def _run(
     doing: str,
     deadline: Deadline | None,
     work: Callable[[RawClient], Coroutine[Any, Any, Result]],
+    right: str = "Read",
 ) -> Result:
     settings, reason = translate_properties(properties)
     limit = deadline or Deadline(_SECONDS)
@@ -258,12 +263,12 @@ def _run(
         with lend_client(settings, limit, properties) as client:
             return client.run(lambda: work(client), limit)
     except Exception as error:
-        raise _translate(error, doing, subject, find_addresses(properties)) from error
+        raise _translate(error, doing, subject, find_addresses(properties), right) from error
 
 
-def _translate(error: Exception, doing: str, subject: str, addresses: str) -> Exception:
+def _translate(error: Exception, doing: str, subject: str, addresses: str, right: str) -> Exception:
     denied = {
-        _TOPIC_DENIED: f"`Read` on {subject} must be granted",
+        _TOPIC_DENIED: f"`{right}` on {subject} must be granted",
         _CLUSTER_DENIED: "`Alter` on the cluster must be granted",
         _ID_DENIED: "`Write` on its transactional id must be granted",
     }
@@ -457,3 +462,91 @@ async def _write_marker(client: RawClient, one: OpenTransaction) -> None:
         for part in (part for topic in result.topics for part in topic.partitions):
             if part.error_code:
                 raise for_code(part.error_code)()
+
+
+# A transaction without messages.
+
+
+def write_empty_transaction(
+    properties: Properties,
+    topic: str,
+    partitions: Iterable[int],
+    transactional_id: str,
+    deadline: Deadline | None = None,
+) -> None:
+    """Appends to each partition the marker of a transaction that has no messages, and is aborted.
+
+    It takes one offset, and no reader gets to see it. All replicas in sync have it then.
+
+    Raises:
+        AccessDenied: `Write` on the topic or the transactional id is missing.
+        TopicMissing, ClusterUnreachable, KafkaFailure: also for a login that kafka-python cannot
+            use.
+    """
+    numbers = sorted(partitions)
+
+    async def work(client: RawClient) -> None:
+        await _end_empty(client, topic, numbers, transactional_id)
+
+    async def wait(client: RawClient) -> None:
+        """A next producer is let in only when the markers of the one before are written."""
+        await _begin_producer(client, transactional_id)
+
+    for one in (work, wait):
+        _run(properties, topic, "write an empty transaction", deadline, one, "Write")
+
+
+async def _begin_producer(client: RawClient, name: str) -> tuple[int, Any]:
+    """The coordinator, and its answer."""
+    from kafka.errors import for_code
+    from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+    nodes, code = await Coordinators(client, "TRANSACTION").find([name])
+    if code:
+        raise for_code(code)()
+    (node,) = nodes
+    request = InitProducerIdRequest(
+        transactional_id=name,
+        transaction_timeout_ms=_EMPTY_TIMEOUT_MS,
+        producer_id=-1,
+        producer_epoch=-1,
+        max_version=_INIT_VERSION,
+    )
+    answer = await client.send(request, node)
+    if answer.error_code:
+        raise for_code(answer.error_code)()
+    return node, answer
+
+
+async def _end_empty(client: RawClient, topic: str, partitions: list[int], name: str) -> None:
+    from kafka.errors import for_code
+    from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest
+
+    node, producer = await _begin_producer(client, name)
+    wanted = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=partitions)
+    added = await client.send(
+        AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=producer.producer_id,
+            v3_and_below_producer_epoch=producer.producer_epoch,
+            v3_and_below_topics=[wanted],
+            max_version=_CLIENTS_VERSION,
+        ),
+        node,
+    )
+    found = [row for one in added.results_by_topic_v3_and_below for row in one.results_by_partition]
+    codes = {row.partition_error_code for row in found} - {0}
+    if codes:  # where one is refused, the others were not tried
+        raise for_code(min(codes - {_NOT_TRIED}, default=_NOT_TRIED))()
+    ended = await client.send(
+        EndTxnRequest(
+            transactional_id=name,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            committed=False,
+            max_version=_CLIENTS_VERSION,
+        ),
+        node,
+    )
+    if ended.error_code:
+        raise for_code(ended.error_code)()

@@ -57,6 +57,8 @@ RELAY_POINTS = (
 OFFLOAD_POINTS = (
     "p5.2.stopped",
     "p5.2.quiet",
+    "p5.3.lowered",
+    "p5.3.ended",
     "p5.3.fenced",
     "p5.4.batch.written",
     "p5.4.batch.noted",

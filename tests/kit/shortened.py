@@ -106,12 +106,12 @@ def _is_there(properties: Mapping[str, str], known: TemporaryTopic) -> bool:
 
 def shorten_offload(patch: Patch) -> None:
     """An offload: an archive of many small files."""
-    from backlogctl.replay.kinds.offload import planning, steps
+    from backlogctl.replay.kinds.offload import context, planning
     from backlogctl.spark_backfill.archive import writing
 
     shorten(patch)
     patch(planning, "READINGS_APART", 0.1)
-    patch(steps, "FREED_SECONDS", 8.0)
+    patch(context, "FREED_SECONDS", 8.0)
     patch(writing, "split_ranges", _cut_small)
     patch(writing, "_PIECES_PER_CORE", 2)
 
@@ -137,7 +137,6 @@ def shorten_crash(patch: Patch) -> None:
 
     shorten(patch)
     patch(planning, "READINGS_APART", 0.1)
-    patch(steps, "FREED_SECONDS", 0.5)  # how much is freed is judged elsewhere
     patch(steps, "make_job", make_small)
     patch(writing, "_PIECES_PER_CORE", 1)
     if STOP_INSTEAD in os.environ:

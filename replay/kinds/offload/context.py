@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, Refused
+from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, Refused
+from backlogctl.fanout.disk import FreedTally, PartitionBacklog
+from backlogctl.fanout.segments import (
+    ROLL_MS,
+    SEGMENT_MS,
+    end_segments,
+    give_segment_ms_back,
+    lower_segment_ms,
+    name_roll_transactional_id,
+    read_segment_ms,
+)
 from backlogctl.formats import format_plural
-from backlogctl.kafka.admin import describe_group_state, list_offsets, read_group_state
+from backlogctl.kafka.admin import (
+    describe_group_state,
+    describe_topic,
+    list_offsets,
+    read_group_state,
+)
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.kafka.groups import LogTruncated, read_standing
-from backlogctl.kafka.log_dirs import LogDirs
+from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.monitoring.doctor.facts import read_brokers
 from backlogctl.replay.consumers.fleet import StoppingContext
 from backlogctl.replay.engine.archives import open_spark
-from backlogctl.replay.kinds.offload.plan import EXPIRED, FORWARD, OffloadPlan
+from backlogctl.replay.kinds.offload.describe import describe_freeing, list_numbers
+from backlogctl.replay.kinds.offload.plan import EXPIRED, FORWARD, OffloadPlan, PlannedFreeing
 from backlogctl.replay.kinds.offload.planning import read_disks
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.layout import Bar
 from backlogctl.values import OffsetRange
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,8 +67,14 @@ def check_files(context: OffloadContext, record: ArchiveRecord) -> None:
 
 
 FENCED = "the fence is set"
+SEGMENTS_LOWERED, SEGMENTS_BACK = "segment.ms is lowered", "segment.ms is given back"
+SEGMENTS_STAY = "the topic's segment.ms could not be given back"
 BYTES_BEFORE = "bytes before the deletion"
 ASK_SECONDS = 60.0
+# Beyond the brokers' own interval.
+FREED_SECONDS = 20.0
+_CHECK_MS = 300_000  # Kafka's `log.retention.check.interval.ms` where it is not known
+_POLL_SECONDS = 0.5
 
 
 @dataclass
@@ -242,12 +267,138 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         if found is not None and self._owns_spark:
             found.stop()
 
+    # The segments.
+
+    def end_last_segments(self) -> frozenset[int]:
+        """Ends the last segment of each partition, so that all below the fence is freed; the topic
+        has its own `segment.ms` again when this returns.
+
+        Returns:
+            Partitions where that is sure.
+
+        Raises:
+            ClusterUnreachable, KafkaFailure: also where the setting could not be given back: then
+                the next run, or a cancel, does it.
+        """
+        topic = self.recovery.topic
+        try:
+            self._lower_segment_ms()
+            prefix = self.workspace.config.kafka_ledger.transactional_prefix
+            ended = end_segments(
+                self.properties,
+                self.admin,
+                topic,
+                range(self.partitions),
+                name_roll_transactional_id(prefix, topic),
+                look=self.look,
+                say=self.say,
+            )
+            reach("p5.3.ended")
+        except LeaseHeld:
+            raise  # another runner is at it
+        except BacklogError as error:
+            with suppress(BacklogError):
+                self.give_segment_ms_back()
+            if isinstance(error, KafkaFailure) and not error.retryable:
+                self.say(f"{error.message}: the last segments are not ended")
+                return frozenset()
+            raise
+        self.give_segment_ms_back()
+        return ended
+
+    def _lower_segment_ms(self) -> None:
+        in_force, own = read_segment_ms(self.admin, self.recovery.topic)
+        if in_force > ROLL_MS:
+            self.record(SEGMENTS_LOWERED, old=own)  # first: a run may be killed at any moment
+            self.say(
+                f"ending the last segments: {SEGMENT_MS} of topic {self.recovery.topic} is "
+                f"{ROLL_MS} for some seconds, and was {'unset' if own is None else own}"
+            )
+            lower_segment_ms(self.admin, self.recovery.topic)
+            reach("p5.3.lowered")
+
+    def give_segment_ms_back(self) -> None:
+        """As it was before a run lowered it, whichever run that was.
+
+        Raises:
+            ClusterUnreachable, KafkaFailure: it stays on record; call again.
+        """
+        changes = (SEGMENTS_LOWERED, SEGMENTS_BACK)
+        events = self.workspace.ledger.events.list(self.recovery.id)
+        last = next((e for e in reversed(events) if e.action in changes), None)
+        if last is None or last.action == SEGMENTS_BACK:
+            return
+        topic, old = self.recovery.topic, last.detail["old"]
+        if left := give_segment_ms_back(self.admin, topic, self.plan.topic_id, old):
+            self.say(left)
+        self.record(SEGMENTS_BACK)
+
     # The disks.
 
-    def read_topic_bytes(self) -> tuple[int | None, LogDirs]:
-        """Bytes of all replicas of the topic; None where that is unknown."""
+    def note_bytes(self, partitions: Collection[int]) -> None:
+        """What the replicas take that get smaller now, the first time."""
+        events = self.workspace.ledger.events.list(self.recovery.id)
+        if any(event.action == BYTES_BEFORE for event in events):
+            return
         found = read_disks(self.workspace, self.stream)
-        return found.sum_bytes(), found
+        replicas: dict[str, dict[str, int]] = {}
+        for (broker, partition), size in found.replica_bytes.items():
+            if partition in partitions and size:
+                replicas.setdefault(str(broker), {})[str(partition)] = size
+        self.record(BYTES_BEFORE, replicas=replicas, why=found.reason)
+
+    def estimate_freed_now(
+        self, ended: Collection[int], ends: Mapping[int, int]
+    ) -> PlannedFreeing | None:
+        """What a deletion up to these ends frees; None where it is all, since each partition's
+        last segment has ended."""
+        if not (left := set(ends) - set(ended)):
+            return None
+        topic, lows, limit = self.recovery.topic, self.read_lows(), Deadline(ASK_SECONDS)
+        highs = list_offsets(self.admin, topic, ends, "latest", deadline=limit)
+        return describe_freeing(
+            read_disks(self.workspace, self.stream),
+            describe_topic(self.admin, topic, limit),
+            [PartitionBacklog(n, at - lows[n], lows[n], highs[n]) for n, at in ends.items()],
+            ended,
+            f"those of partitions {list_numbers(left)} were not seen to end",
+        )
+
+    def measure_freed(self) -> int | None:
+        """Bytes that brokers have freed since then, at least; None where that is unknown. Waits
+        until each replica got smaller, or brokers have looked for what is to be deleted."""
+        events = self.workspace.ledger.events.list(self.recovery.id)
+        before = next((e.detail for e in events if e.action == BYTES_BEFORE), None)
+        if before is None:
+            return None
+        sizes = {
+            (int(broker), int(partition)): size
+            for broker, found in before["replicas"].items()
+            for partition, size in found.items()
+        }
+        tally, limit = FreedTally(sizes), Deadline(self._find_check_seconds() + FREED_SECONDS)
+        is_known, reason = False, before["why"]
+        while sizes:
+            now = read_log_dirs(self.properties, self.recovery.topic, Deadline(ASK_SECONDS))
+            is_known, reason = is_known or now.brokers is not None, now.reason
+            tally.note(now.replica_bytes)
+            if tally.is_everywhere or limit.expired:
+                break
+            self.look()
+            time.sleep(_POLL_SECONDS)
+        if not is_known:
+            self.say(f"how much was freed is unknown: {reason or 'no broker told its size'}")
+            return None
+        return tally.freed
+
+    def _find_check_seconds(self) -> float:
+        """How often brokers look for segments to delete."""
+        try:
+            brokers = read_brokers(self.admin, Deadline(ASK_SECONDS))
+            checks = brokers.read_numbers("log.retention.check.interval.ms")
+        except KafkaFailure:
+            checks = []
+        return max(checks, default=_CHECK_MS) / 1000
 
     def say_range(self) -> str:
         """`1,000 offsets of 3 partitions`."""

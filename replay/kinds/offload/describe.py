@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from backlogctl.config import Stream
-from backlogctl.formats import format_bytes, format_count, format_plural
+from backlogctl.fanout.disk import PartitionBacklog, estimate_freed
+from backlogctl.fanout.segments import ROLL_MS, SEGMENT_BYTES, SEGMENT_MS
+from backlogctl.formats import format_bytes, format_count, format_duration, format_plural
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.kafka.log_dirs import LogDirs
 from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.monitoring.watch.disks import Forecast
 from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
 from backlogctl.replay.engine.cancelling import CANCEL_ASKED
 from backlogctl.replay.engine.kind import Workspace
@@ -83,6 +88,7 @@ def _make_document(plan: OffloadPlan, verdict: str) -> dict[str, Any]:
         "unread": plan.unread,
         "bytes": plan.bytes,
         "frees": plan.freeing.most,
+        "frees_at_least": plan.freeing.least,
         "cut_groups": len(plan.cut_groups),
     }
     return plan.describe(verdict, counts)
@@ -134,7 +140,7 @@ def _list_facts(plan: OffloadPlan) -> tuple[Fact, ...]:
     facts = [
         Fact("size", f"{size}, one copy of what is unread", decides=True),
         Fact("disks", _say_disks(plan), _choose_full_tone(plan), decides=True),
-        Fact("frees", plan.freeing.told),
+        Fact("frees", plan.freeing.told, "bad" if plan.freeing.problem else ""),
     ]
     if plan.place is None:
         facts.append(Fact("archive", "none: it is deleted for good", "bad", decides=True))
@@ -279,8 +285,8 @@ def _describe_rest(plan: OffloadPlan, record: RecoveryRecord) -> Unexplained:
     reasons = [
         "What is archived is not what was unread when planned: the group read on until it was "
         "stopped, and new messages came until the fence was set.",
-        "Offsets are an upper bound on messages: control records, aborted and compacted messages "
-        "use some, and are in no archive.",
+        "Offsets are an upper bound on messages: control records (one of each partition is the "
+        "offload's own), aborted and compacted messages use some, and are in no archive.",
     ]
     step = record.find_step("verify")
     if record.find_last(EXPIRED):
@@ -378,11 +384,60 @@ def describe_freed(
         f"all of topic {stream.topic} up to these offsets is deleted, {after}",
         freeing.told,
     ]
+    if freeing.ended:
+        told.append(
+            f"for that {SEGMENT_MS} of the topic is {ROLL_MS} for some seconds, and what it was "
+            "after them; each partition gets the marker of a transaction without messages"
+        )
     told += [
         f"group {item.group} loses at most {format_plural(item.messages, 'message')}"
         for item in cut
     ]
     return told
+
+
+def describe_freeing(
+    log_dirs: LogDirs,
+    topic: TopicInfo,
+    cuts: Sequence[PartitionBacklog],
+    ended: Collection[int],
+    why: str,
+) -> PlannedFreeing:
+    """Between what and what, and why not all.
+
+    Args:
+        why: partitions are not in `ended`.
+    """
+    segment = int(topic.config.get(SEGMENT_BYTES, 0)) or None
+    found = estimate_freed(
+        log_dirs, cuts, replication=topic.replication, segment_bytes=segment, ended=ended
+    )
+    stays = "" if segment is None else f" (up to {format_bytes(segment)} each)"
+    stays = f"the last segments{stays} may stay, since {why}" if why else ""
+    if found.most is None or found.kept is None:
+        told = f"how much that frees is unknown: {found.reason}" + (f"; {stays}" if why else "")
+    elif found.kept:
+        least = format_bytes(found.most - found.kept) if found.most > found.kept else "nothing"
+        told = f"that frees between {least} and about {format_bytes(found.most)} on all brokers "
+        told += f"together: {stays}"
+    else:
+        told = f"that frees about {format_bytes(found.most)} on all brokers together: the last "
+        told += "segment of each partition is ended for it"
+    return PlannedFreeing(most=found.most, kept=found.kept, told=told, ended=tuple(sorted(ended)))
+
+
+def list_numbers(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def format_forecast(forecast: Forecast) -> str:
+    """`broker 1 is full in 12 min at the present rate`."""
+    if forecast.seconds is not None:
+        told = f"broker {forecast.broker} is full in {format_duration(forecast.seconds)} at the "
+        return told + "present rate" + (f"; {forecast.why}" if forecast.why else "")
+    if forecast.is_known:
+        return forecast.why
+    return f"when they are full is unknown: {forecast.why}"
 
 
 def describe_given_back(

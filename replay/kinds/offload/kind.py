@@ -58,10 +58,10 @@ class Offload(Kind[OffloadPlan, OffloadOptions]):
     def list_rights(
         self, config: Config, stream: Stream, recovery_id: str, plan: OffloadPlan | None = None
     ) -> tuple[Right, ...]:
-        """Records are deleted, and offsets of the group are committed."""
-        from backlogctl.replay.observe.rights import select_rights
+        """Records are deleted, segments ended, and offsets of the group are committed."""
+        from backlogctl.replay.kinds.offload.planning import list_offload_rights
 
-        return select_rights("see offload", stream)
+        return list_offload_rights(config, stream)
 
     @property
     def context(self) -> type[RunContext[OffloadPlan]]:

@@ -13,6 +13,7 @@ from backlogctl.replay.engine.plan import AllowedWords, Options, Plan, PlanPart
 # What an operator says of an offload.
 
 ALLOW_DISK, ALLOW_LOSE, ALLOW_UNKNOWN = "disk", "lose", "unknown-groups"
+ALLOW_NOTHING = "frees-nothing"
 ALLOW_OTHERS = "other-groups"  # said with a name: `other-groups:NAME`
 
 
@@ -29,13 +30,14 @@ class OffloadOptions(Options):
         default=(),
         title="Allow",
         description="Go on in spite of it; may be said again. `disk`: the archive's place has not "
-        "enough room, or that is unknown, or it is on a broker's own disk. `lose`: discard though "
-        "the stream has no source. `other-groups:NAME`: group NAME loses what it has not read. "
-        "`unknown-groups`: there may be groups that the tool may not see.",
+        "enough room, or that is unknown, or it is on a broker's own disk. `frees-nothing`: "
+        "perhaps no disk space is freed. `lose`: discard though the stream has no source. "
+        "`other-groups:NAME`: group NAME loses what it has not read. `unknown-groups`: there may "
+        "be groups that the tool may not see.",
     )
 
     _check_allow = list_words(
-        "allow", (ALLOW_DISK, ALLOW_LOSE, ALLOW_UNKNOWN), named=(ALLOW_OTHERS,)
+        "allow", (ALLOW_DISK, ALLOW_NOTHING, ALLOW_LOSE, ALLOW_UNKNOWN), named=(ALLOW_OTHERS,)
     )
 
 
@@ -81,11 +83,25 @@ class PlannedDisks(PlanPart):
 
 
 class PlannedFreeing(PlanPart):
-    """Bytes that are freed, of all replicas, about; None is unknown. `kept` stays at most."""
+    """Bytes that are freed, of all replicas, about; None is unknown. Of `most`, `kept` may stay.
+
+    `ended`: partitions whose last segment ends for it.
+    """
 
     most: int | None
     kept: int | None
     told: str
+    ended: tuple[int, ...] = ()
+
+    @property
+    def least(self) -> int | None:
+        """What is freed at least; None where it may be anything."""
+        return None if self.most is None or self.kept is None else self.most - self.kept
+
+    @property
+    def problem(self) -> str:
+        """Why nothing may be freed; "" where something is."""
+        return "" if self.least or (self.least is None and self.ended) else self.told
 
 
 class PlannedPlace(PlanPart):

@@ -14,11 +14,13 @@ from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.fanout.disk import SAFETY, PartitionBacklog, measure_share
 from backlogctl.fanout.launchers import Role, make_launcher
-from backlogctl.formats import format_bytes, format_duration, format_plural
-from backlogctl.kafka.admin import TopicInfo, describe_group_state
+from backlogctl.fanout.segments import RollOutlook, foresee_roll
+from backlogctl.formats import format_bytes, format_plural
+from backlogctl.kafka.admin import TopicInfo, describe_group_state, list_offsets
 from backlogctl.kafka.groups import GroupState
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs, read_log_dirs
 from backlogctl.kafka.readers import TopicReaders
+from backlogctl.kafka.rights import Right
 from backlogctl.monitoring.watch.disks import WINDOW, Forecast, forecast_full, make_readings
 from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
@@ -36,13 +38,17 @@ from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.kinds.offload.describe import (
     describe_freed,
+    describe_freeing,
     describe_given_back,
     describe_moved,
     describe_stopped,
+    format_forecast,
+    list_numbers,
 )
 from backlogctl.replay.kinds.offload.plan import (
     ALLOW_DISK,
     ALLOW_LOSE,
+    ALLOW_NOTHING,
     ALLOW_OTHERS,
     ALLOW_UNKNOWN,
     NAME,
@@ -249,6 +255,8 @@ class OffloadBacklog:
     partitions: tuple[OffloadRange, ...]
     log_dirs: LogDirs
     forecast: Forecast
+    outlook: RollOutlook
+    hidden: frozenset[int]  # partitions with a transaction that was open all the time
 
     @property
     def unread(self) -> int:
@@ -288,7 +296,17 @@ def inspect_backlog(draft: Draft, snapshot: StreamSnapshot) -> OffloadBacklog:
             subject=f"stream {stream.name}",
             hint=f"see `backlogctl status {stream.name}`",
         )
-    return OffloadBacklog(snapshot, group, others, partitions, log_dirs, forecast)
+    outlook = foresee_roll(draft.properties, draft.properties, snapshot.topic)
+    hidden = _find_hidden(draft, sample)
+    return OffloadBacklog(snapshot, group, others, partitions, log_dirs, forecast, outlook, hidden)
+
+
+def _find_hidden(draft: Draft, sample: Sample) -> frozenset[int]:
+    """Where readers are not past what was written when the sample was taken: of producers with
+    short transactions they are."""
+    then = {part.partition: part.high for part in sample.partitions if part.lso < part.high}
+    now = list_offsets(draft.properties, sample.topic, then, "latest", "read_committed")
+    return frozenset(number for number, at in now.items() if at < then[number])
 
 
 def look_at_disks(
@@ -356,7 +374,6 @@ def _place(part: PartitionSample, log_dirs: LogDirs) -> OffloadRange:
 
 # What of a stream's configuration an offload goes by.
 FINGERPRINT = ("cluster", "topic", "group", "isolation")
-_SEGMENT = "segment.bytes"
 _SHOWN = 3
 
 
@@ -376,12 +393,22 @@ def plan_offload(
     """
     require_consumers(stream)
     draft = begin_plan(
-        workspace, stream, lambda _: select_rights("see offload", stream), origin=origin, say=say
+        workspace,
+        stream,
+        lambda _: list_offload_rights(workspace.config, stream),
+        origin=origin,
+        say=say,
     )
     refuse_losing(stream, discard=options.discard, allowed=options.allow)
     plan = compute_offload(draft, inspect_backlog(draft, take_snapshot(draft)), options)
     refuse_unfit(plan)
     return finish_plan(workspace, store_plan(workspace, draft.recovery_id, plan))
+
+
+def list_offload_rights(config: Config, stream: Stream) -> tuple[Right, ...]:
+    """Records are deleted, segments ended, and offsets of the group are committed."""
+    prefix = config.kafka_ledger.transactional_prefix
+    return select_rights("see offload", stream, prefix=prefix)
 
 
 def refuse_losing(stream: Stream, *, discard: bool, allowed: Collection[str]) -> None:
@@ -415,6 +442,9 @@ def refuse_unfit(plan: OffloadPlan) -> None:
             hint="name another place (`staging.archive`), such as another disk or "
             f"`s3a://bucket/backlog`; {again} --allow {ALLOW_DISK}`",
         )
+    refuse_freeing_nothing(
+        plan.freeing, plan.allowed, plan.topic, f"{again} --allow {ALLOW_NOTHING}` goes on with it"
+    )
     refuse_cutting(
         plan.cut_groups,
         plan.allowed_groups,
@@ -422,6 +452,22 @@ def refuse_unfit(plan: OffloadPlan) -> None:
         topic=plan.topic,
         hint=f"{again} {{words}}` cuts them",
     )
+
+
+def refuse_freeing_nothing(
+    freeing: PlannedFreeing, allowed: Collection[str], topic: str, hint: str
+) -> None:
+    """An offload is for the disks: where perhaps nothing is freed, that is allowed by name.
+
+    Raises:
+        Refused: says why.
+    """
+    if freeing.problem and ALLOW_NOTHING not in allowed:
+        raise Refused(
+            f"perhaps no disk space is freed: {freeing.problem}",
+            subject=f"topic {topic}",
+            hint=f"mend that first; {hint}",
+        )
 
 
 def compute_offload(draft: Draft, backlog: OffloadBacklog, options: OffloadOptions) -> OffloadPlan:
@@ -442,7 +488,7 @@ def compute_offload(draft: Draft, backlog: OffloadBacklog, options: OffloadOptio
     warnings = (
         *snapshot.warnings,
         *warn_about_shares(snapshot.readers),
-        *_list_warnings(workspace, stream, backlog, place),
+        *_list_warnings(workspace, stream, backlog, place, freeing),
     )
     configuration = fingerprint_with_consumers(config, stream, FINGERPRINT)
     return OffloadPlan(
@@ -467,34 +513,23 @@ def compute_offload(draft: Draft, backlog: OffloadBacklog, options: OffloadOptio
 
 
 def estimate_freeing(backlog: OffloadBacklog) -> PlannedFreeing:
-    """What the brokers get back: whole segments below the last stable offsets."""
-    replication = backlog.snapshot.topic.replication
-    segment = int(backlog.snapshot.topic.config.get(_SEGMENT, 0)) or None
-    most = kept = 0.0
-    for part in backlog.partitions:
-        cut = PartitionBacklog(
-            part.sample.partition,
-            part.end - part.sample.low,
-            part.sample.low,
-            part.sample.high,
+    """What the brokers get back."""
+    outlook, hidden = backlog.outlook, backlog.hidden
+    ended = outlook.list_sure(part.sample.partition for part in backlog.partitions) - hidden
+    cuts = [
+        # What is stable by then, where a segment ends; else up to the last stable offset of now.
+        PartitionBacklog(
+            at.partition, (at.high if at.partition in ended else at.lso) - at.low, at.low, at.high
         )
-        share = measure_share(backlog.log_dirs, cut)
-        if share is None:
-            why = backlog.log_dirs.reason or "no broker reports the topic's size"
-            return PlannedFreeing(
-                most=None, kept=None, told=f"how much that frees is unknown: {why}"
-            )
-        most += share
-        kept += share if segment is None else min(share, segment)
-    found = PlannedFreeing(most=round(most * replication), kept=round(kept * replication), told="")
-    last = "" if segment is None else f" (up to {format_bytes(segment)})"
-    return found.model_copy(
-        update={
-            "told": f"that frees about {format_bytes(found.most)} on all brokers together, at most "
-            f"{format_bytes(found.kept)} less: the last segment of each partition{last} stays "
-            "until it is full"
-        }
-    )
+        for at in (part.sample for part in backlog.partitions)
+    ]
+    why = [outlook.problem] if outlook.problem else []
+    if hidden:
+        why.append(f"open transactions hide the end of partitions {list_numbers(hidden)}")
+    if outlook.dated_ahead:
+        numbers = list_numbers(outlook.dated_ahead)
+        why.append(f"partitions {numbers} have messages that are dated in the future")
+    return describe_freeing(backlog.log_dirs, backlog.snapshot.topic, cuts, ended, "; ".join(why))
 
 
 def _freeze(part: OffloadRange) -> PlannedPartition:
@@ -521,18 +556,12 @@ def _freeze_disks(backlog: OffloadBacklog) -> PlannedDisks:
     )
 
 
-def format_forecast(forecast: Forecast) -> str:
-    """`broker 1 is full in 12 min at the present rate`."""
-    if forecast.seconds is not None:
-        told = f"broker {forecast.broker} is full in {format_duration(forecast.seconds)} at the "
-        return told + "present rate" + (f"; {forecast.why}" if forecast.why else "")
-    if forecast.is_known:
-        return forecast.why
-    return f"when they are full is unknown: {forecast.why}"
-
-
 def _list_warnings(
-    workspace: Workspace, stream: Stream, backlog: OffloadBacklog, place: PlannedPlace | None
+    workspace: Workspace,
+    stream: Stream,
+    backlog: OffloadBacklog,
+    place: PlannedPlace | None,
+    freeing: PlannedFreeing,
 ) -> list[str]:
     warnings = warn_about_approval(workspace, stream, NAME)
     if lost := backlog.snapshot.status["lost"]:
@@ -557,6 +586,8 @@ def _list_warnings(
         warnings.append("the topic is compacted: holes between its offsets are no losses")
     if place is not None and (why := place.problem):
         warnings.append(f"the archive's place: {why}")
+    if freeing.kept or freeing.problem:
+        warnings.append(f"not all of the space may be freed: {freeing.told}")
     if place is None:
         warnings.append("nothing is archived: it is deleted for good")
     if unknown := backlog.snapshot.readers.say_unknown(stream.group):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.clock import Deadline
@@ -22,8 +22,8 @@ from backlogctl.replay.engine.brakes import HELD, PausedBecause, check_requests
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.offload.context import (
     ASK_SECONDS,
-    BYTES_BEFORE,
     FENCED,
+    SEGMENTS_STAY,
     OffloadContext,
 )
 from backlogctl.replay.kinds.offload.gaps import (
@@ -33,13 +33,14 @@ from backlogctl.replay.kinds.offload.gaps import (
     refuse_skipped,
     stage_discarded,
 )
-from backlogctl.replay.kinds.offload.plan import ALLOW_UNKNOWN, FORWARD
+from backlogctl.replay.kinds.offload.plan import ALLOW_NOTHING, ALLOW_UNKNOWN, FORWARD
 from backlogctl.replay.kinds.offload.planning import (
     FINGERPRINT,
     find_cut_groups,
     look_at_place,
     read_disks,
     refuse_cutting,
+    refuse_freeing_nothing,
     refuse_losing,
     refuse_undeletable,
     refuse_unfit,
@@ -84,6 +85,7 @@ class CheckSource(Step[OffloadContext]):
             ForeignArchive: another recovery's archive lies there.
             StagingError: the place cannot be reached.
         """
+        context.give_segment_ms_back()  # a run may have been killed before it did
         if context.plan.place is None or context.was_started("stop_consumers"):
             return
         from backlogctl.spark_backfill.archive.place import ArchivePlace
@@ -169,13 +171,32 @@ class Fence(Step[OffloadContext]):
         context.require_stopped_there()
         if not context.fence:
             group, topic = context.recovery.group, context.recovery.topic
-            numbers, limit = range(context.partitions), Deadline(ASK_SECONDS)
+            numbers = range(context.partitions)
+            ended = context.end_last_segments()
+            limit = Deadline(ASK_SECONDS)
             found = read_standing(context.admin, group, topic, numbers, limit, require_stable=True)
+            _refuse_freeing_nothing(context, ended, found.ends)
             context.record(FENCED, fence={str(n): at for n, at in sorted(found.ends.items())})
         # Where the group stopped, for who compares samples: all beyond it is the offload's.
         context.note_sample()
         reach("p5.3.fenced")
         context.say(f"unread below the fence: {context.say_range()}, at most")
+
+
+def _refuse_freeing_nothing(
+    context: OffloadContext, ended: Collection[int], ends: Mapping[int, int]
+) -> None:
+    """The plan could not know whether the last segments end."""
+    freeing, own = context.estimate_freed_now(ended, ends), context.recovery.id
+    if freeing is not None:
+        context.say(freeing.told)
+        refuse_freeing_nothing(
+            freeing,
+            context.plan.allowed,
+            context.plan.topic,
+            f"`backlogctl run {own}` tries again; `backlogctl cancel {own}` starts the consumers "
+            f"again, and a new plan with `--allow {ALLOW_NOTHING}` goes on with it",
+        )
 
 
 # Step 4: what is unread below the fence is archived and read back (protocol P5.4).
@@ -375,7 +396,7 @@ class DeleteRecords(Step[OffloadContext]):
             context.require_log()
             _require_behind(context)
             _require_uncut(context, lows)
-            _note_bytes(context)
+            context.note_bytes(wanted)
             context.lease.confirm()
             reach("p5.6.before")
             delete_records(context.admin, context.recovery.topic, wanted, Deadline(ASK_SECONDS))
@@ -422,14 +443,6 @@ def _require_uncut(context: OffloadContext, lows: dict[int, int]) -> None:
         context.record("other groups are cut", groups=lost)
 
 
-def _note_bytes(context: OffloadContext) -> None:
-    """What the topic took, the first time."""
-    events = context.workspace.ledger.events.list(context.recovery.id)
-    if not any(event.action == BYTES_BEFORE for event in events):
-        found, log_dirs = context.read_topic_bytes()
-        context.record(BYTES_BEFORE, bytes=found, why=log_dirs.reason)
-
-
 # Step 7: the group's own consumers are started again (protocol P5.7).
 
 
@@ -445,6 +458,8 @@ class Restore(Step[OffloadContext]):
             BacklogError: they could not be started: says how to do it by hand.
         """
         context.closing = True
+        with context.leftovers.noting(SEGMENTS_STAY):
+            context.give_segment_ms_back()
         if context.was_started("stop_consumers"):
             record_skipped(context)
             with context.leftovers.noting(CONSUMERS_MISSING):
@@ -452,17 +467,14 @@ class Restore(Step[OffloadContext]):
         reach("p5.7.started")
         fleet = context.originals
         context.leftovers.refuse(
-            f"do it by hand (group {fleet.group}: {context.launcher.describe(fleet)}), then "
+            f"do it by hand (group {fleet.group}: {context.launcher.describe(fleet)}; a topic's "
+            "setting: `kafka-configs.sh --alter`), then "
             f"`backlogctl cancel {context.recovery.id} --leave-consumers` closes the recovery"
         )
 
 
 # Step 8: the logs begin at the fence, the group is behind it, the archive is there, and what was
 # freed (protocol P5.6 and 7).
-
-# Brokers look for segments to delete every `log.retention.check.interval.ms`, 5 min by default.
-FREED_SECONDS = 20.0
-_POLL_SECONDS = 0.5
 
 
 class Verify(Step[OffloadContext]):
@@ -474,7 +486,8 @@ class Verify(Step[OffloadContext]):
         """Reads, compares, watches the group.
 
         Raises:
-            VerificationFailed: says what differs, or what somebody set the group past.
+            VerificationFailed: says what differs, or what somebody set the group past; or nothing
+                was freed.
             StagingError: the archive is not there as it was recorded.
         """
         context.closing = True
@@ -482,7 +495,7 @@ class Verify(Step[OffloadContext]):
         _check_offsets(context)
         moves = None if context.leaves_consumers else _watch_group(context)
         archive = context.archive
-        freed, expired = _measure_freed(context), sum(gone.count for gone in context.list_gone())
+        freed, expired = context.measure_freed(), sum(gone.count for gone in context.list_gone())
         found: dict[str, Any] = {
             "archived": 0 if archive is None else archive.messages,
             "archive_bytes": 0 if archive is None else archive.bytes,
@@ -499,6 +512,7 @@ class Verify(Step[OffloadContext]):
         context.found["verified"] = found
         context.found["counts"] = found
         refuse_skipped(context)
+        _judge_freed(context, freed)
         reach("p5.8.verified")
 
 
@@ -533,30 +547,22 @@ def _watch_group(context: OffloadContext) -> bool:
     return True
 
 
-def _measure_freed(context: OffloadContext) -> int | None:
-    """Bytes that the topic takes less than before, once brokers deleted its segments; None where
-    that is unknown."""
-    events = context.workspace.ledger.events.list(context.recovery.id)
-    before: int | None = next((e.detail["bytes"] for e in events if e.action == BYTES_BEFORE), None)
-    if before is None:
-        return None
-    limit = Deadline(FREED_SECONDS)
-    while True:
-        now, log_dirs = context.read_topic_bytes()
-        if now is None:
-            context.say(f"how much was freed is unknown: {log_dirs.reason}")
-            return None
-        if now < before or limit.expired:
-            break
-        context.look()
-        time.sleep(_POLL_SECONDS)
-    freed = max(0, before - now)
-    context.say(
-        f"{format_bytes(freed)} are freed so far: the topic took {format_bytes(before)}, and takes "
-        f"{format_bytes(now)}; brokers delete segments a little later, and keep the last one of "
-        "each partition"
-    )
-    return freed
+def _judge_freed(context: OffloadContext, freed: int | None) -> None:
+    """An offload that frees nothing is none, unless somebody has allowed it by name."""
+    planned = context.plan.freeing.told
+    if freed is not None:
+        context.say(
+            f"at least {format_bytes(freed)} are freed; planned was: {planned}. The disks have it "
+            "when brokers delete the files, a minute later by default (`file.delete.delay.ms`)"
+        )
+    if freed == 0 and ALLOW_NOTHING not in context.plan.allowed:
+        raise VerificationFailed(
+            f"the brokers freed nothing of it within their own interval; planned was: {planned}",
+            subject=f"topic {context.recovery.topic}",
+            hint="look whether a transaction is open for long (`backlogctl transactions list`) and "
+            f"at the brokers' logs; `backlogctl run {context.recovery.id}` measures again, "
+            f"`backlogctl cancel {context.recovery.id}` closes it as it is",
+        )
 
 
 # The steps of an offload, in their order (protocol P5).

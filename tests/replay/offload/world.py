@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import make_producer
-from backlogctl.replay.kinds.offload import steps
+from backlogctl.replay.kinds.offload import context, steps
 from backlogctl.replay.kinds.offload.plan import ALLOW_DISK, OffloadOptions
 from backlogctl.replay.kinds.offload.planning import plan_offload
 from backlogctl.replay.observe.stream import note_stream
@@ -80,7 +80,7 @@ class OffloadWorld(World):
     @property
     def reaching(self) -> Iterable[ModuleType]:
         """Where an offload reaches points of its protocol."""
-        return (steps,)
+        return (steps, context)
 
     # What is where.
 

@@ -1,0 +1,203 @@
+"""Ends the last segment of each partition, so that what is deleted below an offset is freed.
+
+Brokers delete whole segments, and never the last one, however much of it lies below the log start
+(UnifiedLog.deleteLogStartOffsetBreachedSegments of Kafka 4.3). A segment ends when a batch comes
+whose time is more than `segment.ms` after that of the segment's first one (LogSegment.shouldRoll);
+a partition that nobody writes to never ends one. So `segment.ms` is lowered for some seconds, and a
+batch is written that no reader gets to see: the marker of a transaction without messages.
+`segment.bytes` is left alone: brokers refuse batches that are larger than it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure
+from backlogctl.formats import Say
+from backlogctl.kafka.admin import (
+    TopicInfo,
+    alter_topic_config,
+    connect,
+    list_newest_times,
+    list_offsets,
+    read_topic_id,
+    read_topic_settings,
+)
+from backlogctl.kafka.clients import Admin, Connection, Properties
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.raw_client import translate_properties
+from backlogctl.kafka.transactions import write_empty_transaction
+
+SEGMENT_MS, SEGMENT_BYTES = "segment.ms", "segment.bytes"
+_TIERED = "remote.storage.enable"
+ROLL_MS = 1_000
+ROLLED_SECONDS = 15.0
+# Until every broker has the lowered value.
+_SLACK_SECONDS = 0.5
+# Clocks differ by less; batches that are dated further ahead come from no clock.
+_AHEAD_MS = 60_000
+_ASK_SECONDS = 30.0
+_PAUSE_SECONDS = 0.1
+
+
+def name_roll_transactional_id(prefix: str, topic: str) -> str:
+    """A colon is in no topic's name, so it is never an injection's id."""
+    return f"{prefix}:roll:{topic}"
+
+
+# Whether the last segments can be ended; nothing is changed by asking.
+
+
+@dataclass(frozen=True, slots=True)
+class RollOutlook:
+    """Why no partition's last segment may end, "" where nothing is known to be in the way; and
+    partitions whose own may not."""
+
+    problem: str
+    dated_ahead: frozenset[int]
+
+    def list_sure(self, partitions: Iterable[int]) -> frozenset[int]:
+        """Those whose last segment ends."""
+        return frozenset() if self.problem else frozenset(partitions) - self.dated_ahead
+
+
+def foresee_roll(properties: Properties, connection: Connection, topic: TopicInfo) -> RollOutlook:
+    """Asks the brokers; what they do not answer is in the way."""
+    admin, limit = connect(connection), Deadline(_ASK_SECONDS)
+    problem = _find_obstacle(properties, admin, topic, limit)
+    try:
+        ahead = find_dated_ahead(admin, topic.name, range(topic.partitions), limit)
+    except KafkaFailure as error:
+        return RollOutlook(problem or error.message, frozenset())
+    return RollOutlook(problem, ahead)
+
+
+def _find_obstacle(properties: Properties, admin: Admin, topic: TopicInfo, limit: Deadline) -> str:
+    if topic.config.get(_TIERED) == "true":
+        return "the topic is tiered: its brokers keep a segment until it is uploaded"
+    settings, why = translate_properties(properties)
+    if settings is None:
+        return f"no transaction without messages can be written {why}"
+    if int(topic.config.get(SEGMENT_MS, 0)) <= ROLL_MS:
+        return ""
+    try:
+        alter_topic_config(admin, topic.name, {SEGMENT_MS: str(ROLL_MS)}, limit, only_ask=True)
+    except KafkaFailure as error:
+        return f"{SEGMENT_MS} cannot be lowered: {error.message}"
+    return ""
+
+
+def find_dated_ahead(
+    connection: Connection, topic: str, partitions: Iterable[int], limit: Deadline
+) -> frozenset[int]:
+    """Partitions with messages of the future: a segment that begins with one does not end by time.
+
+    Raises:
+        KafkaFailure: also where brokers cannot tell (before Kafka 3.0).
+    """
+    return _list_ahead(list_newest_times(connection, topic, partitions, limit))
+
+
+def _list_ahead(newest: Mapping[int, int]) -> frozenset[int]:
+    latest = time.time() * 1000 + _AHEAD_MS
+    return frozenset(number for number, at in newest.items() if at > latest)
+
+
+# The setting: its old value is on record before it is lowered; who calls sees to that.
+
+
+def read_segment_ms(connection: Connection, topic: str) -> tuple[int, str | None]:
+    """What is in force, and what the topic itself sets; None where it does not."""
+    setting = read_topic_settings(connection, topic, [SEGMENT_MS], Deadline(_ASK_SECONDS))
+    found = setting[SEGMENT_MS]
+    return int(found.value or 0), found.override
+
+
+def lower_segment_ms(connection: Connection, topic: str) -> None:
+    """Segments end after a second.
+
+    Raises:
+        KafkaFailure: refused; then nothing is changed.
+    """
+    alter_topic_config(connection, topic, {SEGMENT_MS: str(ROLL_MS)}, Deadline(_ASK_SECONDS))
+
+
+def give_segment_ms_back(connection: Connection, topic: str, topic_id: str, old: str | None) -> str:
+    """Sets what the topic set before; safe to call again.
+
+    Returns:
+        Why it was left as it is; "" where the topic has its old value.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: call again.
+    """
+    admin, limit = connect(connection), Deadline(_ASK_SECONDS)
+    try:
+        found = read_topic_id(admin, topic, limit)[0]
+    except TopicMissing:
+        return f"topic {topic} is gone, so its {SEGMENT_MS} was not given back"
+    if found != topic_id:
+        return f"topic {topic} was made anew, so its {SEGMENT_MS} was left as it is"
+    now = read_segment_ms(admin, topic)[1]
+    if now == str(ROLL_MS):
+        alter_topic_config(admin, topic, {SEGMENT_MS: old}, limit)
+    elif now != old:
+        return (
+            f"{SEGMENT_MS} of topic {topic} is {now or 'unset'} now, not {ROLL_MS} as we set it: "
+            f"somebody changed it, so it was left; it was {old or 'unset'} before"
+        )
+    return ""
+
+
+# The segments themselves.
+
+
+def end_segments(
+    properties: Properties,
+    connection: Connection,
+    topic: str,
+    partitions: Collection[int],
+    transactional_id: str,
+    *,
+    look: Callable[[], None],
+    say: Say,
+) -> frozenset[int]:
+    """Ends the last segment of each partition, while `segment.ms` is low; waits until readers are
+    past its end. A last stable offset that is read from now on is not inside an old segment.
+
+    Args:
+        look: called while it waits; may raise, and ends the waiting.
+
+    Returns:
+        Partitions where that is sure.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure: offsets cannot be read.
+    """
+    admin = connect(connection)
+    newest = list_newest_times(admin, topic, partitions, Deadline(_ASK_SECONDS))
+    ahead = _list_ahead(newest)
+    latest = max((at / 1000 for n, at in newest.items() if n not in ahead), default=0.0)
+    # Until each segment's first batch is old enough, by the clocks of those who wrote it.
+    settled = Deadline(max(0.0, latest - time.time()) + ROLL_MS / 1000 + _SLACK_SECONDS)
+    while not settled.expired:
+        look()
+        time.sleep(_PAUSE_SECONDS)
+    limit = Deadline(ROLLED_SECONDS)
+    try:
+        write_empty_transaction(properties, topic, partitions, transactional_id, limit)
+    except KafkaFailure as error:
+        say(f"{error.message}: a segment ends only where producers write")
+        return frozenset()
+    # Behind the markers: those and all before them are in new segments, on each replica in sync.
+    ends = list_offsets(admin, topic, partitions, "latest")
+    while True:
+        stable = list_offsets(admin, topic, partitions, "latest", "read_committed")
+        passed = frozenset(number for number, at in stable.items() if at >= ends[number])
+        if len(passed) == len(partitions) or limit.expired:
+            return passed - ahead
+        look()
+        time.sleep(_PAUSE_SECONDS)
