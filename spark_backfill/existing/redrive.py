@@ -37,7 +37,6 @@ from backlogctl.spark_backfill.existing.messages import (
     ORIGINALS_SCHEMA,
     StillThere,
     as_originals,
-    last_header,
     read_log,
 )
 from backlogctl.spark_backfill.existing.request import (
@@ -59,7 +58,14 @@ from backlogctl.spark_backfill.messages.rules import check_expression
 from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_messages
 from backlogctl.spark_backfill.placing.attribution import take_by_edge
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
-from backlogctl.spark_backfill.spark.frames import freeze, make_empty, make_rows, mark_within
+from backlogctl.spark_backfill.spark.frames import (
+    freeze,
+    last_header,
+    make_empty,
+    make_rows,
+    mark_within,
+)
+from backlogctl.spark_backfill.spark.topic import known_time
 from backlogctl.values import Chunk, OffsetRange
 from backlogctl_delivery import stamps
 
@@ -138,7 +144,7 @@ def _view(frame: DataFrame) -> DataFrame:
         ),
         F.col("source_partition").alias("partition"),
         F.col("source_offset").alias("offset"),
-        F.timestamp_millis("timestamp").alias("time"),
+        F.timestamp_millis(known_time()).alias("time"),
     )
 
 
@@ -373,7 +379,7 @@ def _count_older(spark: SparkSession, request: RedriveRequest, staged: DataFrame
     newest = (
         log.where(last_header(stamps.MESSAGE_ID).isNull())
         .select(identity, F.col("source_partition").alias("partition"),
-                F.col("source_offset").alias("at"), F.col("timestamp").alias("time"))
+                F.col("source_offset").alias("at"), known_time().alias("time"))
         .where(F.col("identity").isNotNull())
         .groupBy(*places)
         .agg(F.max("at").alias("newest"), F.max("time").alias("newest_time"))

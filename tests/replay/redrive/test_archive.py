@@ -35,7 +35,7 @@ from tests.replay.redrive.world import (
     spring,
     streams,
 )
-from tests.spark_backfill.archive.archiving import list_data
+from tests.spark_backfill.archive.archiving import ANY_TIME, list_data
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,6 +87,27 @@ def test_fault_94_rows_that_moved_on_are_counted(
     planned = plan(shop, "--from", f"archive:{archive}", "--all")
     told = [line for line in planned["warnings"] if "moved on" in line]
     assert [line[:39] for line in told] == ["8 rows of these messages moved on: topi"] * mutable
+
+
+def test_fault_125_a_time_in_nanoseconds_ends_no_work(
+    empty_shop: Shop, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Archived, shown, put back from there, and put back from the log."""
+    shop = empty_shop
+    set_config(shop.properties, shop.topic, ANY_TIME)
+    orders = [make_order(number, OWN) for number in range(TOTAL)]
+    publish(shop, shop.topic, [*orders[1:], replace(orders[0], timestamp=AT * 10**6)])
+    copied = carry_out(shop, "--from", "log", "--all", "--where", "time IS NULL")
+    assert copied["counts"]["staged"] == 1
+    (sent,) = read_sent(shop)
+    assert (sent.key, sent.original_time) == (b"0", "")
+    archive = offload(shop, spark)
+    shop.call("archive", "verify", archive)
+    peeked = shop.call("archive", "peek", archive, "--key", "0", "--json").document["messages"]
+    assert [message["time"] for message in peeked][:1] == [None]
+    rest = carry_out(shop, "--from", f"archive:{archive}", "--all")
+    assert rest["counts"]["staged"] + rest["counts"]["put_back"] == TOTAL + 1
+    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
 
 
 def test_what_expired_unread_again_is_lost_again(offloaded: tuple[Shop, str]) -> None:
