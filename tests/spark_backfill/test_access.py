@@ -79,7 +79,7 @@ def test_client_properties_become_javas(tmp_path: Path) -> None:
     )
     assert java == {
         "bootstrap.servers": "a:1",
-        "kafka.security.protocol": "SASL_SSL",
+        "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
         'username="me" password="p\\"w\\\\";',

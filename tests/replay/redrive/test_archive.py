@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlogctl.kafka.admin import describe_topic
+from backlogctl.kafka.admin import create_topic, describe_topic
 from backlogctl.spark_backfill.archive.verification import purge_archive
 from backlogctl.values import GapState
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
-from tests.kit.kafka import move_log_start, set_config
-from tests.kit.shop import SOURCE, Shop, offload, place
+from tests.kit.kafka import commit, delete_topic, move_log_start, set_config
+from tests.kit.shop import PARTITIONS, SOURCE, Shop, offload, place
 from tests.replay.redrive.world import (
     AT,
     KEEP,
@@ -108,6 +108,61 @@ def test_fault_125_a_time_in_nanoseconds_ends_no_work(
     rest = carry_out(shop, "--from", f"archive:{archive}", "--all")
     assert rest["counts"]["staged"] + rest["counts"]["put_back"] == TOTAL + 1
     assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
+
+
+def test_fault_126_into_a_topic_that_was_made_anew(offloaded: tuple[Shop, str]) -> None:
+    """What is printed works, and closes what it says is not put back."""
+    shop, archive = offloaded
+    delete_topic(shop.properties, shop.topic)
+    create_topic(shop.properties, shop.topic, partitions=PARTITIONS, config=KEEP)
+    commit(shop.properties, shop.group, shop.topic, dict.fromkeys(range(PARTITIONS), 0))
+    command = f"plan redrive orders --from archive:{archive}"
+    told = shop.call("gaps").out
+    assert command in told
+    assert "plan rebuild" not in told
+    refused = shop.call("plan", "rebuild", "orders", "--json", code=5).document["error"]
+    assert f"its messages are in archive {archive}" in refused["message"]
+    assert command in refused["hint"]
+    planned = carry_out(shop, "--from", f"archive:{archive}")
+    assert planned["counts"]["staged"] == TOTAL
+    assert "was deleted and made again" in " ".join(planned["warnings"])
+    assert keys_of(read_sent(shop)) == {str(number).encode(): 1 for number in range(TOTAL)}
+    require_put_back(shop, archive)
+    # In the new topic they expire unread: they come from the same archive again.
+    move_log_start(shop.properties, shop.topic, shop.read_ends())
+    assert command in shop.call("gaps").out
+    again = carry_out(shop, "--from", f"archive:{archive}")
+    assert again["counts"]["staged"] == TOTAL
+    require_put_back(shop, archive)
+
+
+def test_fault_126_put_back_in_parts_it_is_put_back(offloaded: tuple[Shop, str]) -> None:
+    """By recoveries of which none took the whole gap."""
+    shop, archive = offloaded
+    source = f"archive:{archive}"
+    carry_out(shop, "--from", source, "--offsets", "1:0-4")
+    carry_out(shop, "--from", source, "--offsets", "1:5-")
+    ledger = shop.open().ledger
+    assert {gap.partition: gap.state for gap in ledger.gaps.list()}[1] is GapState.VERIFIED
+    carry_out(shop, "--from", source, "--all", "--where", "offset % 2 = 0")
+    last = carry_out(shop, "--from", source, "--all", "--where", "offset % 2 = 1")
+    waiting = ledger.gaps.list_waiting()
+    assert len(waiting) == PARTITIONS - 1, "a part of the messages was asked for"
+    refused = plan(shop, "--from", source, code=5)
+    assert "put back already" in refused["message"]
+    assert "closed now" in refused["hint"]
+    require_put_back(shop, archive)
+    assert {ledger.gaps.get(gap.id).recovery_id for gap in waiting} == {last["id"]}
+
+
+def require_put_back(shop: Shop, archive: str) -> None:
+    """It is told the same everywhere."""
+    shown = shop.call("archive", "show", archive, "--json").document
+    assert (shown["waiting"], shown["under_way"], shown["put_back"]) == (0, 0, TOTAL)
+    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
+    told = shop.call("gaps").out
+    assert "not put back" not in told
+    assert "plan redrive" not in told
 
 
 def test_what_expired_unread_again_is_lost_again(offloaded: tuple[Shop, str]) -> None:
