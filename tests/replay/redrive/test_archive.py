@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlogctl.kafka.admin import create_topic, describe_topic
+from backlogctl.kafka.admin import committed_offsets, create_topic, describe_topic
 from backlogctl.spark_backfill.archive.verification import purge_archive
 from backlogctl.values import GapState
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
-from tests.kit.kafka import commit, delete_topic, move_log_start, set_config
+from tests.kit.kafka import delete_topic, leave_at, move_log_start, set_config, wait_until
 from tests.kit.shop import PARTITIONS, SOURCE, Shop, offload, place
 from tests.replay.redrive.world import (
     AT,
@@ -114,8 +114,15 @@ def test_fault_126_into_a_topic_that_was_made_anew(offloaded: tuple[Shop, str]) 
     """What is printed works, and closes what it says is not put back."""
     shop, archive = offloaded
     delete_topic(shop.properties, shop.topic)
+    # The broker deletes the group's commits a moment later.
+    numbers = range(PARTITIONS)
+    wait_until(
+        lambda: (
+            not any(committed_offsets(shop.properties, shop.group, shop.topic, numbers).values())
+        )
+    )
     create_topic(shop.properties, shop.topic, partitions=PARTITIONS, config=KEEP)
-    commit(shop.properties, shop.group, shop.topic, dict.fromkeys(range(PARTITIONS), 0))
+    leave_at(shop.properties, shop.group, shop.topic, dict.fromkeys(numbers, 0))
     command = f"plan redrive orders --from archive:{archive}"
     told = shop.call("gaps").out
     assert command in told
