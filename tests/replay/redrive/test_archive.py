@@ -97,6 +97,9 @@ def test_fault_125_a_time_in_nanoseconds_ends_no_work(
     set_config(shop.properties, shop.topic, ANY_TIME)
     orders = [make_order(number, OWN) for number in range(TOTAL)]
     publish(shop, shop.topic, [*orders[1:], replace(orders[0], timestamp=AT * 10**6)])
+    dated = plan(shop, "--from", "log", "--since", "2025-10-09", "--until", "2026-01-01")
+    assert dated["counts"]["staged"] == TOTAL - 1
+    assert "1 message without a time that can be read" in " ".join(dated["warnings"])
     copied = carry_out(shop, "--from", "log", "--all", "--where", "time IS NULL")
     assert copied["counts"]["staged"] == 1
     (sent,) = read_sent(shop)
@@ -113,6 +116,7 @@ def test_fault_125_a_time_in_nanoseconds_ends_no_work(
 def test_fault_126_into_a_topic_that_was_made_anew(offloaded: tuple[Shop, str]) -> None:
     """What is printed works, and closes what it says is not put back."""
     shop, archive = offloaded
+    shop.call("gaps")
     delete_topic(shop.properties, shop.topic)
     # The broker deletes the group's commits a moment later.
     numbers = range(PARTITIONS)
@@ -127,6 +131,9 @@ def test_fault_126_into_a_topic_that_was_made_anew(offloaded: tuple[Shop, str]) 
     told = shop.call("gaps").out
     assert command in told
     assert "plan rebuild" not in told
+    stands = shop.run("status", code=None).out
+    assert command in stands
+    assert "plan rebuild" not in stands, stands
     refused = shop.call("plan", "rebuild", "orders", "--json", code=5).document["error"]
     assert f"its messages are in archive {archive}" in refused["message"]
     assert command in refused["hint"]
