@@ -28,7 +28,10 @@ HEADER, FIELD = "header", "field"
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """The newest message of one identity in the log, not one of ours; `timestamp` in ms."""
+    """The newest message of one identity in the log, not one of ours.
+
+    `timestamp` is in ms, None where it is no time.
+    """
 
     identity: bytes
     partition: int
@@ -36,7 +39,7 @@ class LogMessage:
     key: bytes | None
     value: bytes | None
     headers: tuple[Header, ...]
-    timestamp: int = 0
+    timestamp: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

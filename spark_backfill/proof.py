@@ -108,7 +108,9 @@ def describe_shift(shift: ZoneShift, database: str, timezone: str, at: datetime)
     )
 
 
-def suspect_zone(times: Sequence[tuple[int, str]], rules: MessageRules, table: SourceTable) -> str:
+def suspect_zone(
+    times: Sequence[tuple[int | None, str]], rules: MessageRules, table: SourceTable
+) -> str:
     """What to say where the rows' time column, which has no zone itself, seems to be read in the
     wrong one; "" for nothing.
 
@@ -125,7 +127,7 @@ def suspect_zone(times: Sequence[tuple[int, str]], rules: MessageRules, table: S
     return describe_shift(shift, table.database, rules.timezone, pairs[0][0])
 
 
-def suspect_clocks(times: Sequence[tuple[int, str]], source: StreamSource) -> str:
+def suspect_clocks(times: Sequence[tuple[int | None, str]], source: StreamSource) -> str:
     """What to say where rows that do not change are dated later than their messages, against what
     the gaps' times are widened by (P2.1); "" for nothing.
 
@@ -147,7 +149,7 @@ def suspect_clocks(times: Sequence[tuple[int, str]], source: StreamSource) -> st
     )
 
 
-def _read_times(times: Sequence[tuple[int, str]]) -> list[tuple[datetime, datetime]]:
+def _read_times(times: Sequence[tuple[int | None, str]]) -> list[tuple[datetime, datetime]]:
     return [
         (at, datetime.fromisoformat(row))
         for log, row in times
@@ -352,7 +354,7 @@ def _pick(messages: DataFrame, size: int) -> list[LogMessage]:
             offset=row["offset"],
             key=_bytes(row["content"]["key"]),
             value=_bytes(row["content"]["value"]),
-            headers=_read_headers(row["content"]["headers"], "key"),
+            headers=_read_headers(row["content"]["headers"]),
             timestamp=row["timestamp"],
         )
         for row in rows
@@ -365,12 +367,12 @@ def _is_one_of(identities: Sequence[bytes]) -> Column:
     return F.expr(f"identity IN ({literals})")
 
 
-def _read_headers(headers: Any, name: str) -> tuple[Header, ...]:
+def _read_headers(headers: Any) -> tuple[Header, ...]:
     """A producer's numbering is no part of what a row says."""
     return tuple(
-        (item[name], _bytes(item["value"]))
+        (item["name"], _bytes(item["value"]))
         for item in headers or ()
-        if item[name] not in SEQUENCE_HEADERS
+        if item["name"] not in SEQUENCE_HEADERS
     )
 
 
@@ -404,7 +406,7 @@ def _rebuild_sample(
             partition=row["home"],
             key=_bytes(row["key"]),
             value=_bytes(row["value"]),
-            headers=_read_headers(row["headers"], "name"),
+            headers=_read_headers(row["headers"]),
             reason=row["reason"],
             time=row["time"],
         )

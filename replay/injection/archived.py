@@ -63,10 +63,12 @@ def list_free(ledger: Ledger, stream: Stream) -> tuple[Gap, ...]:
 def list_archived(
     ledger: Ledger, stream: Stream, topic_id: str | None = None
 ) -> tuple[ArchivedGap, ...]:
-    """Gaps of a stream that a redrive from an archive puts back, the oldest archive first.
+    """Gaps of a stream that a redrive from an archive puts back, the oldest archive first: also
+    where its topic was deleted since and made anew.
 
     Args:
-        topic_id: that the topic has now; None leaves that to the plan.
+        topic_id: that the topic has now: what was put back and lost again in one that was deleted
+            is left out. None leaves that to the plan.
     """
     records = ledger.archives.list(with_purged=False)
     if not records:
@@ -74,8 +76,9 @@ def list_archived(
     found = [
         each
         for gap in list_free(ledger, stream)
-        if gap.group == stream.group and topic_id in (None, gap.topic_id)
+        if (gap.group, gap.topic) == (stream.group, stream.topic)
         for each in _find_givers(ledger, gap, records)
+        if each.is_held or topic_id in (None, gap.topic_id)
     ]
     rank = {record.recovery_id: place for place, record in enumerate(records)}
     return tuple(sorted(found, key=lambda each: rank[each.record.recovery_id]))
@@ -120,13 +123,15 @@ def _find_givers(
 ) -> tuple[ArchivedGap, ...]:
     if (record := find_archive_of(gap, records)) is not None:
         return (ArchivedGap(gap, record, is_held=True),)
-    known = {record.recovery_id: record for record in records if record.topic_id == gap.topic_id}
+    # By where it was put back, not by where it was archived: the topic may have been made anew.
+    known = {record.recovery_id: record for record in records}
     if gap.archive is not None or gap.count is None or gap.sequences is not None or not known:
         return ()
     names = {
         name: None
         for recovery in ledger.recoveries.list(gap.stream)
         if (name := find_source_archive(recovery.plan)) in known and recovery.injected
+        if recovery.plan.get("topic_id") == gap.topic_id
         if any(
             touches(each.chunk.slot, each.first_offset, each.last_offset, [gap])
             for each in ledger.chunks.list(recovery.id)

@@ -6,7 +6,6 @@ files hold is counted and fingerprinted when they are read back.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import uuid
@@ -29,28 +28,25 @@ from backlogctl.spark_backfill.archive.place import ArchivePlace, filling
 from backlogctl.spark_backfill.archive.reading import (
     PARTITION,
     open_files,
-    select_columns,
     summarize,
 )
 from backlogctl.spark_backfill.failures import list_secrets, translating
-from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.spark_backfill.spark.topic import TopicReader
 from backlogctl.values import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 
-# A range of a topic as one Spark task reads it, with the settings that make it quick.
+# What makes it quick to read a range of a topic, in one Spark task.
 
 _TUNING: Mapping[str, str] = {
-    # Spark's default is read_uncommitted, which would archive aborted messages too.
-    "kafka.isolation.level": "read_committed",
     # The default, 1 MB, costs the client more than the messages themselves.
-    "kafka.max.partition.fetch.bytes": str(4 * 1024 * 1024),
-    "kafka.fetch.max.bytes": str(16 * 1024 * 1024),
-    "kafka.fetch.min.bytes": str(256 * 1024),
-    "kafka.fetch.max.wait.ms": "100",
-    "kafka.receive.buffer.bytes": str(1024 * 1024),
+    "max.partition.fetch.bytes": str(4 * 1024 * 1024),
+    "fetch.max.bytes": str(16 * 1024 * 1024),
+    "fetch.min.bytes": str(256 * 1024),
+    "fetch.max.wait.ms": "100",
+    "receive.buffer.bytes": str(1024 * 1024),
 }
 # What one poll gives is in memory at once, uncompressed. Few messages a poll cost the client more
 # than the messages themselves; many large ones, which are small in their batch, fill the heap.
@@ -77,35 +73,6 @@ def make_reader(job: ArchiveJob, ranges: Sequence[OffsetRange]) -> Reader:
     largest = max((message.size for seen in found.values() for message in seen), default=0)
     records = min(_MOST, max(_FEWEST, _POLL_BYTES // max(1, largest)))
     return Reader(f"backlogctl-archive-{job.recovery_id}-{uuid.uuid4().hex[:8]}", records)
-
-
-def read_range(
-    spark: SparkSession,
-    topic: str,
-    piece: OffsetRange,
-    properties: Mapping[str, str],
-    reader: Reader,
-) -> DataFrame:
-    """Its messages in the archive's columns, ascending."""
-    place = str(piece.partition)
-    return (
-        spark.read.format("kafka")
-        .options(**_TUNING)
-        .options(**make_java_options(properties))
-        .options(
-            **{
-                "assign": json.dumps({topic: [piece.partition]}),
-                "startingOffsets": json.dumps({topic: {place: piece.start}}),
-                "endingOffsets": json.dumps({topic: {place: piece.end}}),
-                "includeHeaders": "true",
-                "failOnDataLoss": "true",
-                "kafka.group.id": reader.group,
-                "kafka.max.poll.records": str(reader.records),
-            }
-        )
-        .load()
-        .select(*select_columns())
-    )
 
 
 # What is really in files that were written: read back, and summed up by file.
@@ -171,8 +138,6 @@ def _find_disordered(spark: SparkSession, place: ArchivePlace, paths: Sequence[s
 _SESSION: Mapping[str, str] = {
     # A writer a partition, as each task has one: so Spark need not sort the messages.
     "spark.sql.maxConcurrentOutputFileWriters": "8",
-    # Spark's newer reader of Kafka gives rows as they are written; the other one converts twice.
-    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
     # One piece is one file, whatever the user's settings say.
     "spark.sql.files.maxRecordsPerFile": "0",
 }
@@ -276,8 +241,10 @@ def plan_write(
 ) -> tuple[DataFrame, list[Observation]]:
     """All pieces as one frame, a task each, and what will be seen of each."""
     seen = [Observation(f"piece-{number}") for number in range(len(pieces))]
+    own = {"group.id": reader.group, "max.poll.records": str(reader.records)}
+    topic = TopicReader(spark, job.properties, job.topic, {**_TUNING, **own})
     frames = [
-        read_range(spark, job.topic, piece, job.properties, reader).observe(each, *summarize())
+        topic.read([piece]).observe(each, *summarize())
         for piece, each in zip(pieces, seen, strict=True)
     ]
     return reduce(DataFrame.unionAll, frames), seen

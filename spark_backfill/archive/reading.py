@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlogctl.archive_manifest import ArchiveManifest
 from backlogctl.spark_backfill.archive.place import ArchivePlace
 from backlogctl.spark_backfill.spark.frames import make_empty, mark_within
+from backlogctl.spark_backfill.spark.topic import MESSAGE_SCHEMA, known_time
 from backlogctl.values import OffsetRange
 
 if TYPE_CHECKING:
@@ -21,28 +22,8 @@ if TYPE_CHECKING:
 
 # A folder for each, so that the files themselves lack this column.
 PARTITION = "partition"
-_HEADERS = "array<struct<name:string,value:binary>>"
-ARCHIVE_SCHEMA = (
-    "partition int, offset long, timestamp long, timestamp_type tinyint, key binary, value binary, "
-    f"headers {_HEADERS}"
-)
+ARCHIVE_SCHEMA = MESSAGE_SCHEMA
 COLUMNS = (PARTITION, "offset", "timestamp", "timestamp_type", "key", "value", "headers")
-
-
-def select_columns() -> list[Column]:
-    """Of a message as Spark reads it from a topic."""
-    return [
-        F.col("partition"),
-        F.col("offset"),
-        F.unix_millis("timestamp").alias("timestamp"),
-        F.col("timestampType").cast("tinyint").alias("timestamp_type"),
-        F.col("key"),
-        F.col("value"),
-        # Spark gives NULL for no headers. The cast only names the fields.
-        F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>"))
-        .cast(_HEADERS)
-        .alias("headers"),
-    ]
 
 
 def summarize() -> list[Column]:
@@ -50,7 +31,7 @@ def summarize() -> list[Column]:
 
     `fingerprint` does not depend on the order: that is looked at when they are read back.
     """
-    time = F.when(F.col("timestamp_type") >= 0, F.col("timestamp"))
+    time = known_time()
     return [
         F.count(F.lit(1)).alias("count"),
         F.min("offset").alias("first"),

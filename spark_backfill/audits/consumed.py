@@ -11,8 +11,9 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.spark_backfill.evidence.consumed import open_consumed
-from backlogctl.spark_backfill.existing.messages import hash_original_id, identify, last_header
-from backlogctl.spark_backfill.spark.frames import make_rows, mark_within
+from backlogctl.spark_backfill.existing.messages import hash_original_id, identify
+from backlogctl.spark_backfill.spark.frames import last_header, make_rows, mark_within
+from backlogctl.spark_backfill.spark.topic import known_time
 from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from backlogctl.config import Consumed, Source
 
 MOST_RANGES = 10_000
-_LAST_MS = 253_402_300_799_999  # of the year 9999: producers may say anything
 _PLACE = ["source_partition", "source_offset"]
 _OTHER, _LOST, _OLDER = 0, 1, 2
 
@@ -178,10 +178,9 @@ def audit_consumed(
 
 def _mark(messages: DataFrame, scope: ConsumedScope) -> DataFrame:
     stamp = last_header(stamps.MESSAGE_ID).cast("string")
-    has_time = (F.col("timestamp_type") >= 0) & F.col("timestamp").between(0, _LAST_MS)
     frame = messages.select(
         *_PLACE,
-        F.when(has_time, F.col("timestamp")).alias("at_ms"),
+        known_time().alias("at_ms"),
         F.col("value").isNull().alias("is_tombstone"),
         identify(scope.header).alias("identity"),
         stamp.alias("stamp"),

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlogctl.spark_backfill.existing.messages import format_message_time, last_header
+from backlogctl.spark_backfill.existing.messages import format_message_time
+from backlogctl.spark_backfill.spark.frames import last_header
+from backlogctl.spark_backfill.spark.topic import known_time
 from backlogctl_delivery import stamps
 
 if TYPE_CHECKING:
@@ -122,7 +124,8 @@ def find_heads(messages: DataFrame) -> dict[int, int]:
     """
     line = Window.partitionBy("source_partition").orderBy("source_offset")
     rows = (
-        messages.where((F.col("timestamp_type") >= 0) & ~_is_put_back())
+        messages.withColumn("timestamp", known_time())
+        .where(F.col("timestamp").isNotNull() & ~_is_put_back())
         .withColumn("place", F.row_number().over(line))
         .where(F.col("place") <= _FIRST)
         .select("source_partition", "timestamp")

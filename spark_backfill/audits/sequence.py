@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from backlogctl.spark_backfill.spark.topic import known_time
 from backlogctl_delivery import stamps
 from backlogctl_delivery.sequenced.sequence import (
     MAX_SKIPPED_BYTES,
@@ -180,7 +181,7 @@ def _mark(messages: DataFrame) -> DataFrame:
     few = messages.select(
         "source_partition",
         "source_offset",
-        F.when(F.col("timestamp_type") >= 0, F.col("timestamp")).alias("at_ms"),
+        known_time().alias("at_ms"),
         ours.alias("ours"),
     )
     raw = few.select(

@@ -8,15 +8,13 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.archive_manifest import ArchiveManifest
 from backlogctl.spark_backfill.archive.place import normalize_location
 from backlogctl.spark_backfill.archive.reading import read_archive
 from backlogctl.spark_backfill.archive.verification import read_archive_manifest, verify_archive
+from backlogctl.spark_backfill.evidence.survivors import as_survivors
 from backlogctl.spark_backfill.request import ArchiveSource, Stretch
-from backlogctl.spark_backfill.spark.frames import last_header
-from backlogctl_delivery import stamps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,30 +47,13 @@ def open_archives(
 
 
 def read_survivors(archives: Sequence[OpenArchive], header: str | None) -> DataFrame | None:
-    """In the columns of `SurvivorEvidence.read_messages`, but `in_archive`; None for no archive.
-
-    Args:
-        header: the header that identifies a message; None for the key.
-    """
+    """As `as_survivors`; None for no archive."""
     if not archives:
         return None
     spark = SparkSession.active()
     frames = [read_archive(spark, item.location, item.manifest) for item in archives]
     whole = reduce(lambda a, b: a.unionAll(b), frames)
-    named = whole.withColumn(
-        "headers", F.col("headers").cast("array<struct<key:string,value:binary>>")
-    )
-    return named.select(
-        (F.col("key") if header is None else last_header(header)).alias("identity"),
-        "key",
-        "value",
-        "headers",
-        "partition",
-        "offset",
-        "timestamp",
-        F.array_contains(F.col("headers.key"), stamps.MESSAGE_ID).alias("ours"),
-        last_header(stamps.MESSAGE_ID).cast("string").alias("stamp"),
-    )
+    return as_survivors(whole, header)
 
 
 def find_starts(archives: Sequence[OpenArchive]) -> dict[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,12 @@ from backlogctl.spark_backfill.evidence.injected import SURVIVING, Places, list_
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.request import PriorChunk, Stretch, count_offsets
 from backlogctl.spark_backfill.spark.frames import last_header, make_empty, mark_within
-from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.spark_backfill.spark.topic import (
+    HEADERS,
+    MESSAGE_SCHEMA,
+    TopicReader,
+    known_time,
+)
 from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
 
@@ -79,14 +83,10 @@ def describe_moves(before: Mapping[int, int], after: Mapping[int, int]) -> str:
 # Identities whose messages are kept in full for the proof, at about this many.
 SAMPLE_IDENTITIES = 1_000
 _HASH_BUCKETS = 1_000_000
-_LOGGED = (
-    "identity binary, key binary, value binary, headers array<struct<key:string,value:binary>>, "
-    "partition int, offset long, timestamp long, ours boolean, stamp string"
-)
 _FROZEN = (
     "identity binary, partition int, offset long, timestamp long, ours boolean, stamp string, "
     "in_archive boolean, content struct<key:binary,value:binary,"
-    "headers:array<struct<key:string,value:binary>>>"
+    f"headers:{HEADERS}>"
 )
 
 
@@ -191,7 +191,9 @@ class SurvivorEvidence:
             return keys.select("key").distinct()
         newer = F.max(~F.col("below"))
         marked = mark_within(keys, below, "below", **place)
-        return marked.groupBy("key").agg(F.when(~newer, F.max("timestamp")).alias("until"))
+        # Of a time that is not known any later change counts: what is said twice does no harm.
+        last = F.coalesce(F.max("timestamp"), F.lit(0))
+        return marked.groupBy("key").agg(F.when(~newer, last).alias("until"))
 
     def _find_start(self, item: OffsetRange) -> int:
         known = (self.starts, self.archived_starts)
@@ -217,9 +219,9 @@ class SurvivorEvidence:
         """The log's messages between the frozen offsets, as Kafka has them now, and archived ones.
 
         Returns:
-            identity binary, key, value, headers array<struct<key, value>>, partition, offset,
-            timestamp (ms), ours (a message of a recovery), stamp (its message id, else NULL),
-            in_archive.
+            identity binary, key, value, headers array<struct<name, value>>, partition, offset,
+            timestamp (ms; NULL where it is no time), ours (a message of a recovery), stamp (its
+            message id, else NULL), in_archive.
         """
         log = self._read_log().withColumn("in_archive", F.lit(False))
         if self.archived is None:
@@ -227,38 +229,13 @@ class SurvivorEvidence:
         return log.unionByName(self.archived.withColumn("in_archive", F.lit(True)))
 
     def _read_log(self) -> DataFrame:
-        partitions = sorted(p for p in self.starts if self.ends[p] > self.starts[p])
-        options = {
-            **make_java_options(self.client_properties),
-            "assign": json.dumps({self.topic: partitions}),
-            "startingOffsets": json.dumps({self.topic: {p: self.starts[p] for p in partitions}}),
-            "endingOffsets": json.dumps({self.topic: {p: self.ends[p] for p in partitions}}),
-            "includeHeaders": "true",
-            "failOnDataLoss": "true",
-            # Spark's default counted aborted messages as survivors.
-            "kafka.isolation.level": "read_committed",
-            "kafka.max.poll.records": "5000",
-            # While the client looks an offset up it may sleep until its next look at the metadata:
-            # with the default, for the whole minute of its time limit (seen on a busy machine).
-            "kafka.metadata.max.age.ms": "2000",
-        }
-        if not partitions:
-            return make_empty(self.spark, _LOGGED)
-        with self._translating("read the topic"):
-            raw = self.spark.read.format("kafka").options(**options).load()
-        return raw.select(
-            (F.col("key") if self.header is None else last_header(self.header)).alias("identity"),
-            "key",
-            "value",
-            "headers",
-            "partition",
-            "offset",
-            F.unix_millis("timestamp").alias("timestamp"),
-            F.coalesce(
-                F.array_contains(F.col("headers.key"), stamps.MESSAGE_ID), F.lit(False)
-            ).alias("ours"),
-            last_header(stamps.MESSAGE_ID).cast("string").alias("stamp"),
-        )
+        ranges = [OffsetRange(p, start, self.ends[p]) for p, start in sorted(self.starts.items())]
+        left = [item for item in ranges if item.count > 0]
+        frame = make_empty(self.spark, MESSAGE_SCHEMA)
+        if left:
+            with self._translating("read the topic"):
+                frame = TopicReader(self.spark, self.client_properties, self.topic).read(left)
+        return as_survivors(frame, self.header)
 
     def measure_spans(self) -> tuple[LogSpan, ...]:
         """What was found in each partition of the log."""
@@ -305,6 +282,26 @@ class SurvivorEvidence:
                 if "password" in name or "secret" in name
             ],
         )
+
+
+def as_survivors(messages: DataFrame, header: str | None) -> DataFrame:
+    """In the columns of `SurvivorEvidence.read_messages`, but `in_archive`.
+
+    Args:
+        messages: in the columns of `MESSAGE_SCHEMA`.
+        header: the header that identifies a message; None for the key.
+    """
+    return messages.select(
+        (F.col("key") if header is None else last_header(header)).alias("identity"),
+        "key",
+        "value",
+        "headers",
+        "partition",
+        "offset",
+        known_time().alias("timestamp"),
+        F.array_contains(F.col("headers.name"), stamps.MESSAGE_ID).alias("ours"),
+        last_header(stamps.MESSAGE_ID).cast("string").alias("stamp"),
+    )
 
 
 # Surviving offsets that are no messages: control, aborted and compacted records.

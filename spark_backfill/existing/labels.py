@@ -17,13 +17,13 @@ from backlogctl.spark_backfill.existing.messages import (
     format_message_time,
     hash_original_id,
     identify,
-    last_header,
     measure_originals,
     place_originals,
 )
 from backlogctl.spark_backfill.existing.origins import strip_headers, trace_letters
 from backlogctl.spark_backfill.existing.request import Origin
 from backlogctl.spark_backfill.messages.rules import ORIGINAL
+from backlogctl.spark_backfill.spark.frames import last_header
 from backlogctl_delivery import stamps
 
 if TYPE_CHECKING:

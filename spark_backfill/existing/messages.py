@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.errors import KafkaFailure
-from backlogctl.spark_backfill.archive.reading import select_columns
 from backlogctl.spark_backfill.evidence.injected import Places, list_injected_offsets
 from backlogctl.spark_backfill.failures import list_secrets, translating
 from backlogctl.spark_backfill.messages.rules import (
-    HEADERS,
     OVERHEAD_BYTES,
     PLACES,
     hash_message_id,
 )
-from backlogctl.spark_backfill.spark.frames import last_header as last_of
-from backlogctl.spark_backfill.spark.frames import make_empty
-from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.spark_backfill.spark.frames import last_header, make_empty
+from backlogctl.spark_backfill.spark.topic import HEADERS, TopicReader, known_time
 from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
 
@@ -37,7 +32,6 @@ ORIGINALS_SCHEMA = (
 )
 _TIME = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{6}Z$"
 _TIME_LENGTH = 27
-_LAST_MS = 253_402_300_799_999
 COLUMNS = (
     "source_partition",
     "source_offset",
@@ -65,17 +59,10 @@ def format_message_time() -> Column:
     Of one that an earlier recovery put back, the time that it stamped: its own is that of the
     recovery.
     """
-    known = (F.col("timestamp_type") >= 0) & F.col("timestamp").between(0, _LAST_MS)
-    at = F.timestamp_millis(F.when(known, F.col("timestamp")))
-    own = F.date_format(at, "yyyy-MM-dd'T'HH:mm:ss.SSS'000Z'")
+    own = F.date_format(F.timestamp_millis(known_time()), "yyyy-MM-dd'T'HH:mm:ss.SSS'000Z'")
     raw = last_header(stamps.ORIGINAL_TIME)
     stamped = F.when(F.octet_length(raw) == _TIME_LENGTH, raw.cast("string"))
     return F.coalesce(F.when(stamped.rlike(_TIME), stamped), own)
-
-
-def last_header(name: str) -> Column:
-    """The value of a message's last header of this name; NULL without one."""
-    return last_of(name, "headers.name")
 
 
 # By what a message that exists is known: where it lay (P9), and what its stream says.
@@ -138,16 +125,6 @@ def measure_originals() -> Column:
 
 # Messages that are still in a topic, as the one frame.
 
-_OPTIONS: Mapping[str, str] = {
-    "includeHeaders": "true",
-    "failOnDataLoss": "true",
-    # Spark's default is read_uncommitted: aborted messages would be put back.
-    "kafka.isolation.level": "read_committed",
-    "kafka.max.poll.records": "5000",
-    "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
-    "kafka.metadata.max.age.ms": "2000",
-}
-
 
 def read_log(
     spark: SparkSession,
@@ -165,39 +142,13 @@ def read_log(
     left = sorted((r for r in ranges if r.end > r.start), key=lambda r: (r.partition, r.start))
     if not left:
         return make_empty(spark, ORIGINALS_SCHEMA)
-    # Spark reads one range of a partition at a time.
-    rounds: list[dict[int, OffsetRange]] = []
-    for item in left:
-        free = next((each for each in rounds if item.partition not in each), None)
-        if free is None:
-            rounds.append(free := {})
-        free[item.partition] = item
-    frames = [_read_round(spark, properties, topic, list(each.values())) for each in rounds]
-    return reduce(lambda a, b: a.unionAll(b), frames)
-
-
-def _read_round(
-    spark: SparkSession,
-    properties: Mapping[str, str],
-    topic: str,
-    ranges: Sequence[OffsetRange],
-) -> DataFrame:
-    options = {
-        **_OPTIONS,
-        **make_java_options(properties),
-        "assign": json.dumps({topic: [r.partition for r in ranges]}),
-        "startingOffsets": json.dumps({topic: {str(r.partition): r.start for r in ranges}}),
-        "endingOffsets": json.dumps({topic: {str(r.partition): r.end for r in ranges}}),
-    }
     with translating(
         "read the topic",
         subject=f"topic {topic}",
         kind=KafkaFailure,
         secrets=list_secrets(properties),
     ):
-        raw = spark.read.format("kafka").options(**options).load()
-        # The headers' names and the NULL of none are those of an archive.
-        return as_originals(raw.select(*select_columns()))
+        return as_originals(TopicReader(spark, properties, topic).read(left))
 
 
 # Where messages that were put back are in the topic now, as far as they still are.

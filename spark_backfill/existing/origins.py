@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backlogctl.spark_backfill.messages.rules import HEADERS
 from backlogctl.spark_backfill.spark.frames import quote
+from backlogctl.spark_backfill.spark.topic import HEADERS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

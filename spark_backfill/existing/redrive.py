@@ -37,7 +37,6 @@ from backlogctl.spark_backfill.existing.messages import (
     ORIGINALS_SCHEMA,
     StillThere,
     as_originals,
-    last_header,
     read_log,
 )
 from backlogctl.spark_backfill.existing.request import (
@@ -59,7 +58,14 @@ from backlogctl.spark_backfill.messages.rules import check_expression
 from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_messages
 from backlogctl.spark_backfill.placing.attribution import take_by_edge
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
-from backlogctl.spark_backfill.spark.frames import freeze, make_empty, make_rows, mark_within
+from backlogctl.spark_backfill.spark.frames import (
+    freeze,
+    last_header,
+    make_empty,
+    make_rows,
+    mark_within,
+)
+from backlogctl.spark_backfill.spark.topic import known_time
 from backlogctl.values import Chunk, OffsetRange
 from backlogctl_delivery import stamps
 
@@ -138,7 +144,7 @@ def _view(frame: DataFrame) -> DataFrame:
         ),
         F.col("source_partition").alias("partition"),
         F.col("source_offset").alias("offset"),
-        F.timestamp_millis("timestamp").alias("time"),
+        F.timestamp_millis(known_time()).alias("time"),
     )
 
 
@@ -169,7 +175,8 @@ def stage_redrive(
     with planning_into(str(request.directory)), log.telling():
         work = prepare_staging(request.staging_root, request.directory)
         with log.timed("reading", f"reading {_name_source(request)}"):
-            read, frozen = _freeze(spark, request, work / "matched")
+            read, undated, frozen = _freeze(spark, request, work / "matched")
+            log.warnings += _warn_about_undated(undated)
             if request.origin_kind is Origin.DEAD_LETTERS:
                 with translating("compare the letters", subject=request.topic, kind=StagingError):
                     frozen = distinguish_letters(frozen)
@@ -260,13 +267,26 @@ def _name_source(request: RedriveRequest) -> str:
     return f"topic {request.topic}"
 
 
-def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[int, DataFrame]:
-    """How many messages the ranges and times hold, and a copy of those that match.
+def _warn_about_undated(count: int) -> list[str]:
+    if not count:
+        return []
+    return [
+        f"{format_plural(count, 'message')} without a time that can be read (as of nanoseconds) "
+        "are left out: whether they are of the time that was asked for is unknown; --offsets or "
+        "--key takes them"
+    ]
+
+
+def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[int, int, DataFrame]:
+    """How many messages the ranges and times hold, how many a bound of time leaves out because
+    theirs is not known, and a copy of those that match.
 
     What follows comes from this copy: nothing that happens to the source meanwhile changes it.
     """
-    frame, seen = _read(spark, request), Observation()
-    observed = frame.observe(seen, F.count(F.lit(1)).alias("read"))
+    seen, dated = Observation(), Observation()
+    unknown = F.count_if(known_time().isNull()).alias("undated")
+    timed = _choose_time(_read(spark, request).observe(dated, unknown), request)
+    observed = timed.observe(seen, F.count(F.lit(1)).alias("read"))
     matched = select_where(select_keys(observed, request.keys), request.where)
     hint = WHERE_HINT if request.where else ""
     what = f"read {_name_source(request)}"
@@ -282,19 +302,22 @@ def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[i
     ):
         made = make_messages(matched, request)
         frozen = freeze(made, str(path), **{"parquet.enable.dictionary": "false"})
-        return int(seen.get["read"]), frozen
+        is_bound = request.since is not None or request.until is not None
+        return int(seen.get["read"]), int(dated.get["undated"]) if is_bound else 0, frozen
 
 
 def _read(spark: SparkSession, request: RedriveRequest) -> DataFrame:
     if request.archived is not None:
         at = request.archived
-        frame = as_originals(read_archive(spark, at.location, at.manifest, request.ranges))
-    else:
-        frame = read_log(spark, request.client_properties, request.topic, request.ranges)
+        return as_originals(read_archive(spark, at.location, at.manifest, request.ranges))
+    return read_log(spark, request.client_properties, request.topic, request.ranges)
+
+
+def _choose_time(frame: DataFrame, request: RedriveRequest) -> DataFrame:
     if request.since is not None:
-        frame = frame.where(F.col("timestamp") >= round(request.since.timestamp() * 1000))
+        frame = frame.where(known_time() >= round(request.since.timestamp() * 1000))
     if request.until is not None:
-        frame = frame.where(F.col("timestamp") < round(request.until.timestamp() * 1000))
+        frame = frame.where(known_time() < round(request.until.timestamp() * 1000))
     return frame
 
 
@@ -373,7 +396,7 @@ def _count_older(spark: SparkSession, request: RedriveRequest, staged: DataFrame
     newest = (
         log.where(last_header(stamps.MESSAGE_ID).isNull())
         .select(identity, F.col("source_partition").alias("partition"),
-                F.col("source_offset").alias("at"), F.col("timestamp").alias("time"))
+                F.col("source_offset").alias("at"), known_time().alias("time"))
         .where(F.col("identity").isNotNull())
         .groupBy(*places)
         .agg(F.max("at").alias("newest"), F.max("time").alias("newest_time"))

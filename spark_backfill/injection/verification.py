@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,8 +21,8 @@ from backlogctl.spark_backfill.failures import list_secrets, translating
 from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, await_visible, check_target
 from backlogctl.spark_backfill.injection.newer import drop_rows
 from backlogctl.spark_backfill.spark.frames import last_header, make_empty
-from backlogctl.spark_backfill.spark.kafka_options import make_java_options
-from backlogctl.values import Chunk
+from backlogctl.spark_backfill.spark.topic import TopicReader
+from backlogctl.values import Chunk, OffsetRange
 from backlogctl_delivery.stamps import MESSAGE_ID, RECOVERY_ID
 
 if TYPE_CHECKING:
@@ -51,10 +50,8 @@ def fingerprint_read() -> Column:
         return F.col(name).cast(kind)
 
     own = F.array(*(text(name, "string") for name in ("partition", "key", "value")))
-    kind = "array<string>"
-    headers = (text(name, kind) for name in ("headers.key", "headers.value"))
-    # Spark gives NULL for no headers, a staged file an empty list.
-    parts = F.concat(own, *(F.coalesce(part, F.array().cast(kind)) for part in headers))
+    headers = (text(name, "array<string>") for name in ("headers.name", "headers.value"))
+    parts = F.concat(own, *headers)
     twice = F.concat(*(F.array_join(parts, border, null) for border, null in _MARKS))
     return F.unhex(F.sha2(twice.cast("binary"), 256))
 
@@ -285,25 +282,8 @@ def _read_topic(
     ends: Mapping[int, int],
 ) -> DataFrame:
     """What has our headers, of other recoveries too: they may hold a copy of a staged message."""
-    reader = (
-        spark.read.format("kafka")
-        .options(**make_java_options(properties))
-        .options(
-            **{
-                "assign": json.dumps({topic: sorted(starts)}),
-                "startingOffsets": json.dumps({topic: {str(p): o for p, o in starts.items()}}),
-                "endingOffsets": json.dumps({topic: {str(p): o for p, o in ends.items()}}),
-                "includeHeaders": "true",
-                # Spark's default is read_uncommitted, which counts aborted messages too.
-                "kafka.isolation.level": "read_committed",
-                # The default, 500, costs the client more than the messages themselves.
-                "kafka.max.poll.records": "5000",
-                "failOnDataLoss": "true",
-                "minPartitions": str(max(len(starts), spark.sparkContext.defaultParallelism)),
-            }
-        )
-    )
-    raw = reader.load().select("key", "value", "partition", "headers")
+    ranges = [OffsetRange(p, start, ends[p]) for p, start in sorted(starts.items())]
+    raw = TopicReader(spark, properties, topic).read(ranges, spark.sparkContext.defaultParallelism)
     named = raw.select(
         last_header(MESSAGE_ID).cast("string").alias("message_id"),
         F.coalesce(last_header(RECOVERY_ID).cast("string") == recovery_id, F.lit(False)).alias(

@@ -36,10 +36,10 @@ from backlogctl.spark_backfill.sources.reflection import (
     list_named_columns,
 )
 from backlogctl.spark_backfill.spark.frames import make_empty, quote, quote_column
+from backlogctl.spark_backfill.spark.topic import HEADERS
 
 # A row's headers: those that it lists itself, then those that the stream's rules name.
 
-HEADERS = "array<struct<name:string,value:binary>>"
 # Spark reads a number as text, and nothing that stands behind the list. No quantifier gives
 # anything back: a long text would exhaust the stack.
 _NAME = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'

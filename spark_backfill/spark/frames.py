@@ -88,13 +88,9 @@ def mark_within(
     )
 
 
-def last_header(name: str, names: str = "headers.key") -> Column:
+def last_header(name: str) -> Column:
     """The value of a message's last header of this name; NULL without one. Without a lambda: Spark
-    interprets those, row by row.
-
-    Args:
-        names: what the headers' names are called.
-    """
-    place = F.array_position(F.reverse(F.col(names)), name)
+    interprets those, row by row."""
+    place = F.array_position(F.reverse(F.col("headers.name")), name)
     found = F.nullif(place, F.lit(0).cast("long")).cast("int")
     return F.try_element_at(F.reverse(F.col("headers.value")), found)

@@ -1,4 +1,4 @@
-"""Client properties of librdkafka as Spark's Kafka source, a Java client, wants them."""
+"""Client properties of librdkafka as Kafka's Java client, with which Spark reads, wants them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ _HANDLED = frozenset(
 
 
 def make_java_options(properties: Mapping[str, str]) -> dict[str, str]:
-    """Options of `spark.read.format("kafka")`. They hold secrets: never shown, never a setting.
+    """Properties of Kafka's Java client. They hold secrets: never shown, never a setting.
 
     Raises:
         ConfigurationError: a security property has no counterpart, or Java does not read the key.
@@ -171,7 +171,7 @@ def make_java_options(properties: Mapping[str, str]) -> dict[str, str]:
     java = {name: value for name, value in properties.items() if name in _SAME}
     java.update(_make_sasl(properties))
     java.update(_make_tls(properties))
-    return {f"kafka.{name}": value for name, value in java.items()}
+    return java
 
 
 def _make_sasl(properties: Mapping[str, str]) -> dict[str, str]:

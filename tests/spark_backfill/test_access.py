@@ -78,16 +78,16 @@ def test_client_properties_become_javas(tmp_path: Path) -> None:
         }
     )
     assert java == {
-        "kafka.bootstrap.servers": "a:1",
-        "kafka.security.protocol": "SASL_SSL",
-        "kafka.sasl.mechanism": "SCRAM-SHA-512",
-        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        "bootstrap.servers": "a:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
         'username="me" password="p\\"w\\\\";',
-        "kafka.ssl.truststore.type": "PEM",
-        "kafka.ssl.truststore.location": "/ca.pem",
-        "kafka.ssl.keystore.type": "PEM",
-        "kafka.ssl.keystore.certificate.chain": "CERT",
-        "kafka.ssl.keystore.key": key,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/ca.pem",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": "CERT",
+        "ssl.keystore.key": key,
     }
     with pytest.raises(ConfigurationError, match=r"ssl\.crl\.location"):
         make_java_options({"ssl.crl.location": "/x"})
@@ -323,7 +323,7 @@ def describe(keys: Path, name: str, **changes: str) -> dict[str, str]:
 def ask_kafka(properties: Mapping[str, str], place: Path) -> str:
     """Kafka's own tool, a Java client: the topics, or how it failed."""
     options = make_java_options(properties)
-    address = options.pop("kafka.bootstrap.servers")
+    address = options.pop("bootstrap.servers")
     file = place / "client.properties"
     lines = []
     for name, value in options.items():
@@ -378,8 +378,8 @@ def test_what_java_does_not_read_is_refused_with_a_command_that_helps(
     subprocess.run([*shlex.split(command), *given], check=True, capture_output=True)
     (made,) = place.glob("*.pkcs8.pem")
     java = make_java_options({**properties, "ssl.key.location": str(made)})
-    assert java["kafka.ssl.keystore.key"].startswith("-----BEGIN PRIVATE KEY-----")
-    assert "kafka.ssl.key.password" not in java
+    assert java["ssl.keystore.key"].startswith("-----BEGIN PRIVATE KEY-----")
+    assert "ssl.key.password" not in java
 
 
 def test_a_kind_that_java_does_not_know_and_a_password_that_is_missing(keys: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from backlogctl.errors import BacklogError, KafkaFailure, Refused, SourceError
+from backlogctl.kafka.clients import make_producer
 from backlogctl.manifests import CHUNK_SCHEMA, write_chunk
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.evidence import (
@@ -30,6 +31,7 @@ from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
 from tests.spark_backfill import world
+from tests.spark_backfill.archive.archiving import ANY_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -271,6 +273,28 @@ def test_messages_within_the_lost_ranges_are_no_survivors(
     evidence.freeze()
     said = explain(evidence, [str(i) for i in range(6)])
     assert [key for key, label in said.items() if label == "lost"] == ["1", "2"]
+
+
+def test_fault_125_a_message_with_a_time_in_nanoseconds_survives(
+    spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Its time is not known: what has changed at any time is sent again."""
+    name = topic(partitions=3, config=ANY_TIME)
+    at = 1_763_726_400
+    producer = make_producer({"bootstrap.servers": kafka.bootstrap})
+    for key, time in ((b"ms", at * 1000), (b"ns", at * 10**9)):
+        producer.produce(name, b"v", key, partition=0, timestamp=time)
+    assert producer.flush(60) == 0
+    evidence = replace(
+        make_survivors(spark, kafka, name, None, tmp_path),
+        lost=(OffsetRange(0, 2, 3),),
+        restated=True,
+    )
+    evidence.freeze()
+    rows = {bytes(row["identity"]): row["timestamp"] for row in evidence.read_frozen().collect()}
+    assert rows == {b"ms": at * 1000, b"ns": None}
+    until = {bytes(row["key"]): row["until"] for row in evidence.collect_keys().collect()}
+    assert until == {b"ms": at * 1000, b"ns": 0}
 
 
 def test_a_message_read_before_a_skip_does_not_hide_a_later_version(

@@ -267,7 +267,7 @@ def list_repairable(ledger: Ledger, stream: Stream, topic_id: str | None = None)
     """Open gaps of a stream that a rebuild would take now; none that may be no loss at all.
 
     Args:
-        topic_id: that the topic has now; None leaves that to the plan.
+        topic_id: that the topic has now; None for that of the newest sample.
     """
     known = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
     return tuple(
@@ -281,19 +281,19 @@ def list_repairable(ledger: Ledger, stream: Stream, topic_id: str | None = None)
 def explain_unrebuildable(
     ledger: Ledger, gap: Gap, stream: Stream, topic_id: str | None = None
 ) -> str:
-    """Why a gap of a topic that has this id now cannot be rebuilt; "" where it can."""
+    """Why a gap of a topic that has this id now cannot be rebuilt; "" where it can.
+
+    Args:
+        topic_id: as for `list_repairable`.
+    """
     if gap.cause not in _REPAIRABLE:
         return f"{gap.cause} is reported only, what was lost is unknown"
     if gap.count is None:
         return "its range is unknown"
-    if topic_id is not None and gap.topic_id != topic_id:
-        return "it is of a topic of this name that was deleted since"
     if gap.group != stream.group:
         return f"it is of group {gap.group}, and the stream's group is {stream.group}"
     if is_in_log(ledger, gap):
         return f"the log still has its messages: `{suggest_redrive(ledger, gap)}` puts them back"
-    if gap.sequences is not None:
-        return _say_why_unsent(gap, stream)
     record = find_archive_of(gap, list_archives(ledger, gap.topic_id))
     if record is not None and record.purged_at is not None:
         return (
@@ -307,7 +307,17 @@ def explain_unrebuildable(
             f"its messages are in archive {record.recovery_id}: `{suggest_redrive(ledger, gap)}` "
             "puts them back"
         )
+    if _is_of_another(ledger, gap, topic_id):
+        return "it is of a topic of this name that was deleted since"
+    if gap.sequences is not None:
+        return _say_why_unsent(gap, stream)
     return NO_SOURCE if stream.source is None else ""
+
+
+def _is_of_another(ledger: Ledger, gap: Gap, topic_id: str | None) -> bool:
+    if topic_id is None and (newest := ledger.samples.latest(gap.stream)) is not None:
+        topic_id = newest.topic_id
+    return topic_id not in (None, gap.topic_id)
 
 
 def _say_why_unsent(gap: Gap, stream: Stream) -> str:

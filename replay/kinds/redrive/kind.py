@@ -47,10 +47,12 @@ class RedriveKind(InjectionKind[RedrivePlan, RedriveOptions]):
         return plan_redrive(workspace, stream, options, origin=origin, say=say)
 
     def is_automatic(self, plan: RedrivePlan) -> bool:
-        """Where all that waits in an archive goes to the group that lost it, and to nobody else."""
+        """Where all that waits in an archive goes to the group that lost it, and to nobody else.
+        Into a topic that was made anew since, a person puts it."""
         counts = plan.outcome.counts
+        same = plan.source.topic_id == plan.topic_id
         left_out = counts.replays or counts.quarantined or plan.outcome.uncertain
-        return plan.lost_only and not left_out and has_readers_alone(plan)
+        return plan.lost_only and same and not left_out and has_readers_alone(plan)
 
     def suggest(
         self, ledger: Ledger, stream: Stream, course: Verdict, lag: int, topic_id: str

@@ -7,7 +7,7 @@ from typing import Any
 
 from backlogctl.clock import Deadline
 from backlogctl.config import Stream
-from backlogctl.errors import BacklogError, KafkaFailure, Refused, UsageError
+from backlogctl.errors import BacklogError, KafkaFailure, PutBackAlready, Refused, UsageError
 from backlogctl.kafka.admin import list_offsets, read_metadata
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import RunOrigin
@@ -22,7 +22,12 @@ from backlogctl.replay.injection.storing import (
 )
 from backlogctl.replay.injection.target import Target, name_target
 from backlogctl.replay.injection.unprocessed import WORD, list_unprocessed_offsets, take_unprocessed
-from backlogctl.replay.kinds.redrive.archived_gaps import list_closed, list_held, take_archived
+from backlogctl.replay.kinds.redrive.archived_gaps import (
+    close_put_back,
+    list_closed,
+    list_held,
+    take_archived,
+)
 from backlogctl.replay.kinds.redrive.describe import list_cautions
 from backlogctl.replay.kinds.redrive.plan import (
     ALLOW_REPLAYS,
@@ -155,43 +160,45 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
     if is_own:
         lost = find_lost_ranges(workspace, stream, target.topic_id, prior, planned.archive)
     closed = list_closed(chosen.archived, prior) if chosen.archived else _list_unprocessed(chosen)
-    outcome = stage_redrive(
-        spark,
-        RedriveRequest(
-            recovery_id=draft.recovery_id,
-            stream=stream,
-            client_properties=draft.properties,
-            origin_kind=planned.origin,
-            topic=planned.topic,
-            topic_id=planned.topic_id,
-            partitions=planned.partitions,
-            ranges=ranges,
-            stream_topic_id=topic.topic_id,
-            stream_partitions=topic.partitions,
-            target=target.name,
-            target_partitions=target.topic.partitions,
-            target_max_bytes=int(target.topic.config.get("max.message.bytes", _DEFAULT_MAX_BYTES)),
-            staging_root=config.staging.dir,
-            archived=archived,
-            since=options.since,
-            until=options.until,
-            keys=keys,
-            where=options.where or "",
-            max_replays=None if ALLOW_REPLAYS in options.allow else stream.redrive.max_replays,
-            takes_unnamed=ALLOW_UNNAMED in options.allow,
-            prior=prior,
-            lost=lost.ranges,
-            told=lost.told,
-            gaps=closed,
-            waiting=list_held(chosen.archived) if takes_waiting(options) else None,
-            sources=config.sources,
-            starts=target.lows,
-            may_lack_ids=ALLOW_IDS in options.allow,
-            origin={"ledger_topic": None if ledger_topic is None else ledger_topic.to_json()},
-        ),
-        progress=draft.say,
-        limits=fit_chunks(stream.limits.messages_per_second, target.topic.partitions),
+    request = RedriveRequest(
+        recovery_id=draft.recovery_id,
+        stream=stream,
+        client_properties=draft.properties,
+        origin_kind=planned.origin,
+        topic=planned.topic,
+        topic_id=planned.topic_id,
+        partitions=planned.partitions,
+        ranges=ranges,
+        stream_topic_id=topic.topic_id,
+        stream_partitions=topic.partitions,
+        target=target.name,
+        target_partitions=target.topic.partitions,
+        target_max_bytes=int(target.topic.config.get("max.message.bytes", _DEFAULT_MAX_BYTES)),
+        staging_root=config.staging.dir,
+        archived=archived,
+        since=options.since,
+        until=options.until,
+        keys=keys,
+        where=options.where or "",
+        max_replays=None if ALLOW_REPLAYS in options.allow else stream.redrive.max_replays,
+        takes_unnamed=ALLOW_UNNAMED in options.allow,
+        prior=prior,
+        lost=lost.ranges,
+        told=lost.told,
+        gaps=closed,
+        waiting=list_held(chosen.archived) if takes_waiting(options) else None,
+        sources=config.sources,
+        starts=target.lows,
+        may_lack_ids=ALLOW_IDS in options.allow,
+        origin={"ledger_topic": None if ledger_topic is None else ledger_topic.to_json()},
     )
+    limits = fit_chunks(stream.limits.messages_per_second, target.topic.partitions)
+    try:
+        outcome = stage_redrive(spark, request, progress=draft.say, limits=limits)
+    except PutBackAlready as done:
+        if is_own and close_put_back(workspace.ledger, chosen.archived, prior):
+            done.hint = "nothing: their gaps are closed now"
+        raise
     cautions = list_cautions(workspace, stream, chosen, outcome, planned.partitions)
     return RedrivePlan(
         **fill_injection(

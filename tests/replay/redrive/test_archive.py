@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backlogctl.kafka.admin import describe_topic
+from backlogctl.kafka.admin import committed_offsets, create_topic, describe_topic
 from backlogctl.spark_backfill.archive.verification import purge_archive
 from backlogctl.values import GapState
 from backlogctl_delivery import stamps
 from tests.conftest import MakeTopic
-from tests.kit.kafka import move_log_start, set_config
-from tests.kit.shop import SOURCE, Shop, offload, place
+from tests.kit.kafka import delete_topic, leave_at, move_log_start, set_config, wait_until
+from tests.kit.shop import PARTITIONS, SOURCE, Shop, offload, place
 from tests.replay.redrive.world import (
     AT,
     KEEP,
@@ -35,7 +35,7 @@ from tests.replay.redrive.world import (
     spring,
     streams,
 )
-from tests.spark_backfill.archive.archiving import list_data
+from tests.spark_backfill.archive.archiving import ANY_TIME, list_data
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,6 +87,96 @@ def test_fault_94_rows_that_moved_on_are_counted(
     planned = plan(shop, "--from", f"archive:{archive}", "--all")
     told = [line for line in planned["warnings"] if "moved on" in line]
     assert [line[:39] for line in told] == ["8 rows of these messages moved on: topi"] * mutable
+
+
+def test_fault_125_a_time_in_nanoseconds_ends_no_work(
+    empty_shop: Shop, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Archived, shown, put back from there, and put back from the log."""
+    shop = empty_shop
+    set_config(shop.properties, shop.topic, ANY_TIME)
+    orders = [make_order(number, OWN) for number in range(TOTAL)]
+    publish(shop, shop.topic, [*orders[1:], replace(orders[0], timestamp=AT * 10**6)])
+    dated = plan(shop, "--from", "log", "--since", "2025-10-09", "--until", "2026-01-01")
+    assert dated["counts"]["staged"] == TOTAL - 1
+    assert "1 message without a time that can be read" in " ".join(dated["warnings"])
+    copied = carry_out(shop, "--from", "log", "--all", "--where", "time IS NULL")
+    assert copied["counts"]["staged"] == 1
+    (sent,) = read_sent(shop)
+    assert (sent.key, sent.original_time) == (b"0", "")
+    archive = offload(shop, spark)
+    shop.call("archive", "verify", archive)
+    peeked = shop.call("archive", "peek", archive, "--key", "0", "--json").document["messages"]
+    assert [message["time"] for message in peeked][:1] == [None]
+    rest = carry_out(shop, "--from", f"archive:{archive}", "--all")
+    assert rest["counts"]["staged"] + rest["counts"]["put_back"] == TOTAL + 1
+    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
+
+
+def test_fault_126_into_a_topic_that_was_made_anew(offloaded: tuple[Shop, str]) -> None:
+    """What is printed works, and closes what it says is not put back."""
+    shop, archive = offloaded
+    shop.call("gaps")
+    delete_topic(shop.properties, shop.topic)
+    # The broker deletes the group's commits a moment later.
+    numbers = range(PARTITIONS)
+    wait_until(
+        lambda: (
+            not any(committed_offsets(shop.properties, shop.group, shop.topic, numbers).values())
+        )
+    )
+    create_topic(shop.properties, shop.topic, partitions=PARTITIONS, config=KEEP)
+    leave_at(shop.properties, shop.group, shop.topic, dict.fromkeys(numbers, 0))
+    command = f"plan redrive orders --from archive:{archive}"
+    told = shop.call("gaps").out
+    assert command in told
+    assert "plan rebuild" not in told
+    stands = shop.run("status", code=None).out
+    assert command in stands
+    assert "plan rebuild" not in stands, stands
+    refused = shop.call("plan", "rebuild", "orders", "--json", code=5).document["error"]
+    assert f"its messages are in archive {archive}" in refused["message"]
+    assert command in refused["hint"]
+    planned = carry_out(shop, "--from", f"archive:{archive}")
+    assert planned["counts"]["staged"] == TOTAL
+    assert "was deleted and made again" in " ".join(planned["warnings"])
+    assert keys_of(read_sent(shop)) == {str(number).encode(): 1 for number in range(TOTAL)}
+    require_put_back(shop, archive)
+    # In the new topic they expire unread: they come from the same archive again.
+    move_log_start(shop.properties, shop.topic, shop.read_ends())
+    assert command in shop.call("gaps").out
+    again = carry_out(shop, "--from", f"archive:{archive}")
+    assert again["counts"]["staged"] == TOTAL
+    require_put_back(shop, archive)
+
+
+def test_fault_126_put_back_in_parts_it_is_put_back(offloaded: tuple[Shop, str]) -> None:
+    """By recoveries of which none took the whole gap."""
+    shop, archive = offloaded
+    source = f"archive:{archive}"
+    carry_out(shop, "--from", source, "--offsets", "1:0-4")
+    carry_out(shop, "--from", source, "--offsets", "1:5-")
+    ledger = shop.open().ledger
+    assert {gap.partition: gap.state for gap in ledger.gaps.list()}[1] is GapState.VERIFIED
+    carry_out(shop, "--from", source, "--all", "--where", "offset % 2 = 0")
+    last = carry_out(shop, "--from", source, "--all", "--where", "offset % 2 = 1")
+    waiting = ledger.gaps.list_waiting()
+    assert len(waiting) == PARTITIONS - 1, "a part of the messages was asked for"
+    refused = plan(shop, "--from", source, code=5)
+    assert "put back already" in refused["message"]
+    assert "closed now" in refused["hint"]
+    require_put_back(shop, archive)
+    assert {ledger.gaps.get(gap.id).recovery_id for gap in waiting} == {last["id"]}
+
+
+def require_put_back(shop: Shop, archive: str) -> None:
+    """It is told the same everywhere."""
+    shown = shop.call("archive", "show", archive, "--json").document
+    assert (shown["waiting"], shown["under_way"], shown["put_back"]) == (0, 0, TOTAL)
+    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
+    told = shop.call("gaps").out
+    assert "not put back" not in told
+    assert "plan redrive" not in told
 
 
 def test_what_expired_unread_again_is_lost_again(offloaded: tuple[Shop, str]) -> None:

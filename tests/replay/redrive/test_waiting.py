@@ -414,13 +414,14 @@ def test_it_is_work_for_the_night(desk: Workspace) -> None:
     assert [(each.gap, each.is_held) for each in list_archived(desk.ledger, stream)] == [
         (gap, True)
     ]
-    assert list_archived(desk.ledger, stream, "another") == (), "the topic was made anew"
+    anew = list_archived(desk.ledger, stream, "another")
+    assert [each.gap for each in anew] == [gap], "whatever topic of its name there is now"
     assert _count_gaps(desk, stream, lambda _: True) == 1
     assert _count_gaps(desk, stream, lambda found: found.detected_at < NOON) == 0
     told = list_waiting_work(desk, ["recover_backlog"]).nightly
     assert told == ("1 gap of orders waits in an archive",)
     assert choose_actions(desk, stream, Verdict.OK, 0, TOPIC) == ("redrive",)
-    assert choose_actions(desk, stream, Verdict.OK, 0, "another") == ()
+    assert choose_actions(desk, stream, Verdict.OK, 0, "another") == ("redrive",)
 
 
 def test_the_verbs_tell_it(desk: Workspace, tmp_path: Path) -> None:
@@ -450,7 +451,8 @@ def test_why_not(desk: Workspace) -> None:
     assert "no source table" in explain_unrebuildable(desk.ledger, beyond, stream)
     assert find_archive_of(beyond, [record]) is None
     assert suggest_plan(desk.ledger, beyond) == "backlogctl plan rebuild orders"
-    assert "deleted since" in explain_unrebuildable(desk.ledger, gap, stream, "another")
+    assert "puts them back" in explain_unrebuildable(desk.ledger, gap, stream, "another")
+    assert "deleted since" in explain_unrebuildable(desk.ledger, beyond, stream, "another")
     desk.ledger.archives.mark_purged(record.recovery_id, "op")
     assert "was purged" in explain_unrebuildable(desk.ledger, gap, stream)
     assert "no source table" in explain_unrebuildable(desk.ledger, lost, stream)

@@ -24,6 +24,8 @@ Headers = list[tuple[str, bytes | None]]
 
 # Their times are of another year.
 KEEP = {"retention.ms": "-1"}
+# The broker takes times of every unit, as it did before Kafka 4.
+ANY_TIME = {**KEEP, "message.timestamp.after.max.ms": str(2**63 - 1)}
 SHAPES: Sequence[tuple[bytes | None, bytes | None, Headers]] = [
     (b"key", b'{"order":1}', []),
     (None, b"without a key", []),
