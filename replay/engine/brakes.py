@@ -123,7 +123,8 @@ class RoomBrake:
     ) -> None:
         self._watch = RoomWatch(properties, topic, floor, read, _ROOM_WITHIN)
         self._before: dict[tuple[int, frozenset[int]], int] = {}
-        self._next_look, self._ahead = 0.0, 0
+        self._taken: dict[tuple[int, frozenset[int]], int] = {}
+        self._next_look = 0.0
         self.held, self.unknown, self._why = False, "", ""
 
     def look(self) -> str:
@@ -144,12 +145,13 @@ class RoomBrake:
 
     def _judge(self, disk: FreeDisk) -> str:
         place = (disk.broker, disk.partitions)
-        ahead = _AHEAD * max(0, self._before.get(place, disk.usable) - disk.usable)
+        taken = max(0, self._before.get(place, disk.usable) - disk.usable)
         self._before[place] = disk.usable
-        if self.held:
-            # Not to and fro: as much as it took when it was held.
-            ahead = max(ahead, _AHEAD * self._ahead)
+        if not self.held:
+            self._taken[place] = taken
+        # Not to and fro: twice as much room as it was held at.
+        ahead = _AHEAD * (2 * self._taken.get(place, 0) if self.held else taken)
         if disk.spare > ahead:
             return ""
-        self._ahead = max(self._ahead, ahead)
-        return f"{disk}, and it fills by {format_bytes(ahead // _AHEAD)} a look; {MAKE_ROOM}"
+        took = format_bytes(self._taken.get(place, taken))
+        return f"{disk}, and it took {took} between two looks; {MAKE_ROOM}"

@@ -3,34 +3,27 @@ is told, at each point."""
 
 from __future__ import annotations
 
-import secrets
-import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.clients import make_producer
-from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.replay.injection import steps
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.injection import verification
+from tests.kit.disks import BALLAST, MIB, doing, fill, fill_up, read_usable, resize
 from tests.kit.kafka import delete_topic, read_all, wait_until
-from tests.kit.shop import PARTITIONS, Shop
+from tests.kit.shop import PARTITIONS, Shop, call_main
 from tests.replay.redrive.world import KEEP
 
 pytestmark = pytest.mark.timeout(600)
 
-MIB = 2**20
 COUNT, SIZE = 300, 20_000
-BALLAST = "ballast"
 COPY = "copy"
 # A broker that is gone is told so soon, on a busy machine too.
 SOON = 20.0
@@ -61,20 +54,6 @@ def make_shop(tmp_path: Path, group: str) -> Callable[[EmbeddedKafka], Shop]:
     return make
 
 
-def fill(properties: Any, topic: str, size: int, each: int = 2**19) -> None:
-    producer = make_producer(properties, {"compression.type": "none"})
-    for number in range(size // each):
-        producer.produce(topic, secrets.token_bytes(each), str(number).encode())
-        producer.poll(0)
-    assert producer.flush(90) == 0
-
-
-def read_usable(shop: Shop) -> int:
-    (broker,) = read_log_dirs(shop.properties, COPY, Deadline(30.0)).brokers or ()
-    assert broker.usable_bytes is not None
-    return broker.usable_bytes
-
-
 def plan_copy(shop: Shop) -> dict[str, Any]:
     planned = shop.call(
         "plan", "redrive", "orders", "--from", "log", "--all", "--to", COPY, "--json"
@@ -87,27 +66,6 @@ def plan_copy(shop: Shop) -> dict[str, Any]:
 def list_said(shop: Shop, recovery: str) -> list[str]:
     events = shop.open().ledger.events.list(recovery)
     return [event.detail["message"] for event in events if event.action == "said"]
-
-
-@contextmanager
-def doing(action: Callable[[], None]) -> Iterator[None]:
-    """Beside the test; its failure is the test's."""
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            action()
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-    assert not failed
 
 
 def check_copied_once(shop: Shop) -> None:
@@ -127,13 +85,13 @@ def test_fault_127_putting_back_waits_above_the_floor_and_goes_on(
         recovery, disk = document["id"], document["disk"]
         assert disk["enough"] is True
         assert COUNT * SIZE < disk["needed"] < 2 * COUNT * SIZE
-        usable = read_usable(shop)
+        usable = read_usable(shop.properties, COPY)
         shop.write_config(limits={"disk_free": f"{usable - MIB} B"})
         lowest = [usable]
 
         def make_room() -> None:
             def waits() -> bool:
-                lowest.append(read_usable(shop))
+                lowest.append(read_usable(shop.properties, COPY))
                 return any(
                     told.startswith("waiting: the disk") for told in list_said(shop, recovery)
                 )
@@ -162,19 +120,6 @@ def test_fault_127_a_plan_says_what_is_needed_and_left(
         assert "are needed, and the disk of broker 1 has" in shown
 
 
-def grow(place: Path, size: int) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={size}", str(place)], check=True)
-
-
-def fill_up(kafka: EmbeddedKafka) -> None:
-    """Until the broker ends by itself."""
-    producer = make_producer(kafka.client_properties, {"compression.type": "none"})
-    while not kafka._nodes[0].wait(0.01):
-        with suppress(BufferError):
-            producer.produce(BALLAST, secrets.token_bytes(2**19))
-        producer.poll(0.01)
-
-
 @pytest.mark.parametrize("point", ["wave", "reading back"])
 def test_fault_128_the_disk_is_full_and_the_broker_gone(
     make_shop: Callable[[EmbeddedKafka], Shop],
@@ -184,7 +129,7 @@ def test_fault_128_the_disk_is_full_and_the_broker_gone(
     point: str,
 ) -> None:
     """It is told within seconds by name; with room, and the broker back, all goes on."""
-    grow(small_disk, 96 * MIB)
+    resize(small_disk, 96 * MIB)
     with EmbeddedKafka.start(small_disk) as kafka:
         shop = make_shop(kafka)
         # Nothing brakes it: the disk fills all the same.
@@ -220,25 +165,21 @@ def test_fault_128_the_disk_is_full_and_the_broker_gone(
             away = f"broker 1 at {kafka.bootstrap} is away since"
             wait_until(lambda: any(away in told for told in list_said(shop, recovery)), what="told")
             assert time.monotonic() - began < SOON
-            grow(small_disk, 256 * MIB)
+            resize(small_disk, 256 * MIB)
             kafka.restart()
             back.set()
 
         with doing(mend):
-            first = call(shop, "run", recovery, "--json")
+            first = run(shop, recovery)
         said = list_said(shop, recovery)
         if first != "verified":
-            assert call(shop, "run", recovery, "--json") == "verified"
+            assert run(shop, recovery) == "verified"
         else:
             assert any("is back, after" in told for told in said)
         check_copied_once(shop)
 
 
-def call(shop: Shop, *words: str) -> str:
-    """The state that a run left."""
-    from tests.kit.shop import call_main
-
-    code, out, err = call_main(words, shop.directory, {})
-    state = shop.open().ledger.recoveries.get(words[1]).state
-    print(code, out, err)
-    return str(state)
+def run(shop: Shop, recovery: str) -> str:
+    """The state that it leaves."""
+    print(call_main(("run", recovery, "--json"), shop.directory, {}))
+    return str(shop.open().ledger.recoveries.get(recovery).state)
