@@ -258,7 +258,7 @@ def wait_for_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> 
         wait_for(admin, future, subject, doing, limit)
 
 
-def read_brokers(admin: Admin, limit: Deadline) -> dict[int, str]:
+def read_addresses(admin: Admin, limit: Deadline) -> dict[int, str]:
     """By number, `kafka-1:9092` of each broker that the cluster names: those that it knows to be
     there.
 

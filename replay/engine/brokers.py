@@ -15,7 +15,7 @@ from typing import Self
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import BacklogError
 from backlogctl.formats import Say, format_duration, format_moment
-from backlogctl.kafka.clients import Admin, find_addresses, make_admin, read_brokers
+from backlogctl.kafka.clients import Admin, find_addresses, make_admin, read_addresses
 from backlogctl.kafka.errors import try_addresses
 
 LOG = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class BrokerWatch:
     def _look(self, admin: Admin) -> Admin | None:
         """The client for the next look; None where this one may have lost its brokers for good."""
         try:
-            named = read_brokers(admin, Deadline(_ANSWER))
+            named = read_addresses(admin, Deadline(_ANSWER))
         except BacklogError:
             self._silent += 1
             self._note(self._find_silent())

@@ -482,7 +482,7 @@ def test_a_floor_is_a_share_of_each_disk_or_a_size() -> None:
         assert DiskFloor.parse(text).count_bytes(100 * MIB) == size
 
 
-def test_it_holds_where_no_next_chunk_fits_above_the_floor() -> None:
+def test_fault_127_it_holds_where_no_next_chunk_fits_above_the_floor() -> None:
     brake = make_brake(answer(90 * MIB, 7 * MIB), floor="5%")
     assert brake.look(coming(p0=2 * MIB, p1=2 * MIB)) == ""
     assert brake.look(coming(p0=9 * MIB, p1=2 * MIB)) == "", "one of them fits"
