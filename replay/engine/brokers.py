@@ -25,7 +25,7 @@ _ANSWER = 2.0
 _PROBE = 1.0
 _END = 1.0
 # A machine that stood still for a moment is no broker that is away.
-_SILENT = 3
+_SILENT = 2
 
 
 class BrokerWatch:
