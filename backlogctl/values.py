@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from backlogctl.clock import format_time
 
@@ -343,3 +344,35 @@ def hash_value(value: Any) -> str:
     """SHA-256 of a JSON value's canonical text (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+# What stays free of the brokers' disks.
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFloor:
+    """What stays free of each disk: bytes, or a share of it in percent."""
+
+    amount: float
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads `5%`, `20 GB`.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        unit = next((unit for unit in ("%", *reversed(_UNITS)) if text.strip().endswith(unit)), "")
+        amount = float(text.strip().removesuffix(unit)) if unit else -1.0
+        if not 0 <= amount < math.inf or (unit == "%" and amount >= _PERCENT):
+            raise ValueError(text)
+        return cls(amount, unit)
+
+    def count_bytes(self, total: int) -> int:
+        """Of a disk of so many bytes."""
+        whole = total / _PERCENT if self.unit == "%" else _UNITS[self.unit]
+        return math.ceil(self.amount * whole)

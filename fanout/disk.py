@@ -13,9 +13,10 @@ from datetime import timedelta
 
 from backlogctl.formats import format_bytes
 from backlogctl.kafka.log_dirs import LogDirs
-from backlogctl.values import Sample
+from backlogctl.values import DiskFloor, Sample
 
 SAFETY = 1.2
+NO_FLOOR = DiskFloor(0, "B")
 _SHORTEST = 30.0  # seconds that samples must span to give a rate
 
 
@@ -31,7 +32,7 @@ class PartitionBacklog:
 
 @dataclass(frozen=True, slots=True)
 class DiskCheck:
-    """Bytes that each broker needs, and those that the fullest one has.
+    """Bytes that each broker needs, and those that the fullest one has above the floor.
 
     `enough` is None where one of them is not known; `reason` says what was compared, or why not.
     """
@@ -48,6 +49,7 @@ def estimate_copy(
     *,
     replication: int,
     factor: float = SAFETY,
+    floor: DiskFloor = NO_FLOOR,
 ) -> DiskCheck:
     """What a copy of the unread messages needs on each broker.
 
@@ -58,9 +60,9 @@ def estimate_copy(
         share = measure_share(log_dirs, part)
         if share is None:
             reason = log_dirs.reason or f"no broker reports the size of partition {part.partition}"
-            return DiskCheck(None, _find_usable(log_dirs), None, reason)
+            return DiskCheck(None, _find_usable(log_dirs, floor), None, reason)
         needed += share
-    return _compare(log_dirs, needed, replication, factor)
+    return _compare(log_dirs, needed, replication, factor, floor)
 
 
 def measure_share(log_dirs: LogDirs, part: PartitionBacklog) -> float | None:
@@ -144,12 +146,14 @@ def estimate_hold(
     *,
     replication: int,
     factor: float = SAFETY,
+    floor: DiskFloor = NO_FLOOR,
 ) -> DiskCheck:
     """What a topic grows by on each broker while nothing of it is deleted."""
     if bytes_per_second is None:
         reason = log_dirs.reason or "how fast the topic grows is not known yet"
-        return DiskCheck(None, _find_usable(log_dirs), None, reason)
-    return _compare(log_dirs, bytes_per_second * duration.total_seconds(), replication, factor)
+        return DiskCheck(None, _find_usable(log_dirs, floor), None, reason)
+    grown = bytes_per_second * duration.total_seconds()
+    return _compare(log_dirs, grown, replication, factor, floor)
 
 
 def combine_checks(*checks: DiskCheck) -> DiskCheck:
@@ -190,8 +194,10 @@ def measure_growth(log_dirs: LogDirs, samples: Sequence[Sample]) -> float | None
     return total / seconds
 
 
-def _compare(log_dirs: LogDirs, bytes_once: float, replication: int, factor: float) -> DiskCheck:
-    usable = _find_usable(log_dirs)
+def _compare(
+    log_dirs: LogDirs, bytes_once: float, replication: int, factor: float, floor: DiskFloor
+) -> DiskCheck:
+    usable = _find_usable(log_dirs, floor)
     if log_dirs.brokers is None:
         return DiskCheck(None, None, None, log_dirs.reason)
     # A replica is on one broker: more brokers than replicas share them.
@@ -203,10 +209,14 @@ def _compare(log_dirs: LogDirs, bytes_once: float, replication: int, factor: flo
     return DiskCheck(needed, usable, needed <= usable, _describe(needed, usable))
 
 
-def _find_usable(log_dirs: LogDirs) -> int | None:
-    free = [broker.usable_bytes for broker in log_dirs.brokers or ()]
-    known = [count for count in free if count is not None]
-    return min(known) if known and len(known) == len(free) else None
+def _find_usable(log_dirs: LogDirs, floor: DiskFloor) -> int | None:
+    """Above the floor, of the broker that has the least."""
+    free = [
+        broker.usable_bytes - floor.count_bytes(broker.total_bytes)
+        for broker in log_dirs.brokers or ()
+        if broker.usable_bytes is not None and broker.total_bytes is not None
+    ]
+    return max(0, min(free)) if free and len(free) == len(log_dirs.brokers or ()) else None
 
 
 def _describe(needed: int, usable: int) -> str:

@@ -16,7 +16,10 @@ import pytest
 from rich.console import Console
 
 from backlogctl.config import load_config
-from examples import demo, expand, rebuild
+from backlogctl.spark_backfill.injection.job import MESSAGE_BYTES
+from backlogctl.spark_backfill.messages.staging import CHUNK_SECONDS
+from backlogctl.values import DiskFloor
+from examples import demo, expand, offload, rebuild
 from examples.delivery import story as delivery
 from examples.delivery.facts import Facts, Row, Sent, audit_facts
 from examples.delivery.story import Result
@@ -283,3 +286,15 @@ def find_processes(word: str) -> list[str]:
             if word in told.decode(errors="replace") or word in place:
                 found.append(told[:200].decode(errors="replace"))
     return found
+
+
+def test_whatever_comes_meanwhile_the_archive_finds_room_again() -> None:
+    """All orders that there can be, each in the topic once more, with our headers; and some
+    chunks that a busy machine aborts."""
+    size = offload.DiskSize()
+    orders = size.filled * size.disk / size.padding + offload._LOOK_EACH
+    orders += size.spare * size.disk / size.padding
+    aborted = 2 * 5000 * CHUNK_SECONDS / size.partitions
+    taken = (orders + aborted) * (size.padding + MESSAGE_BYTES)
+    own = 10 * 2**20  # the broker's, and the last segment of each partition
+    assert taken + own < size.disk - DiskFloor.parse("5%").count_bytes(size.disk)

@@ -8,7 +8,7 @@ from datetime import time, timedelta
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from backlogctl.clock import OffPeakWindow
 from backlogctl.config.base import (
@@ -25,6 +25,7 @@ from backlogctl.config.base import (
 )
 from backlogctl.config.consumers import Consumers, Expand
 from backlogctl.config.sections import Positive
+from backlogctl.values import DiskFloor
 from backlogctl_delivery import stamps
 from backlogctl_delivery.stamps import EVENT_ID
 
@@ -412,8 +413,19 @@ class OffPeak(Section):
         return OffPeakWindow(self.start, self.end, ZoneInfo(self.timezone))
 
 
+def _check_floor(value: str) -> str:
+    try:
+        DiskFloor.parse(value)
+    except ValueError:
+        raise ValueError("must be a share or a size such as 5%, 500 MB or 20 GB") from None
+    return value
+
+
+FloorText = Annotated[str, AfterValidator(_check_floor)]
+
+
 class StreamLimits(Section):
-    """Brakes of the injection."""
+    """Brakes of what a recovery writes into topics."""
 
     messages_per_second: Positive | None = Field(default=None, description="Rate; without it none.")
     max_live_lag: Positive | None = Field(
@@ -423,6 +435,16 @@ class StreamLimits(Section):
     max_messages: Positive = Field(
         default=5_000_000, description="A plan with more messages than this is refused."
     )
+    disk_free: FloorText = Field(
+        default="5%",
+        description="What stays free of each disk of a broker that gets messages, as a share or a "
+        "size such as `20 GB`: an expansion and an injection wait before they use it up. Where "
+        "brokers do not tell their disks (before Kafka 3.3, or managed) it brakes nothing.",
+    )
+
+    @property
+    def floor(self) -> DiskFloor:
+        return DiskFloor.parse(self.disk_free)
 
 
 class Stream(Section):

@@ -258,6 +258,19 @@ def wait_for_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> 
         wait_for(admin, future, subject, doing, limit)
 
 
+def read_addresses(admin: Admin, limit: Deadline) -> dict[int, str]:
+    """By number, `kafka-1:9092` of each broker that the cluster names: those that it knows to be
+    there.
+
+    Raises:
+        BacklogError: nobody answered in time.
+    """
+    subject, doing = f"cluster {admin.addresses}", "list the brokers"
+    future = ask(admin, admin.describe_cluster, subject, doing, limit)
+    nodes = wait_for(admin, future, subject, doing, limit).nodes
+    return {node.id: f"{node.host}:{node.port}" for node in nodes}
+
+
 # Who waits at a terminal is told within ten seconds, with what takes before and after.
 REACH_SECONDS = 6.0
 

@@ -7,7 +7,7 @@ a reason, never an error: a disk that cannot be seen must not stop an emergency 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,18 @@ _SAME_VOLUME = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """One disk of a broker: bytes, None where its version does not report them (KIP-827, Kafka
+    3.3), and the partitions of the topic that lie there."""
+
+    usable_bytes: int | None
+    total_bytes: int | None
+    partitions: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerLogDirs:
-    """One broker's disks: bytes, None where its version does not report them (before Kafka 3.3).
+    """One broker's disks together: bytes, None where its version does not report them.
 
     `partitions` are the bytes of the topic's replicas on this broker; `directories` are its
     `log.dirs`, as paths on its own host.
@@ -32,6 +42,13 @@ class BrokerLogDirs:
     total_bytes: int | None
     partitions: Mapping[int, int] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
+    several: tuple[Disk, ...] = ()
+
+    @property
+    def disks(self) -> tuple[Disk, ...]:
+        """Each disk by itself: one that is full stops what lies there, whatever the others have."""
+        whole = Disk(self.usable_bytes, self.total_bytes, frozenset(self.partitions))
+        return self.several or (whole,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,28 +153,41 @@ def _to_log_dirs(answers: list[dict[str, Any]], topic: str) -> LogDirs:
 
 
 def _to_broker(broker: int, directories: list[dict[str, Any]], topic: str) -> BrokerLogDirs:
-    volumes: list[tuple[int, int]] = []
+    volumes: list[tuple[int, int, set[int]]] = []
     partitions: dict[int, int] = {}
-    known = True
     for directory in directories:
         total, usable = directory.get("total_bytes", -1), directory.get("usable_bytes", -1)
-        known = known and total >= 0 and usable >= 0
         # Two directories on one disk show the same figures; its space counts once.
-        if not any(t == total and abs(u - usable) < _SAME_VOLUME for t, u in volumes):
-            volumes.append((total, usable))
+        same = (p for t, u, p in volumes if t == total and abs(u - usable) < _SAME_VOLUME)
+        if (there := next(same, None)) is None:
+            volumes.append((total, usable, there := set()))
         for found in directory["topics"]:
             if found["name"] != topic:
                 continue
             for part in found["partitions"]:
                 index = part["partition_index"]
                 partitions[index] = partitions.get(index, 0) + part["partition_size"]
+                there.add(index)
+    disks = tuple(
+        Disk(usable, total, frozenset(there))
+        if min(usable, total) >= 0
+        else Disk(None, None, frozenset(there))
+        for total, usable, there in volumes
+    )
+    usables, totals = [d.usable_bytes for d in disks], [d.total_bytes for d in disks]
     return BrokerLogDirs(
         broker,
-        sum(usable for _, usable in volumes) if known else None,
-        sum(total for total, _ in volumes) if known else None,
+        _add(usables),
+        _add(totals),
         partitions,
         tuple(sorted(str(directory["log_dir"]) for directory in directories)),
+        disks if len(disks) > 1 else (),
     )
+
+
+def _add(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _describe(error: Exception, properties: Properties) -> str:

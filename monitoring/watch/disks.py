@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backlogctl.clock import utc_now
+from backlogctl.formats import format_bytes
 from backlogctl.kafka.log_dirs import LogDirs
 from backlogctl.ledger.measurements import DiskReading
 
@@ -68,19 +70,51 @@ def _judge(readings: Sequence[DiskReading], now: datetime) -> float | str | None
         return "does not report its free space (Kafka before 3.3)"
     if now - newest.at > WINDOW:
         return f"was not read for {(now - newest.at).total_seconds() / 60:.0f} min"
-    recent = [r for r in ordered if newest.at - r.at <= WINDOW and r.usable_bytes is not None]
-    oldest = recent[0]
-    assert oldest.usable_bytes is not None
-    seconds = (newest.at - oldest.at).total_seconds()
+    rate = _measure_rate(ordered)
     if newest.usable_bytes <= 0:
         return 0.0
-    if seconds < SHORTEST.total_seconds():
+    if rate is None:
         return "how fast it fills is not known yet: it was read once"
-    filled = oldest.usable_bytes - newest.usable_bytes
-    if filled <= 0:
+    if rate <= 0:
         return None
     passed = (now - newest.at).total_seconds()
-    return max(0.0, newest.usable_bytes * seconds / filled - passed)
+    return max(0.0, newest.usable_bytes / rate - passed)
+
+
+def _measure_rate(ordered: Sequence[DiskReading]) -> float | None:
+    """Bytes a second that a broker's disks fill by, negative where they empty; None: not known."""
+    newest = ordered[-1]
+    recent = [r for r in ordered if newest.at - r.at <= WINDOW and r.usable_bytes is not None]
+    if not recent or newest.usable_bytes is None or recent[0].usable_bytes is None:
+        return None
+    seconds = (newest.at - recent[0].at).total_seconds()
+    if seconds < SHORTEST.total_seconds():
+        return None
+    return (recent[0].usable_bytes - newest.usable_bytes) / seconds
+
+
+def estimate_growth(
+    readings: Iterable[DiskReading], broker: int, seconds: float | None
+) -> tuple[int | None, str]:
+    """Bytes that a broker's disks fill by meanwhile, at the rate of the last minutes, and that in
+    words; None where the rate, or for how long, is unknown.
+
+    Args:
+        readings: of the last minutes.
+    """
+    own = sorted((r for r in readings if r.broker == broker), key=lambda reading: reading.at)
+    rate = _measure_rate(own) if own else None
+    if rate is None:
+        return None, (
+            "how much others write there meanwhile is unknown: the disks were not read over the "
+            "last minutes (`backlogctl watch` does)"
+        )
+    if rate <= 0:
+        return 0, "it does not fill by itself"
+    if seconds is None:
+        return None, f"it fills by {format_bytes(round(rate))} a second besides"
+    grown = math.ceil(rate * seconds)
+    return grown, f"it fills by about {format_bytes(grown)} meanwhile besides"
 
 
 def make_readings(

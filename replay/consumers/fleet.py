@@ -40,7 +40,6 @@ from backlogctl.replay.engine.kind import PlanT, RunContext, Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, mask_values
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.stream import is_source, refuse_other_source
-from backlogctl.replay.present.layout import Text
 from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange
 
 # A stream's consumers as its launcher sees them: the original ones, and a recovery's.
@@ -314,11 +313,6 @@ class StoppingContext(RunContext[PlanT]):
     def originals(self) -> Fleet:
         """The stream's own consumers."""
         return fleet_of(self.workspace, self.stream, Role.ORIGINAL)
-
-    def say(self, text: str) -> None:
-        """A sentence for people, and for the record."""
-        self.console.print(Text(text), soft_wrap=True)
-        self.record("said", message=text)
 
     def is_complete(self, step: str) -> bool:
         """From the ledger: a crash does not make a step start anew."""

@@ -25,6 +25,7 @@ from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.plan import Options, Plan, RunOrigin, find_identity
 from backlogctl.values import FINAL, Gap, Recovery, RecoveryState, Step
+from backlogctl_delivery.visible import escape_text
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -454,6 +455,11 @@ class RunContext(Generic[PlanT]):
     def record(self, action: str, **detail: Any) -> None:
         """Adds a line to the recovery's record."""
         self.workspace.ledger.events.append(self.recovery.id, str(find_identity()), action, detail)
+
+    def say(self, text: str) -> None:
+        """A sentence for people, and for the record."""
+        self.console.print(escape_text(text), markup=False, highlight=False, soft_wrap=True)
+        self.record("said", message=text)
 
     def decide(self, action: str) -> None:
         """Adds a line that whoever goes on or cancels goes by: only with the lease.

@@ -124,6 +124,16 @@ class PlanPart(BaseModel):
     )
 
 
+class PlannedDisk(PlanPart):
+    """Room for what is written, on the disk that has the least left then, in bytes; `enough` is
+    None where it is not known, and `told` says why, or what was compared."""
+
+    needed: int | None
+    usable: int | None
+    enough: bool | None
+    told: str
+
+
 class Options(PlanPart):
     """What an operator says when a plan is made: the arguments of `plan KIND`.
 

@@ -22,6 +22,7 @@ from backlogctl.replay.engine.brakes import (
     check_window,
     make_operator_pause,
 )
+from backlogctl.replay.engine.brokers import BrokerWatch
 from backlogctl.replay.engine.cancelling import finish_cancel, telling_standing
 from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import Kind, RunContext, Workspace, record_terms
@@ -112,10 +113,12 @@ class Run:
         self._validate(context, kind)
         record_terms(self._workspace, recovery, str(find_identity()), "run")
         self._enter_running(recovery, lease)
+        properties = self._workspace.properties(context.stream)
         with self._interrupts.installed():
             context.open()
             try:
-                done = self._take_steps(context, kind)
+                with BrokerWatch(properties, context.say):
+                    done = self._take_steps(context, kind)
             except BaseException as error:
                 context.close(error)
                 raise

@@ -8,17 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backlogctl.clock import Deadline
-from backlogctl.config.sections import Cluster
+from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import Refused
 from backlogctl.formats import format_bytes
 from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.kafka.room import measure_room
 from backlogctl.manifests import Manifest, read_manifest
-from backlogctl.replay.engine.kind import RunContext
-from backlogctl.replay.engine.plan import find_identity
+from backlogctl.monitoring.watch.disks import WINDOW, estimate_growth, make_readings
+from backlogctl.replay.engine.kind import RunContext, Workspace
+from backlogctl.replay.engine.plan import PlannedDisk, find_identity
 from backlogctl.replay.injection.plan import InjectionPlan
 from backlogctl.replay.present.layout import Bar
-from backlogctl.spark_backfill.injection.brakes import measure_room
+from backlogctl.spark_backfill.injection.job import measure_chunk
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.values import GapState
 
@@ -31,19 +32,41 @@ if TYPE_CHECKING:
 _SECONDS = 10.0
 
 
-def warn_about_room(cluster: Cluster, topic: str, manifest: Manifest) -> list[str]:
-    """What an approver should know; nothing where there is space, or where that is unknown: the run
-    looks again before each wave, and stops where it gets tight."""
-    found = read_log_dirs(cluster.client_properties(), topic, Deadline(_SECONDS))
-    usable = [one.usable_bytes for one in found.brokers or () if one.usable_bytes is not None]
-    needed = measure_room(manifest, manifest.count, found.replica_share).left
-    if not usable or needed <= min(usable):
-        return []
-    return [
-        f"they may take {format_bytes(needed)} on each broker, and the fullest one has "
-        f"{format_bytes(min(usable))} left: the run stops before that is used up, and goes on when "
-        "there is room"
-    ]
+def check_room(
+    workspace: Workspace, plan: InjectionPlan, manifest: Manifest
+) -> tuple[PlannedDisk, list[str]]:
+    """What is needed of the tightest disk, what it has, how it fills meanwhile; and what an
+    approver is warned of: the run looks again before each wave, and waits where it gets tight.
+
+    A rehearsal's topic is not there yet: its replicas are taken to lie as the stream's do.
+    """
+    stream = workspace.config.stream(plan.stream)
+    topic = plan.topic if plan.target_id is None else plan.target_topic
+    found = read_log_dirs(workspace.properties(stream), topic, Deadline(_SECONDS))
+    readings = workspace.ledger.disks
+    readings.add(make_readings(stream.cluster, found, topic))
+    room = measure_room(found, plan.limits.floor)
+    wanted = {
+        slot: sum(map(measure_chunk, chunks)) for slot, chunks in manifest.list_slots().items()
+    }
+    disk = room.find_tightest(wanted)
+    if disk is None:
+        told = f"whether there is room is unknown: {room.unknown}"
+        return PlannedDisk(needed=None, usable=None, enough=None, told=told), [told]
+    needed, took = room.count_need(disk, wanted), plan.estimate_seconds()
+    recent = readings.history(stream.cluster, utc_now() - WINDOW)
+    grown, growth = estimate_growth(recent, disk.broker, took)
+    enough: bool | None = needed + (grown or 0) <= disk.spare
+    told = f"at most {format_bytes(needed)} are needed, and {disk}; {growth}"
+    warnings = []
+    if not enough:
+        warnings.append(
+            f"the messages may take {format_bytes(needed)} where {disk}: the run waits before "
+            "that is used up, and goes on when there is room"
+        )
+    if enough and room.unknown:
+        enough, told = None, f"{told}; {room.unknown}"
+    return PlannedDisk(needed=needed, usable=disk.usable, enough=enough, told=told), warnings
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from backlogctl.config import Config, Stream, StreamLimits
 from backlogctl.formats import format_bytes, format_duration, format_moment, format_plural
-from backlogctl.replay.engine.plan import Plan, PlanPart
-from backlogctl.replay.engine.values import Fact
+from backlogctl.replay.engine.plan import Plan, PlannedDisk, PlanPart
+from backlogctl.replay.engine.values import Fact, Tone
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class InjectionPlan(Plan):
         target: None where they go to the stream's own topic.
         first_time, last_time: of the messages, in the normal form; None where they have none.
         pace: messages a second of the stream's last recovery; None where that is not known.
+        disk: whether the brokers' disks have room for all of it; None where it was not asked.
     """
 
     manifest_sha256: str
@@ -65,6 +66,7 @@ class InjectionPlan(Plan):
     first_time: str | None = None
     last_time: str | None = None
     pace: float | None = None
+    disk: PlannedDisk | None = None
 
     def closes(self, gap_id: str) -> bool:
         """Whether it closes a gap that it was planned for, so that it takes it."""
@@ -105,6 +107,11 @@ class InjectionPlan(Plan):
         """The topic that gets the messages, and which one that is."""
         return (To.TOPIC if self.target is None else self.target.to), self.target_topic
 
+    def estimate_seconds(self) -> float | None:
+        """How long the work takes, without waits; None where nothing tells how fast it goes."""
+        speed = min(filter(None, (self.limits.messages_per_second, self.pace)), default=None)
+        return None if speed is None else max(1.0, self.message_count / speed)
+
     @property
     def delivers(self) -> bool:
         """Whether the stream's group gets the messages."""
@@ -127,6 +134,9 @@ def list_terms(plan: InjectionPlan) -> tuple[Fact, ...]:
         first, last = map(format_moment, (plan.first_time, plan.last_time))
         facts.append(Fact("times", f"of the messages: {first} to {last}"))
     facts.append(Fact("put back", format_schedule(plan), decides=True))
+    if plan.disk is not None:
+        tone: Tone = "" if plan.disk.enough else "warn" if plan.disk.enough is None else "bad"
+        facts.append(Fact("disk", plan.disk.told, tone, decides=True))
     stays = "what is put back cannot be taken out of the topic again"
     if plan.target is not None and plan.target.to is To.REHEARSAL:
         stays = "its topic is deleted, with all that it got"
@@ -140,8 +150,8 @@ def format_schedule(plan: InjectionPlan) -> str:
     if plan.off_peak is not None:
         brakes.append(f"{plan.off_peak}, as many nights as needed")
     rate, pace = plan.limits.messages_per_second, plan.pace
-    speed = min(filter(None, (rate, pace)), default=None)
-    took = "" if speed is None else format_duration(max(1.0, plan.message_count / speed))
+    seconds = plan.estimate_seconds()
+    took = "" if seconds is None else format_duration(seconds)
     if rate:
         brakes.append(f"at most {rate:,} messages/s: about {took} of work")
     elif pace:
@@ -149,7 +159,7 @@ def format_schedule(plan: InjectionPlan) -> str:
     if plan.delivers and (lag := plan.limits.max_live_lag):
         brakes.append(f"waits while the live group is more than {lag:,} behind")
     told = ", ".join(brakes) or "at any time, as fast as it goes"
-    return told if speed else f"{told}; how long that takes is not known before the first run"
+    return told if seconds else f"{told}; how long that takes is not known before the first run"
 
 
 # What a recovery that sends messages must be allowed on the cluster.

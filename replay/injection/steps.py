@@ -203,10 +203,9 @@ class Inject(Step[InjectionContext]):
         job = make_job(context)
         codec = _choose_codec(job, context.stream.group)
         job = replace(job, compression=codec, follows=find_planned_log(context))
-        brakes: list[Brake] = [
-            _RunBrake(context),
-            DiskBrake(job.properties, job.topic, job.manifest),
-        ]
+        floor = context.plan.limits.floor
+        disk = DiskBrake(job.properties, job.topic, floor, context.say)
+        brakes: list[Brake] = [_RunBrake(context)]
         if context.plan.delivers and context.plan.limits.max_live_lag is not None:
             brakes.append(
                 LiveLagBrake(
@@ -223,7 +222,7 @@ class Inject(Step[InjectionContext]):
             inject(
                 spark,
                 job,
-                CombinedBrakes(brakes),
+                CombinedBrakes(brakes, disk, on_wait=tracker.note_wait),
                 on_chunk=tracker.note_chunk,
                 on_progress=tracker.note_progress,
             )
@@ -270,6 +269,11 @@ class _Tracker:
         self._counts["left_out"] += len(result.left_out)
         if result.outcome is CommitOutcome.INJECTED:
             self._done.append((utc_now(), result.count))
+
+    def note_wait(self, why: str) -> None:
+        """Called where a brake begins to hold."""
+        self._context.bar.say(f"waiting: {why}")
+        self._context.say(f"waiting: {why}")
 
     def note_progress(self, progress: InjectionProgress) -> None:
         """Called after each wave."""

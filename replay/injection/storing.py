@@ -24,7 +24,7 @@ from backlogctl.replay.engine.archives import open_spark
 from backlogctl.replay.engine.guards import fingerprint_stream, store_plan
 from backlogctl.replay.engine.kind import Say, Workspace
 from backlogctl.replay.engine.plan import Options, PlannedWindow, RunOrigin, find_identity
-from backlogctl.replay.injection.context import warn_about_room
+from backlogctl.replay.injection.context import check_room
 from backlogctl.replay.injection.copying import write_copy
 from backlogctl.replay.injection.kind import warn_about_readers
 from backlogctl.replay.injection.plan import InjectionPlan, list_sending
@@ -155,9 +155,9 @@ def stage_and_store(
         plan = make()
         directory = workspace.staging_of(recovery_id)
         manifest = read_manifest(directory, plan.manifest_sha256)
-        told = warn_about_room(workspace.config.cluster_of(draft.stream), plan.topic, manifest)
-        staged = describe_staged(workspace, draft.stream, manifest)
-        plan = plan.model_copy(update={**staged, "warnings": (*plan.warnings, *told)})
+        plan = plan.model_copy(update=describe_staged(workspace, draft.stream, manifest))
+        disk, told = check_room(workspace, plan, manifest)
+        plan = plan.model_copy(update={"disk": disk, "warnings": (*plan.warnings, *told)})
         closed = [gap for gap in gaps if target.planned is None and plan.closes(gap.id)]
         begin_storing()
         recovery = store_plan(workspace, recovery_id, plan, [gap.id for gap in closed])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ import pyarrow as pa
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, Paused, VerificationFailed
-from backlogctl.formats import format_bytes
 from backlogctl.kafka.admin import committed_offsets, list_offsets, read_group_state
 from backlogctl.kafka.clients import (
     Admin,
@@ -26,12 +24,13 @@ from backlogctl.kafka.clients import (
     make_admin,
     outlast,
 )
-from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
+from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.kafka.ranges import read_ranges
-from backlogctl.manifests import Manifest, read_chunk
+from backlogctl.kafka.room import Read, Room, RoomWatch
+from backlogctl.manifests import read_chunk
 from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, PATIENCE, await_visible
 from backlogctl.spark_backfill.injection.newer import drop_rows
-from backlogctl.values import Chunk
+from backlogctl.values import Chunk, DiskFloor
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
 
 _LOOK_AGAIN = 0.5
@@ -42,7 +41,8 @@ class InjectionProgress:
     """How far an injection is, in messages.
 
     `slots` holds the messages of each slot that are committed, skipped ones too, and `chunks` how
-    many chunks they are.
+    many chunks they are. `next` is what comes next: by slot, the bytes of its chunk; empty while
+    nothing is to be sent.
     """
 
     injected: int
@@ -51,6 +51,7 @@ class InjectionProgress:
     wave: int = 0
     slots: Mapping[int, int] = field(default_factory=dict)
     chunks: Mapping[int, int] = field(default_factory=dict)
+    next: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
@@ -61,8 +62,8 @@ class InjectionProgress:
 class Brakes(Protocol):
     """Looked at before every wave, and now and then while waiting for the rate."""
 
-    def check(self, progress: InjectionProgress) -> None:
-        """Returns when the next wave may go; may wait.
+    def check(self, progress: InjectionProgress) -> Room:
+        """Returns when the next wave may go, with the room that it has; may wait.
 
         Raises:
             Paused: the work stops here and goes on with a later run.
@@ -83,26 +84,43 @@ class Brake(Protocol):
 class NoBrakes:
     """Goes on, always."""
 
-    def check(self, progress: InjectionProgress) -> None:
+    def check(self, progress: InjectionProgress) -> Room:
         """Returns at once."""
+        return Room()
 
 
 class CombinedBrakes:
-    """All of several brakes. Waits while one of them holds, at most `patience` seconds."""
+    """All of several brakes. Waits while one of them holds, at most `patience` seconds.
 
-    def __init__(self, brakes: Sequence[Brake], *, patience: float = 300.0) -> None:
-        self._brakes = tuple(brakes)
-        self._patience = patience
+    Args:
+        disk: asked for the room of each wave; None where nothing is to be asked.
+        on_wait: hears why it waits, once for each wait.
+    """
 
-    def check(self, progress: InjectionProgress) -> None:
-        limit = Deadline(self._patience)
+    def __init__(
+        self,
+        brakes: Sequence[Brake],
+        disk: DiskBrake | None = None,
+        *,
+        patience: float = 300.0,
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._brakes = (*brakes, disk) if disk else tuple(brakes)
+        self._disk, self._patience, self._on_wait = disk, patience, on_wait
+
+    def check(self, progress: InjectionProgress) -> Room:
+        limit, is_told = Deadline(self._patience), False
         while reason := self._look(progress):
             if limit.expired:
                 raise Paused(
                     f"stopped between two chunks: {reason}, for {self._patience:g} s",
                     hint="run it again later; it goes on where it stopped",
                 )
+            if not is_told:
+                is_told = True
+                self._on_wait(reason)
             threading.Event().wait(limit.remaining(_LOOK_AGAIN))
+        return self._disk.room if self._disk else Room()
 
     def _look(self, progress: InjectionProgress) -> str:
         # All are asked: one that stops must not wait for one that holds.
@@ -178,82 +196,45 @@ class LiveLagBrake:
         return max(0, end - committed - own)
 
 
-# Stops an injection before it fills the brokers' disks: a full broker stops for everybody.
+# Holds an injection before it fills the brokers' disks: a full broker stops for everybody.
 #
 # What is put back takes space like any message; after an offload it may be as much as was freed.
 
-# Our headers, a record's own bytes, indexes: beside key and value.
-MESSAGE_BYTES = 300
-_LOOK_EACH = 2.0
-_ANSWER_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class FreeSpace:
-    """What an injection still adds on each broker at most, and what its next chunks do."""
-
-    left: int
-    next: int
-
-
-def measure_room(manifest: Manifest, left: int, share: float) -> FreeSpace:
-    """Uncompressed: an upper bound.
-
-    Args:
-        left: messages that are not sent yet.
-        share: of all replicas, those that lie on one broker.
-    """
-    total = max(1, manifest.count)
-    largest: dict[int, int] = {}
-    for chunk in manifest.chunks:
-        size = chunk.bytes + chunk.count * MESSAGE_BYTES
-        largest[chunk.slot] = max(largest.get(chunk.slot, 0), size)
-    whole = sum(chunk.bytes for chunk in manifest.chunks) + manifest.count * MESSAGE_BYTES
-    rest = math.ceil(whole * left / total * share)
-    return FreeSpace(rest, min(rest, math.ceil(sum(largest.values()) * share)))
-
 
 class DiskBrake:
-    """Raises Paused where the fullest broker has no space for the next chunks; where the brokers do
-    not tell their space, it lets all pass."""
+    """Holds where no next chunk has room above the floor, on each disk that gets a copy of it.
+
+    What others write meanwhile, and a chunk that is sent again, must fit into the floor: a wave
+    lasts some seconds.
+    """
 
     def __init__(
         self,
-        properties: Mapping[str, str],
+        properties: Properties,
         topic: str,
-        manifest: Manifest,
-        read: Callable[[Mapping[str, str], str, Deadline], LogDirs] = read_log_dirs,
+        floor: DiskFloor,
+        say: Callable[[str], None] = lambda _: None,
+        read: Read = read_log_dirs,
     ) -> None:
-        self._properties, self._topic, self._manifest, self._read = (
-            properties,
-            topic,
-            manifest,
-            read,
-        )
-        self._next_look = 0.0
+        """Args: `say` hears once that the room is unknown: then it holds nothing."""
+        self._watch = RoomWatch(properties, topic, floor, read)
+        self._say, self._told = say, ""
+
+    @property
+    def room(self) -> Room:
+        """As it was at the last look before a wave."""
+        return self._watch.room
 
     def look(self, progress: InjectionProgress) -> str:
-        """Never waits.
-
-        Raises:
-            Paused: a broker's disks are too full.
-        """
-        if not progress.left or time.monotonic() < self._next_look:
+        """Why to wait: what comes next does not fit, or room that was told is not told any more."""
+        if not progress.next:
             return ""
-        found = self._read(self._properties, self._topic, Deadline(_ANSWER_SECONDS))
-        self._next_look = time.monotonic() + _LOOK_EACH
-        needed = measure_room(self._manifest, progress.left, found.replica_share).next
-        for broker in found.brokers or ():
-            if broker.usable_bytes is not None and broker.usable_bytes < needed:
-                raise Paused(
-                    f"stopped between two chunks: the disks of broker {broker.broker} have "
-                    f"{format_bytes(broker.usable_bytes)} left, and the next chunks may take "
-                    f"{format_bytes(needed)}",
-                    subject=f"topic {self._topic}",
-                    hint="make room: consumers that go on, a shorter retention; then run it "
-                    "again, it goes on where it stopped",
-                )
-        return ""
+        why = self._watch.look(progress.next)
+        unknown = self.room.unknown
+        if not why and unknown and not self._told:
+            self._told = unknown
+            self._say(f"whether the disks have room is unknown, and brakes nothing: {unknown}")
+        return why
 
 
 # The canary: the first, small chunks are read back before the rest goes.

@@ -13,6 +13,7 @@ from backlogctl.errors import Paused, PlanStale
 from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, read_metadata
 from backlogctl.kafka.clients import Connection, connect, outlast
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.room import Room
 from backlogctl.manifests import Manifest
 from backlogctl.spark_backfill.injection.newer import PlannedLog
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
@@ -69,6 +70,30 @@ def choose_chunks(left: Sequence[Chunk], rate: float | None, most: int) -> tuple
     if rate is not None or left[0].canary:
         return (left[0],)
     return tuple(islice(left, most))
+
+
+# Our headers, a record's own bytes, indexes: beside key and value.
+MESSAGE_BYTES = 300
+
+
+def measure_chunk(chunk: Chunk) -> int:
+    """Bytes that a chunk takes of each replica's disk at most: uncompressed."""
+    return chunk.bytes + chunk.count * MESSAGE_BYTES
+
+
+def count_fitting(wave: Mapping[int, Sequence[Chunk]], room: Room) -> dict[int, int]:
+    """How many chunks of each slot there is room for together: the first one of each first."""
+    wanted: dict[int, int] = {}
+    kept = dict.fromkeys(wave, 0)
+    for index in range(max(map(len, wave.values()))):
+        for slot, chunks in wave.items():
+            if kept[slot] != index or index >= len(chunks):
+                continue
+            size = wanted.get(slot, 0) + measure_chunk(chunks[index])
+            if room.fits({**wanted, slot: size}):
+                wanted[slot] = size
+                kept[slot] += 1
+    return kept
 
 
 def choose_pace(count: int, rate: float | None, width: int, parallelism: int) -> float | None:

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, VerificationFailed
+from backlogctl.errors import BacklogError, KafkaFailure, VerificationFailed
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin
 from backlogctl.manifests import Manifest, read_chunk
@@ -81,6 +81,13 @@ def _join_all(columns: list[Any], border: bytes, null: bytes) -> Any:
     return pa.compute.binary_join_element_wise(
         *columns, border, null_handling="replace", null_replacement=null
     )
+
+
+class ReadBackFailed(KafkaFailure):
+    """What was injected could not be read: it may all be as it should."""
+
+    code = "read_back_failed"
+    retryable = True
 
 
 MAX_IDS = 100
@@ -191,7 +198,7 @@ def verify_injection(
 
     Raises:
         Paused: somebody's open transaction hides what was injected.
-        VerificationFailed: the messages could not be read.
+        ReadBackFailed: the messages could not be read.
         PlanStale, StagingError, KafkaFailure, ClusterUnreachable.
     """
     admin = make_admin(properties)
@@ -214,8 +221,8 @@ def verify_injection(
     with translating(
         "read the injected messages back",
         subject=subject,
-        hint="run it again",
-        kind=VerificationFailed,
+        hint="nothing is known to be wrong, and nothing is proved yet: run it again",
+        kind=ReadBackFailed,
         secrets=list_secrets(properties),
     ):
         staged = _read_staged(spark, directory, manifest, left_out or {})

@@ -41,6 +41,8 @@ from backlogctl.spark_backfill.injection.job import (
     choose_chunks,
     choose_pace,
     choose_slots,
+    count_fitting,
+    measure_chunk,
     require_replicas,
 )
 from backlogctl.spark_backfill.injection.ledger_topic import (
@@ -332,7 +334,6 @@ class _Injection:
             )
         self._send_canary()
         while any(self._left.values()):
-            self._look()
             self._send_wave(choose_slots(self._left, self._job.messages_per_second))
         self._follow(is_last=True)
         return InjectionResult(
@@ -406,7 +407,6 @@ class _Injection:
         slot = canary[0].slot
         canary = sorted((c for c in canary if c.slot == slot), key=lambda c: c.number)
         while self._left[slot] and self._left[slot][0].canary:
-            self._look()
             self._send_wave([slot])
         last = self._last_offsets.get(slot)
         end = read_canary_back(
@@ -434,10 +434,12 @@ class _Injection:
             )
 
     def _send_wave(self, slots: list[int]) -> None:
-        started = time.monotonic()
+        room = self._brakes.check(self._progress(slots))
+        started, before = time.monotonic(), self._injected
         self._follow()
         tasks = [self._make_task(slot, len(slots)) for slot in slots]
-        before = self._injected
+        fitting = count_fitting({task.slot: task.chunks for task in tasks}, room)
+        tasks = [replace(t, chunks=t.chunks[:n]) for t in tasks if (n := fitting[t.slot])]
         self._run_tasks(tasks)
         self._waves += 1
         self._report()
@@ -498,7 +500,7 @@ class _Injection:
         lost, rounds, limit = 0, 0, Deadline(self._job.patience)
         while tasks:
             if rounds:
-                self._look()
+                self._brakes.check(self._progress([task.slot for task in tasks]))
                 self._follow()
                 tasks = [replace(self._make_task(t.slot, len(tasks)), chunks=t.chunks, after="")
                          for t in tasks]  # fmt: skip
@@ -567,7 +569,7 @@ class _Injection:
             self._on_chunk(result)
             reach("p3.7.copy.after")
 
-    def _progress(self) -> InjectionProgress:
+    def _progress(self, slots: Sequence[int] = ()) -> InjectionProgress:
         return InjectionProgress(
             injected=self._injected,
             skipped=self._skipped,
@@ -575,6 +577,7 @@ class _Injection:
             wave=self._waves,
             slots=dict(self._slots),
             chunks=dict(self._chunks),
+            next={slot: measure_chunk(self._left[slot][0]) for slot in slots},
         )
 
     def _report(self) -> None:

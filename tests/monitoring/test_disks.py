@@ -24,7 +24,7 @@ from backlogctl.ledger.measurements import DiskReading
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.watch import look
 from backlogctl.monitoring.watch.board import Board
-from backlogctl.monitoring.watch.disks import WINDOW, forecast_full, make_readings
+from backlogctl.monitoring.watch.disks import WINDOW, estimate_growth, forecast_full, make_readings
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.kinds import KINDS
@@ -84,6 +84,19 @@ def test_the_broker_that_is_full_first_is_told_also_where_another_is_unknown() -
     found = forecast_full(readings, NOON)
     assert (found.broker, found.is_known) == (2, False)
     assert found.seconds == pytest.approx(600)
+
+
+def test_what_comes_meanwhile_is_told_at_the_rate_of_the_last_minutes() -> None:
+    fills = [read(-10, 20 * GIB), read(0, 10 * GIB), read(-10, 20 * GIB, 2), read(0, 30 * GIB, 2)]
+    assert estimate_growth(fills, 1, 60.0)[0] == GIB
+    assert estimate_growth(fills, 2, 60.0) == (0, "it does not fill by itself")
+    grown, told = estimate_growth(fills, 1, None)
+    assert grown is None
+    assert "a second besides" in told
+    for readings in ([], fills[1:2], [read(-10, None), read(0, 5 * GIB)]):
+        grown, told = estimate_growth(readings, 1, 60.0)
+        assert grown is None
+        assert "is unknown" in told
 
 
 def test_the_past_is_thinned_for_each_broker(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""Brokers that are not there are told within ten seconds, each with what was tried."""
+"""Brokers that are not there are told within ten seconds, each with what was tried; a run that
+waits says it, too."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -14,12 +17,14 @@ import pytest
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from backlogctl.kafka.clients import make_admin
+from backlogctl.replay.engine.brokers import BrokerWatch
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import free_port
-from tests.kit.kafka import forward, properties_of, publish, set_offsets_raw
+from tests.kit.kafka import forward, properties_of, publish, set_offsets_raw, wait_until
 from tests.kit.shop import call_main
 
 SOON = 10.0
+LATE = 60.0
 CONSUMERS = {"launcher": "manual", "replicas": 1}
 
 
@@ -118,3 +123,35 @@ def test_one_broker_of_three(tmp_path: Path) -> None:
             assert code == 1
             said = " ".join((out + err).split())
             assert f"broker 3 at {gone} cannot be reached: connection refused" in said
+
+
+def test_fault_128_a_run_hears_who_is_away_and_who_is_back(tmp_path: Path) -> None:
+    """One of three that is killed, and all that do not answer."""
+    told: list[str] = []
+
+    def hear(text: str) -> None:
+        wait_until(lambda: any(text in one for one in told), LATE, text)
+        told.clear()
+
+    with EmbeddedKafka.start(tmp_path / "kafka", brokers=3) as kafka:
+        places = kafka.bootstrap.split(",")
+        with BrokerWatch(properties_of(kafka.bootstrap), told.append) as watch:
+            wait_until(lambda: len(watch._known) == 3, what="all are known")
+            kafka.kill(3)
+            hear(f"broker 3 at {places[2]} is away since")
+            kafka.restart(3)
+            hear(f"broker 3 at {places[2]} is back, after")
+            for pid in kafka.pids:
+                os.kill(pid, signal.SIGSTOP)
+            hear(f"broker 2 at {places[1]} is away since")
+            for pid in kafka.pids:
+                os.kill(pid, signal.SIGCONT)
+            hear(f"broker 2 at {places[1]} is back, after")
+
+
+def test_a_cluster_that_nobody_ever_reached_is_told_by_its_address(silent: str) -> None:
+    told: list[str] = []
+    with BrokerWatch(properties_of(f"127.0.0.1:1,{silent}"), told.append):
+        wait_until(lambda: told, LATE, "it is told")
+    assert told[0].startswith("broker 127.0.0.1:1 is away since")
+    assert "connection refused" in told[0]

@@ -180,7 +180,7 @@ def test_a_plan_that_is_interrupted_on_record_is_rejected(
     monkeypatch.setattr(plans, "choose_losses", lambda *_: losses)
     monkeypatch.setattr(plans, "compute_rebuild", compute)
     monkeypatch.setattr(storing, "read_manifest", lambda *arguments: Staged())
-    monkeypatch.setattr(storing, "warn_about_room", lambda *arguments: [])
+    monkeypatch.setattr(storing, "check_room", lambda *arguments: (None, []))
     monkeypatch.setattr(storing, "describe_staged", lambda *arguments: {})
     monkeypatch.setattr(type(workspace.config), "cluster_of", lambda *arguments: None)
     monkeypatch.setattr(workspace.ledger.chunks, "add_all", interrupt)

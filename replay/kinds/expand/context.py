@@ -40,6 +40,7 @@ from backlogctl.replay.consumers.fleet import (
     StoppingContext,
     fleet_of,
 )
+from backlogctl.replay.engine.brakes import RoomBrake
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.burndown import BurndownView
@@ -82,6 +83,7 @@ SOURCE_GONE = "the source topic is gone, and the counters with it"
 class ExpandContext(StoppingContext[ExpandPlan]):
     """One run of one expansion."""
 
+    room: RoomBrake | None = None  # while the relays copy
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _sample_at: float = 0.0
@@ -307,10 +309,37 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         except Refused:
             self.check_topic()  # commits go with their topic: then that is what to say
             raise
+        if self.room is not None:
+            self._brake_relays(self.room)
         if time.monotonic() >= self._sample_at:
             self._sample_at = time.monotonic() + _SAMPLE_EACH
             with suppress(KafkaFailure):  # a broker is away: the next one shows it
                 self.sample()
+
+    def brake_on(self) -> None:
+        """From now on the relays wait before the disks of the temporary topic are full."""
+        floor = self.stream.limits.floor
+        self.room = RoomBrake(self.properties, self.temporary_topic, floor)
+
+    def _brake_relays(self, room: RoomBrake) -> None:
+        """Meanwhile the consumers go on with what is copied, and the guard stays in the group."""
+        was_held, was_unknown = room.held, room.unknown
+        why = room.look()
+        if room.unknown and not was_unknown:
+            self.say(f"whether the disks have room is unknown, and brakes nothing: {room.unknown}")
+        if why and not was_held:
+            self.say(f"the relays wait, and the consumers go on with what is copied: {why}")
+            with suppress(KafkaFailure):  # one that does not end is killed, and fenced by the next
+                self.session.stop_relays()
+            self.session.abandon()
+        elif was_held and not why:
+            self.say("the disks have room again: the relays go on")
+            try:
+                self.session.start(self.make_ranges)
+            except KafkaFailure as error:
+                if not error.retryable:
+                    raise
+                room.held = True  # brokers are away: the next look tries again
 
     def note_sample(self) -> None:
         """A sample of the stream while the guard is in its group.

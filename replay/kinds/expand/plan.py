@@ -12,7 +12,14 @@ from pydantic import Field
 from backlogctl.fanout.layout import MAX_FACTOR
 from backlogctl.formats import format_bytes, format_duration, format_plural
 from backlogctl.replay.engine.options import list_words
-from backlogctl.replay.engine.plan import AllowedWords, Options, Plan, PlanPart, Timestamp
+from backlogctl.replay.engine.plan import (
+    AllowedWords,
+    Options,
+    Plan,
+    PlannedDisk,
+    PlanPart,
+    Timestamp,
+)
 
 if TYPE_CHECKING:
     from backlogctl.config import Stream
@@ -126,15 +133,6 @@ class PlannedHold(PlanPart):
 
     needed: bool
     changes: Mapping[str, SettingChange]
-
-
-class PlannedDisk(PlanPart):
-    """Room on the brokers, in bytes; `enough` is None where it is not known."""
-
-    needed: int | None
-    usable: int | None
-    enough: bool | None
-    told: str
 
 
 class ExpandPlan(Plan):

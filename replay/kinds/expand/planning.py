@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, cast
 
-from backlogctl.clock import Deadline
+from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Stream
 from backlogctl.errors import Refused, UsageError
 from backlogctl.fanout.disk import (
@@ -49,6 +49,8 @@ from backlogctl.monitoring.offsets.lag import (
 )
 from backlogctl.monitoring.offsets.timeline import estimate_time
 from backlogctl.monitoring.verdict.judge import Pace, measure_pace
+from backlogctl.monitoring.watch.disks import WINDOW as DISK_WINDOW
+from backlogctl.monitoring.watch.disks import estimate_growth, make_readings
 from backlogctl.replay.consumers.fleet import (
     fingerprint_with_consumers,
     fleet_of,
@@ -57,7 +59,7 @@ from backlogctl.replay.consumers.fleet import (
 )
 from backlogctl.replay.engine.guards import refuse_beyond_end, store_plan
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
-from backlogctl.replay.engine.plan import RunOrigin
+from backlogctl.replay.engine.plan import PlannedDisk, RunOrigin
 from backlogctl.replay.kinds.expand.canary import TRIAL_NAME, try_consumer
 from backlogctl.replay.kinds.expand.describe import (
     warn_about_backlog,
@@ -75,7 +77,6 @@ from backlogctl.replay.kinds.expand.plan import (
     ExpandPlan,
     Facts,
     PlannedCanary,
-    PlannedDisk,
     PlannedHold,
     PlannedPartition,
     SettingChange,
@@ -94,7 +95,7 @@ from backlogctl.replay.observe.snapshot import (
     take_snapshot,
 )
 from backlogctl.replay.observe.stream import list_other_topics, note_stream, read_history
-from backlogctl.values import PartitionSample, Recovery, Sample
+from backlogctl.values import DiskFloor, PartitionSample, Recovery, Sample
 
 _PEEKED = 20  # messages a partition: enough to see where keys lie
 _SAMPLED = 40  # in each of several places of a partition
@@ -369,7 +370,7 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
     )
     layout = plan_layout(load, factor)
     hold = _plan_hold(workspace, stream, backlog, layout)
-    disk = _check_disk(backlog, layout, held=hold.needed)
+    disk = _check_disk(stream.limits.floor, backlog, layout, held=hold.needed)
     facts = Facts(
         stream=stream,
         layout=layout,
@@ -423,7 +424,7 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
             needed=disk.needed_bytes,
             usable=disk.usable_bytes,
             enough=disk.enough,
-            told=disk.reason,
+            told="; ".join([disk.reason, *_say_growth(draft.workspace, stream, backlog, layout)]),
         ),
         members=tuple(facts.members),
         stopped=tuple(describe_stopped(facts)),
@@ -467,23 +468,43 @@ def _plan_hold(
     return PlannedHold(needed=needed, changes=changes if needed else {})
 
 
-def _check_disk(backlog: StreamBacklog, layout: Layout, *, held: bool) -> DiskCheck:
-    """Room for the copy, and for what the topic keeps while its retention is raised."""
+def _check_disk(
+    floor: DiskFloor, backlog: StreamBacklog, layout: Layout, *, held: bool
+) -> DiskCheck:
+    """Room above the floor for the copy, and for what the topic keeps while its retention is
+    raised."""
     replication = backlog.topic.replication
     unread = [
         PartitionBacklog(part.unread.partition, part.lag, part.unread.log_start, part.unread.high)
         for part in backlog.partitions
     ]
-    copy = estimate_copy(backlog.log_dirs, unread, replication=replication)
+    copy = estimate_copy(backlog.log_dirs, unread, replication=replication, floor=floor)
     if not held:
         return copy
     growth = measure_growth(backlog.log_dirs, backlog.recent)
     drain = layout.seconds_expanded
     seconds = _LONG_SECONDS if drain is None else HOLD_TIMES * drain + HOLD_MARGIN_SECONDS
     kept = estimate_hold(
-        backlog.log_dirs, growth, timedelta(seconds=seconds), replication=replication
+        *(backlog.log_dirs, growth, timedelta(seconds=seconds)),
+        replication=replication,
+        floor=floor,
     )
     return combine_checks(copy, kept)
+
+
+def _say_growth(
+    workspace: Workspace, stream: Stream, backlog: StreamBacklog, layout: Layout
+) -> list[str]:
+    """What stays free, and how the fullest broker's disks fill meanwhile."""
+    known = [one for one in backlog.log_dirs.brokers or () if one.usable_bytes is not None]
+    if not known:
+        return []
+    readings = workspace.ledger.disks
+    readings.add(make_readings(stream.cluster, backlog.log_dirs, stream.topic))
+    recent = readings.history(stream.cluster, utc_now() - DISK_WINDOW)
+    fullest = min(known, key=lambda one: one.usable_bytes or 0)
+    _, growth = estimate_growth(recent, fullest.broker, layout.seconds_expanded)
+    return [f"{stream.limits.disk_free} of each disk stays free (`limits.disk_free`)", growth]
 
 
 def _describe_launching(workspace: Workspace, stream: Stream, recovery_id: str) -> tuple[str, str]:

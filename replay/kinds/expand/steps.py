@@ -266,6 +266,7 @@ class Drain(Step[ExpandContext]):
         context.join()  # 5. the guard
         reach("p4.5.guard.joined")
         context.note_counters()
+        context.brake_on()
         context.session.start(context.make_ranges)  # 6. the relays
         reach("p4.6.relays.started")
         context.launch(max(1, context.launcher.count_running(context.fleet) or 0))
@@ -287,6 +288,7 @@ class Drain(Step[ExpandContext]):
 
     def complete(self, context: ExpandContext) -> None:
         """The source is still the planned one; the relays go on until the cut over."""
+        context.room = None  # little is left, and who ends them starts none again
         context.check_topic()
 
 

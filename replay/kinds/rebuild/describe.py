@@ -146,6 +146,7 @@ def _make_document(plan: RebuildPlan) -> dict[str, Any]:
         "gaps": [gap.model_dump() for gap in plan.gaps],
         "off_peak": None if plan.off_peak is None else plan.off_peak.model_dump(),
         "limits": plan.limits.model_dump(mode="json"),
+        "disk": None if plan.disk is None else plan.disk.model_dump(),
     }
 
 

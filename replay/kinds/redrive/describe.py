@@ -207,6 +207,7 @@ def _make_document(plan: RedrivePlan) -> dict[str, Any]:
         f"{format_plural(outcome.bytes, 'byte')}",
         "off_peak": None if plan.off_peak is None else plan.off_peak.model_dump(),
         "limits": plan.limits.model_dump(mode="json"),
+        "disk": None if plan.disk is None else plan.disk.model_dump(),
     }
 
 

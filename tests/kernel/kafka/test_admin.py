@@ -432,6 +432,11 @@ def test_two_directories_on_one_disk_count_once() -> None:
     assert seen.brokers is not None
     assert seen.brokers[0].usable_bytes == (50 << 30) + (5 << 20)
     assert seen.brokers[0].partitions == {0: 7}
+    # What lies where: a disk that is full stops its own partitions.
+    assert [(one.usable_bytes, one.partitions) for one in seen.brokers[0].disks] == [
+        (50 << 30, {0}),
+        (5 << 20, {0}),
+    ]
 
 
 def test_old_broker_and_denied_access_are_unknown() -> None:

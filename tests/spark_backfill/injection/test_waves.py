@@ -32,21 +32,24 @@ from backlogctl.kafka.admin import (
     read_metadata,
 )
 from backlogctl.kafka.clients import make_consumer, make_producer
-from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
+from backlogctl.kafka.log_dirs import BrokerLogDirs, Disk, LogDirs
+from backlogctl.kafka.room import Room, measure_room
 from backlogctl.manifests import Manifest, read_chunk
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.injection import job as targets
 from backlogctl.spark_backfill.injection.brakes import (
-    MESSAGE_BYTES,
     Brake,
     CombinedBrakes,
     DiskBrake,
     InjectionProgress,
     LiveLagBrake,
-    measure_room,
     read_canary_back,
 )
-from backlogctl.spark_backfill.injection.job import MAX_TRANSACTION_SECONDS
+from backlogctl.spark_backfill.injection.job import (
+    MAX_TRANSACTION_SECONDS,
+    MESSAGE_BYTES,
+    count_fitting,
+)
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
     ChunkMessages,
@@ -54,7 +57,7 @@ from backlogctl.spark_backfill.injection.transactional import (
     CommitOutcome,
     TransactionalWriter,
 )
-from backlogctl.values import Chunk
+from backlogctl.values import Chunk, DiskFloor
 from tests.crash.scenario import judge
 from tests.kit.kafka import delete_topic, move_log_start
 from tests.spark_backfill.injection.conftest import MakeScenario
@@ -433,58 +436,95 @@ def make_manifest(slots: int, chunks: int, count: int, size: int) -> Manifest:
 
 
 def answer(*usable: int | None) -> LogDirs:
+    """Brokers of 100 MiB that hold both partitions."""
     return LogDirs(
         tuple(BrokerLogDirs(n, left, 100 * MIB, {0: 1, 1: 1}) for n, left in enumerate(usable))
     )
 
 
-def look(left: int, *usable: int | None, manifest: Manifest) -> str:
-    def read(_: Mapping[str, str], __: str, ___: Deadline) -> LogDirs:
-        return answer(*usable)
+def make_brake(*answers: LogDirs, floor: str = "0%", say: Any = lambda _: None) -> DiskBrake:
+    """Gets one answer after another, the last one again and again."""
+    left = list(answers)
 
-    total = manifest.count
-    return DiskBrake(PLAIN, "orders", manifest, read).look(
-        InjectionProgress(injected=total - left, skipped=0, total=total)
-    )
+    def read(_: Mapping[str, Any], __: str, ___: Deadline) -> LogDirs:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return DiskBrake(PLAIN, "orders", DiskFloor.parse(floor), say, read)
 
 
-def test_what_is_left_and_what_comes_next() -> None:
-    manifest = make_manifest(slots=2, chunks=10, count=100, size=MIB)
+def coming(**sizes: int) -> InjectionProgress:
+    """What comes next: `p0=` bytes of partition 0."""
+    slots = {int(name.removeprefix("p")): size for name, size in sizes.items()}
+    return InjectionProgress(injected=0, skipped=0, total=1000, next=slots)
+
+
+def test_a_wave_takes_no_more_chunks_than_there_is_room_for() -> None:
+    wave = make_manifest(slots=2, chunks=10, count=100, size=MIB).list_slots()
     chunk = MIB + 100 * MESSAGE_BYTES
-    whole = measure_room(manifest, manifest.count, 1.0)
-    assert (whole.left, whole.next) == (20 * chunk, 2 * chunk)
-    assert measure_room(manifest, manifest.count // 20, 1.0).next == chunk, "all that is left"
-    assert measure_room(manifest, manifest.count, 0.5).left == 10 * chunk
+    none = DiskFloor.parse("0%")
+    for chunks, fitting in ((0, {0: 0, 1: 0}), (1, {0: 1, 1: 0}), (5, {0: 3, 1: 2})):
+        room = measure_room(answer(90 * MIB, chunks * chunk), none)
+        assert count_fitting(wave, room) == fitting
+    # Each broker gets what lies there.
+    apart = LogDirs(
+        (
+            BrokerLogDirs(1, 2 * chunk, 100 * MIB, {0: 1}),
+            BrokerLogDirs(2, 4 * chunk, 100 * MIB, {1: 1}),
+            BrokerLogDirs(3, 0, 100 * MIB, {}),
+        )
+    )
+    assert count_fitting(wave, measure_room(apart, none)) == {0: 2, 1: 4}
+    assert count_fitting(wave, Room(unknown="not granted")) == {0: 10, 1: 10}
 
 
-def test_it_stops_where_a_broker_has_no_space_for_the_next_chunks() -> None:
-    manifest = make_manifest(slots=2, chunks=10, count=100, size=MIB)
-    assert look(2000, 5 * MIB, 90 * MIB, manifest=manifest) == ""
-    with pytest.raises(Paused, match="the disks of broker 1 have") as caught:
-        look(2000, 90 * MIB, 2 * MIB, manifest=manifest)
-    assert "goes on where it stopped" in caught.value.hint
-    assert look(100, 90 * MIB, 2 * MIB, manifest=manifest) == "", "the last chunk fits"
-    assert look(0, 0, manifest=manifest) == "", "nothing is left to send"
+def test_a_floor_is_a_share_of_each_disk_or_a_size() -> None:
+    for text, size in (("5%", 5 * MIB), ("0%", 0), ("2 MB", 2_000_000), ("512 B", 512)):
+        assert DiskFloor.parse(text).count_bytes(100 * MIB) == size
 
 
-def test_what_brokers_do_not_tell_stops_nothing() -> None:
-    manifest = make_manifest(slots=1, chunks=3, count=10, size=50 * MIB)
-    assert look(30, None, manifest=manifest) == ""
-    unknown = DiskBrake(PLAIN, "orders", manifest, lambda *_: LogDirs(None, "not granted"))
-    assert unknown.look(InjectionProgress(injected=0, skipped=0, total=30)) == ""
+def test_fault_127_it_holds_where_no_next_chunk_fits_above_the_floor() -> None:
+    brake = make_brake(answer(90 * MIB, 7 * MIB), floor="5%")
+    assert brake.look(coming(p0=2 * MIB, p1=2 * MIB)) == ""
+    assert brake.look(coming(p0=9 * MIB, p1=2 * MIB)) == "", "one of them fits"
+    why = brake.look(coming(p0=9 * MIB, p1=3 * MIB))
+    assert "the disk of broker 1 has 7.3 MB left, of which 5.2 MB stay free" in why
+    assert "the next messages may take 3.1 MB" in why
+    assert brake.look(coming()) == "", "nothing is sent now"
+
+
+def test_a_disk_that_holds_nothing_of_the_topic_brakes_nothing() -> None:
+    """One of two disks of a broker is full, and the other has the partition."""
+    full, wide = Disk(0, 100 * MIB), Disk(50 * MIB, 100 * MIB, frozenset({0}))
+    both = BrokerLogDirs(1, 50 * MIB, 200 * MIB, {0: 1}, several=(full, wide))
+    assert make_brake(LogDirs((both,))).look(coming(p0=MIB)) == ""
+    swapped = (replace(full, partitions=frozenset({0})), replace(wide, partitions=frozenset()))
+    assert make_brake(LogDirs((replace(both, several=swapped),))).look(coming(p0=MIB))
+
+
+def test_what_brokers_never_told_is_said_and_what_they_told_is_waited_for() -> None:
+    said: list[str] = []
+    denied = LogDirs(None, "not granted")
+    for unknown in (answer(None), denied):
+        brake = make_brake(unknown, say=said.append)
+        assert brake.look(coming(p0=MIB)) == brake.look(coming(p0=MIB)) == ""
+    assert len(said) == 2, "once each"
+    assert "Kafka before 3.3" in said[0]
+    assert "not granted" in said[1]
+    away = make_brake(answer(90 * MIB), denied, answer(90 * MIB))
+    told = [away.look(coming(p0=MIB)) for _ in range(3)]
+    assert told[::2] == ["", ""]
+    assert "cannot be read: not granted" in told[1]
 
 
 def test_a_real_broker_whose_disk_is_nearly_full(tmp_path: Path) -> None:
-    manifest = make_manifest(slots=1, chunks=4, count=1000, size=16 * MIB)
-    begin = InjectionProgress(injected=0, skipped=0, total=manifest.count)
     with EmbeddedKafka.start(tmp_path, disk_bytes=96 * MIB) as kafka:
         client = kafka.client_properties
         create_topic(client, "orders", partitions=1, replication=1)
-        assert DiskBrake(client, "orders", manifest).look(begin) == ""
+        brake = DiskBrake(client, "orders", DiskFloor.parse("5%"))
+        assert brake.look(coming(p0=16 * MIB)) == ""
         producer = make_producer(client, {})
         for _ in range(165):
             producer.produce("orders", secrets.token_bytes(MIB // 2))
             producer.poll(0)
         assert producer.flush(60) == 0
-        with pytest.raises(Paused, match="the next chunks may take"):
-            DiskBrake(client, "orders", manifest).look(begin)
+        assert "the next messages may take" in brake.look(coming(p0=16 * MIB))

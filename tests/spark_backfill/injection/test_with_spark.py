@@ -27,7 +27,7 @@ from backlogctl.kafka.admin import create_topic, describe_topic, list_offsets
 from backlogctl.kafka.clients import make_producer
 from backlogctl.manifests import read_chunk, write_chunk
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.spark_backfill.injection import waves
+from backlogctl.spark_backfill.injection import verification, waves
 from backlogctl.spark_backfill.injection.job import InjectionJob
 from backlogctl.spark_backfill.injection.ledger_topic import (
     check_ledger,
@@ -233,6 +233,23 @@ def test_fault_37_nothing_injected_is_not_a_success(
     assert len(result.ids["missing"]) == 100
     with pytest.raises(VerificationFailed):
         result.require_exact("topic")
+
+
+def test_fault_128_what_cannot_be_read_back_is_not_called_wrong(
+    spark: SparkSession, scenario: MakeScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = scenario(slots=1, chunks=1).job
+    inject_here(job)
+    gone = {
+        "kafka.bootstrap.servers": "127.0.0.1:1",
+        "kafka.default.api.timeout.ms": "3000",
+        "kafka.request.timeout.ms": "2000",
+    }
+    monkeypatch.setattr(verification, "make_java_options", lambda _: gone)
+    with pytest.raises(verification.ReadBackFailed, match="could not read the injected") as caught:
+        verify_job(spark, job)
+    assert caught.value.retryable
+    assert "nothing is known to be wrong" in caught.value.hint
 
 
 def test_verification_refuses_another_topic(spark: SparkSession, scenario: MakeScenario) -> None:
