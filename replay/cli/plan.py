@@ -148,7 +148,8 @@ def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[st
     from backlogctl.replay.observe.stream import warn_of_brokers
     from backlogctl.replay.present.document import read_plan
     from backlogctl.replay.present.layout import spin
-    from backlogctl.replay.present.status import describe_recovery, list_next_commands
+    from backlogctl.replay.engine.next_commands import list_next_commands
+    from backlogctl.replay.present.status import describe_recovery
     from backlogctl.replay.present.terminal import render_next, render_plan_view
     from backlogctl.values import RecoveryState
 

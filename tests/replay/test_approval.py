@@ -35,7 +35,8 @@ from backlogctl.replay.observe import retention
 from backlogctl.replay.observe.retention import hold_stream, release_due, release_stream
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.present.document import list_event_lines
-from backlogctl.replay.present.status import describe_recovery_plan, list_next_commands
+from backlogctl.replay.engine.next_commands import list_next_commands
+from backlogctl.replay.present.status import describe_recovery_plan
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import RecoveryState
 from tests.conftest import MakeTopic

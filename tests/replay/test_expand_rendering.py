@@ -22,7 +22,8 @@ from backlogctl.replay.kinds.expand import planning as expand
 from backlogctl.replay.kinds.expand.steps import explain_missing_hold
 from backlogctl.replay.kinds.rebuild.planning import FINGERPRINT
 from backlogctl.replay.present.progress import describe_progress
-from backlogctl.replay.present.status import describe_recovery, describe_run, list_next_commands
+from backlogctl.replay.engine.next_commands import list_next_commands
+from backlogctl.replay.present.status import describe_recovery, describe_run
 from backlogctl.replay.present.terminal import render_progress, render_recoveries
 from backlogctl.values import RecoveryState
 from tests.kit.ledger import NOON

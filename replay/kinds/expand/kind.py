@@ -13,9 +13,9 @@ from backlogctl.errors import Refused
 from backlogctl.formats import format_plural, format_rate
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, ignore_progress
-from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, RunOrigin
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND, RunOrigin
 from backlogctl.replay.engine.values import Account, RecoveryRecord, RecoveryStatus, Telling
-from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, REWIND, ExpandOptions, ExpandPlan
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, ExpandOptions, ExpandPlan
 from backlogctl.values import Gap, GapState, Recovery, Step
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.replay.consumers.fleet import (
     find_begin,
 )
-from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.engine.plan import REWIND, find_identity
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
 from backlogctl.replay.kinds.expand.closing import (
     CutOver,
@@ -42,7 +42,7 @@ from backlogctl.replay.kinds.expand.closing import (
     restoring_retention,
 )
 from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
-from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, REWIND, ExpandPlan
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan
 from backlogctl.replay.kinds.expand.planning import (
     FINGERPRINT,
     compute_expansion,
