@@ -166,6 +166,11 @@ def redrive_offsets(stream: str, gaps: Iterable[Gap]) -> str:
     return " ".join((redrive_stream(stream, "log"), *places))
 
 
+def is_plan(command: str) -> bool:
+    """Whether it makes a plan."""
+    return command.startswith("backlogctl plan ")
+
+
 def show_recovery(recovery: str) -> str:
     return f"backlogctl show {recovery}"
 

@@ -84,8 +84,7 @@ def list_gaps(
         whose = {stream.name: stream for stream in chosen}
         reasons = {
             gap.id: ""
-            if suggest_redrive(ledger, gap)
-            or is_skipped_in_log(ledger, whose[gap.stream], gap)
+            if suggest_redrive(ledger, gap) or is_skipped_in_log(ledger, whose[gap.stream], gap)
             else explain_unrebuildable(ledger, gap, whose[gap.stream])
             for gap in lost
         }

@@ -281,8 +281,8 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
     commands = list(getattr(error, "next_commands", ()))
     if as_json:
         SESSION.note(None, True)
-        told = {"standing": standing} if standing else {}
-        told |= {"next_commands": commands} if commands else {}
+        told = {"standing": standing, "next_commands": commands}
+        told = {name: value for name, value in told.items() if value}
         SESSION.write_document({"error": document, **told})
     else:
         _print_error(document)

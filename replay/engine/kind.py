@@ -243,7 +243,7 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
         """
 
     def asks_how_to_close(self, workspace: Workspace, recovery: Recovery) -> bool:
-        """Whether only the brokers can say by which of `cancel_ways` it is closed without a loss."""
+        """Whether only the brokers can say by which of `cancel_ways` it loses nothing."""
         return False
 
     def suggest_plans(
@@ -344,7 +344,7 @@ class Registry:
 def _refuse_plan(recovery: Recovery, why: str) -> Refused:
     # Work that began is finished by a version that can read the plan.
     unbegun = recovery.state in (RecoveryState.PLANNED, RecoveryState.APPROVED)
-    again = f", or `backlogctl cancel {recovery.id}` and plan again" if unbegun else ""
+    again = ", or cancel it and plan again" if unbegun else ""
     return Refused(
         f"its plan was made by another version of backlogctl, or changed: {why}",
         subject=f"recovery {recovery.id}",

@@ -75,9 +75,7 @@ def list_skipped_within(
         if gap.topic_id == topic_id
         and is_skipped_in_log(ledger, stream, gap)
         and any(
-            part.partition == gap.partition
-            and part.start <= place.start
-            and place.end <= part.end
+            part.partition == gap.partition and part.start <= place.start and place.end <= part.end
             for place in list_unprocessed_offsets([gap])
             for part in said
         )

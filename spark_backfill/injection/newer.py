@@ -176,7 +176,7 @@ class LogFollower:
                 f"retention has removed messages that came after the plan, in partitions {gone}: "
                 "whether they are newer than what is staged cannot be known; nothing more is sent",
                 subject=f"topic {self._topic}",
-                hint=f"`backlogctl cancel {self._recovery_id}`, then plan again",
+                hint="cancel it, then plan again",
             )
         starts = {p: at for p, at in self._at.items() if ends[p] > at}
         properties = self._admin.properties

@@ -117,6 +117,12 @@ class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
         ) as opened:
             close_expansion(opened)
 
+    def asks_how_to_close(self, workspace: Workspace, recovery: Recovery) -> bool:
+        """Where the temporary topic may be gone, with messages that the group can read again."""
+        found = {step.step: step for step in workspace.ledger.steps.list(recovery.id)}
+        restored = "restore" in found and found["restore"].is_complete
+        return "canary" in found and not restored
+
     def tell(self, plan: ExpandPlan, recovery: Recovery) -> Telling:
         """What is behind, how long it takes, and what is done to whom."""
         from backlogctl.replay.kinds.expand.describe import describe_expand_plan

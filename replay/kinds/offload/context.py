@@ -129,7 +129,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
             raise GroupActive(
                 f"somebody started consumers of it while they were to be stopped: {names}",
                 subject=f"group {group}",
-                hint=f"stop them, then `backlogctl run {self.recovery.id}`",
+                hint="stop them, then run it again",
             )
         commits = self.read_commits()
         moved = {n: at.offset for n, at in commits.items() if at.offset not in allowed[n]}
@@ -142,7 +142,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
             raise Refused(
                 f"somebody moved its committed offsets while its consumers were stopped: {told}",
                 subject=f"group {group} on topic {topic}",
-                hint=f"find out who; `backlogctl cancel {self.recovery.id}` "
+                hint="find out who; a cancel "
                 + (
                     "finishes what can be and starts the consumers again"
                     if self.goes_forward
@@ -170,8 +170,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
                 f"{cut.message}; nothing was moved or deleted",
                 subject=cut.subject,
                 hint="offsets below the fence may be given to other messages now. Look at the "
-                "brokers' logs for a truncation; "
-                f"`backlogctl cancel {self.recovery.id}` starts the consumers again and deletes "
+                "brokers' logs for a truncation; a cancel starts the consumers again and deletes "
                 "nothing",
             ) from cut
 
@@ -215,7 +214,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
             raise Refused(
                 "its archive is not on record, so nothing is deleted",
                 subject=f"recovery {self.recovery.id}",
-                hint=f"`backlogctl run {self.recovery.id}` goes on with it",
+                hint="run it again: it goes on with it",
             )
         check_files(self, record)
 

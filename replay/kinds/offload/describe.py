@@ -9,8 +9,8 @@ from backlogctl.config import Stream
 from backlogctl.formats import format_bytes, format_count, format_plural
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
-from backlogctl.replay.engine.next_commands import CANCEL_ASKED
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import CANCEL_ASKED
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
 from backlogctl.replay.engine.values import (
     Account,

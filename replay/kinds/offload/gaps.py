@@ -125,8 +125,8 @@ def record_expired(context: OffloadContext, item: OffsetRange) -> None:
     context.record(EXPIRED, partition=item.partition, start=item.start, end=item.end)
     context.say(
         f"retention was faster than the archive: at most {format_plural(item.count, 'message')} of "
-        f"partition {item.partition} ({item.start:,} to {item.end:,}) are lost, a gap on record; "
-        f"`backlogctl plan rebuild {context.stream.name}` puts back what can be rebuilt"
+        f"partition {item.partition} ({item.start:,} to {item.end:,}) are lost, a gap on record: "
+        f"`backlogctl gaps {context.stream.name}`"
     )
 
 
@@ -252,9 +252,8 @@ def refuse_skipped(context: OffloadContext) -> None:
         f"at most {many} are in no archive and are read by nobody: somebody set the group's "
         "offsets past them while the recovery was at work; they are a gap on record",
         subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
-        hint=f"all else is done, and the archive is kept: `backlogctl cancel "
-        f"{context.recovery.id}` closes this recovery, then `backlogctl plan rebuild "
-        f"{context.stream.name}`",
+        hint="all else is done, and the archive is kept: a cancel closes this recovery; a plan of "
+        "its own puts back what lies in the gap",
     )
 
 

@@ -16,7 +16,12 @@ from backlogctl.kafka.admin import (
     set_group_offsets,
 )
 from backlogctl.kafka.groups import read_standing
-from backlogctl.replay.consumers.fleet import CONSUMERS_MISSING, await_movement, find_begin
+from backlogctl.replay.consumers.fleet import (
+    CONSUMERS_MISSING,
+    await_movement,
+    find_begin,
+    say_by_hand,
+)
 from backlogctl.replay.engine.archives import name_owner
 from backlogctl.replay.engine.brakes import HELD, PausedBecause, check_requests
 from backlogctl.replay.engine.plan import find_identity
@@ -240,10 +245,9 @@ def _write(context: OffloadContext) -> ArchiveManifest:
                 HELD,
                 f"{full.message}: {context.location}; what is archived stays",
                 subject=f"recovery {context.recovery.id}",
-                hint=f"free space there, then `backlogctl run {context.recovery.id}` goes on; or "
-                f"`backlogctl cancel {context.recovery.id}` starts the consumers again and throws "
-                "the archive away. Until then the original consumers stay stopped, and nobody "
-                "reads the topic",
+                hint="free space there, then the next run goes on; a cancel starts the consumers "
+                "again and throws the archive away. Until then the original consumers stay "
+                "stopped, and nobody reads the topic",
             ) from full
         else:
             context.bar.say("archived and read back")
@@ -397,8 +401,7 @@ def _require_behind(context: OffloadContext) -> None:
             f"somebody set its committed offsets back before what is to be deleted: {told}; "
             "nothing was deleted",
             subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
-            hint=f"find out who; `backlogctl cancel {context.recovery.id}` starts the consumers "
-            "again and deletes nothing",
+            hint="find out who; a cancel starts the consumers again and deletes nothing",
         )
 
 
@@ -414,9 +417,8 @@ def _require_uncut(context: OffloadContext, lows: dict[int, int]) -> None:
         plan.allowed_groups,
         "" if ALLOW_UNKNOWN in plan.allowed else unknown,
         topic=plan.topic,
-        hint=f"then `backlogctl run {context.recovery.id}` goes on. `backlogctl cancel "
-        f"{context.recovery.id}` starts the consumers again and deletes nothing; a new plan with "
-        "{words} cuts them",
+        hint="then the next run goes on. A cancel starts the consumers again and deletes nothing; "
+        "a new plan with {words} cuts them",
     )
     if lost:
         context.record("other groups are cut", groups=lost)
@@ -451,10 +453,8 @@ class Restore(Step[OffloadContext]):
                 context.start_originals()
         reach("p5.7.started")
         fleet = context.originals
-        context.leftovers.refuse(
-            f"do it by hand (group {fleet.group}: {context.launcher.describe(fleet)}), then "
-            f"`backlogctl cancel {context.recovery.id} --leave-consumers` closes the recovery"
-        )
+        by_hand = f"group {fleet.group}: {context.launcher.describe(fleet)}"
+        context.leftovers.refuse(say_by_hand(context, by_hand))
 
 
 # Step 8: the logs begin at the fence, the group is behind it, the archive is there, and what was

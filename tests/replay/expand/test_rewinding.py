@@ -12,10 +12,9 @@ from backlogctl.errors import BacklogError, Refused, UsageError
 from backlogctl.fanout.launchers import Role
 from backlogctl.ledger import OPERATOR
 from backlogctl.replay.engine.brakes import CancelRequested
-from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND
 from backlogctl.replay.kinds.expand import canary
 from backlogctl.replay.kinds.expand.canary import CanaryFailed
-from backlogctl.replay.kinds.expand.plan import REWIND
 from backlogctl.values import Certainty, Recovery
 from tests.kit.kafka import delete_topic, move_log_start
 from tests.replay.expand.oracle import (
