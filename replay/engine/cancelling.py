@@ -230,7 +230,7 @@ def cancel_work(
             raise UsageError(
                 f"`--{way}` is not for this kind of recovery",
                 subject=f"{kind.name} {recovery_id}",
-                hint=f"`backlogctl cancel {recovery_id}`",
+                hint="cancel it without that",
             )
     if recovery.state is State.CANCELLED:
         return recovery

@@ -14,7 +14,7 @@ from typing import Any
 from backlogctl.config import Stream
 from backlogctl.errors import ConsumersLeft, PlanStale, Refused, RewindRefused, VerificationFailed
 from backlogctl.monitoring.verdict.commands import look_at_stream, show_recovery
-from backlogctl.replay.engine.approval import check_runnable, is_expired
+from backlogctl.replay.engine.approval import check_hash, check_runnable, is_expired
 from backlogctl.replay.engine.brakes import CANARY, OPERATOR
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND
@@ -82,6 +82,8 @@ def list_next_commands(
     if recovery.requested == "cancel":
         # Asked for, and not carried out yet: that is what any run would do.
         return [name_cancel(name, _choose_ways(list_cancel_ways(events), failure))]
+    if _refuses(check_hash, recovery):
+        return [name_cancel(name)]
     if is_expired(recovery):
         return [f"backlogctl approve {name} --by NAME"]
     if (failure and failure.is_final) or (way_out and way_out.is_only):

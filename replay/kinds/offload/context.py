@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, Refused
+from backlogctl.errors import BacklogError, PlanStale, Refused
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import describe_group_state, list_offsets, read_group_state
 from backlogctl.kafka.errors import GroupActive
@@ -120,7 +120,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
 
         Raises:
             GroupActive: names its members.
-            Refused: somebody else set or committed its offsets (faults 66, 69).
+            PlanStale: somebody else set or committed its offsets (faults 66, 69).
         """
         group, topic = self.recovery.group, self.recovery.topic
         if read_group_state(self.admin, group, Deadline(ASK_SECONDS)).is_active:
@@ -139,7 +139,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
                 + ("" if commits[n].epoch is None else " (by a consumer)")
                 for n, at in sorted(moved.items())
             )
-            raise Refused(
+            raise PlanStale(
                 f"somebody moved its committed offsets while its consumers were stopped: {told}",
                 subject=f"group {group} on topic {topic}",
                 hint="find out who; a cancel "
@@ -158,7 +158,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         """The logs reach to the fence: what was read, and archived, is what is there.
 
         Raises:
-            Refused: a log was cut back, by an unclean leader election.
+            PlanStale: a log was cut back, by an unclean leader election.
             EndsBehind: whether it was is unknown yet.
         """
         group, topic, numbers = self.recovery.group, self.recovery.topic, range(self.partitions)
@@ -166,7 +166,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         try:
             read_standing(self.admin, group, topic, numbers, limit, written=self.fence)
         except LogTruncated as cut:
-            raise Refused(
+            raise PlanStale(
                 f"{cut.message}; nothing was moved or deleted",
                 subject=cut.subject,
                 hint="offsets below the fence may be given to other messages now. Look at the "

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import Refused, VerificationFailed
+from backlogctl.errors import PlanStale, VerificationFailed
 from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.admin import (
     delete_records,
@@ -397,7 +397,7 @@ def _require_behind(context: OffloadContext) -> None:
     short = {n: c.offset for n, c in context.read_commits().items() if c.offset < fence[n]}
     if short:
         told = ", ".join(f"partition {n} at {at:,}" for n, at in sorted(short.items()))
-        raise Refused(
+        raise PlanStale(
             f"somebody set its committed offsets back before what is to be deleted: {told}; "
             "nothing was deleted",
             subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
