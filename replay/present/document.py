@@ -113,6 +113,7 @@ class RecoveryDocument:
             "progress": self.progress,
             "events": [describe_event(event) for event in self.events],
             "events_intact": self.record.problem is None,
+            "next_commands": list(self.next_commands),
         }
 
 

@@ -334,14 +334,16 @@ class World:
         self, recovery: Recovery, *, handle: Callable[[str], None] = lambda _: None
     ) -> list[str]:
         """Types each command that is printed as the next one, from `show` on, until none is left or
-        only a look at the stream; R is the recovery in them, and P one that it led to.
+        only a look at the stream; R is the recovery in them, P and Q those that it led to.
 
         Args:
             handle: called with each command before it is typed, for what a person does besides.
         """
-        said, typed = self.call("show", recovery.id), list[str]()
+        said, typed, known = self.call("show", recovery.id), list[str](), {recovery.id: "R"}
         while command := find_next(said):
-            told = _ID.sub("P", command.replace(recovery.id, "R")).removeprefix("backlogctl ")
+            told = command.removeprefix("backlogctl ")
+            for name in _ID.findall(told):
+                told = told.replace(name, known.setdefault(name, "RPQ"[len(known)]))
             if told.startswith("status "):
                 break
             assert told not in typed, f"again: {typed}, {said}"
