@@ -344,7 +344,7 @@ class Registry:
 def _refuse_plan(recovery: Recovery, why: str) -> Refused:
     # Work that began is finished by a version that can read the plan.
     unbegun = recovery.state in (RecoveryState.PLANNED, RecoveryState.APPROVED)
-    again = ", or cancel it and plan again" if unbegun else ""
+    again = f", or `backlogctl cancel {recovery.id}` and plan again" if unbegun else ""
     return Refused(
         f"its plan was made by another version of backlogctl, or changed: {why}",
         subject=f"recovery {recovery.id}",

@@ -214,7 +214,7 @@ def _judge_earlier(
             raise Refused(
                 f"recovery {recovery.id} can no longer be run: {recovery.detail.get('message')}",
                 subject=f"stream {stream.name}",
-                hint="cancel it; the next night plans again",
+                hint=f"`{name_cancel(recovery.id)}`; the next night plans again",
             )
         return NightWork(stream.name, Tonight.RUN, recovery.id, "failed before; tried again")
     if recovery.state in BEGUN:
