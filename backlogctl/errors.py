@@ -46,6 +46,24 @@ class PlanStale(Refused):
     code = "plan_stale"
 
 
+class RewindRefused(Refused):
+    """The group cannot be set back, so a recovery cannot be cancelled by that."""
+
+    code = "rewind_refused"
+
+
+class UnreadLeft(Refused):
+    """Messages are unread that nobody is started to handle; the group can be set back to them."""
+
+    code = "unread_left"
+
+
+class ConsumersLeft(BacklogError):
+    """Consumers could not be started or ended: a person does it; all else is given back."""
+
+    code = "consumers_left"
+
+
 class LeaseHeld(Refused):
     """Another runner holds the recovery."""
 
@@ -97,7 +115,7 @@ class NotificationFailed(BacklogError):
 
 
 class VerificationFailed(BacklogError):
-    """What was read back is not what was staged."""
+    """What was read back is not what was staged; where it is `retryable`, that is not known yet."""
 
     code = "verification_failed"
 

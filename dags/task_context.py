@@ -71,7 +71,8 @@ class RunbookRefusal(AirflowFailException):
 
 def describe_error(error: BacklogError) -> str:
     """An error for people, without secrets."""
-    told = f"\n{format_status(error.standing)}" if error.standing else ""
+    commands = "".join(f"\nnext: {command}" for command in error.next_commands)
+    told = f"\n{format_status(error.standing)}" if error.standing else commands
     return f"{escape_text(mask_secrets(str(error)))}{mask_secrets(told)}"
 
 

@@ -253,7 +253,7 @@ def delete_temporary_topic(
         raise Refused(
             "it was not deleted: messages in it are unread",
             subject=f"topic {known.name}",
-            hint=f"run the recovery again: `backlogctl run {recovery_id}`",
+            hint="run the recovery again",
         )
     # 4. Gone.
     assert known.topic_id is not None

@@ -26,6 +26,8 @@ class BacklogError(Exception):
     retryable: bool = False
     # State of the recovery that this ended, as JSON; not sent to other processes.
     standing: Mapping[str, Any] | None = None
+    # What an operator would type next about that recovery; decided in one place.
+    next_commands: tuple[str, ...] = ()
 
     def __init__(
         self, message: str, *, subject: str = "", hint: str = "", retryable: bool | None = None

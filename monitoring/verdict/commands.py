@@ -9,12 +9,13 @@ tests/replay/doctor/test_printed_commands.py carries out all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backlogctl.kafka.clients import find_addresses
 from backlogctl.monitoring.verdict.status import Urgency, Verdict, find_urgency
+from backlogctl.values import Gap
 from backlogctl_delivery.visible import quote_word
 
 HOUR, DAY = 3_600, 86_400
@@ -153,6 +154,21 @@ def rebuild_stream(stream: str) -> str:
 
 def redrive_stream(stream: str, source: str) -> str:
     return f"backlogctl plan redrive {stream} --from {source}"
+
+
+def redrive_offsets(stream: str, gaps: Iterable[Gap]) -> str:
+    """Puts back the messages of gaps of which the log still has all."""
+    places = [
+        f"--offsets {gap.partition}:{gap.start}-{gap.end - 1}"
+        for gap in sorted(gaps, key=lambda gap: (gap.partition, gap.start or 0))
+        if gap.end is not None
+    ]
+    return " ".join((redrive_stream(stream, "log"), *places))
+
+
+def is_plan(command: str) -> bool:
+    """Whether it makes a plan."""
+    return command.startswith("backlogctl plan ")
 
 
 def show_recovery(recovery: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, filterfalse
 
 from backlogctl.errors import BacklogError
 from backlogctl.formats import format_moment, format_plural
@@ -13,12 +13,14 @@ from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.monitoring.offsets.bulk_look import AT_WORK
 from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY
 from backlogctl.monitoring.verdict.commands import (
+    is_plan,
     rebuild_stream,
+    redrive_offsets,
     redrive_stream,
     show_recovery,
 )
 from backlogctl.monitoring.verdict.status import GroupStatus, Unseen, Verdict, find_worst
-from backlogctl.values import Cause, Gap, GapState, Recovery
+from backlogctl.values import Cause, Certainty, Gap, GapState, Recovery
 
 # A stream of which messages wait in an archive, or were committed and never handled: what of it
 # is there still, and what puts it back.
@@ -53,7 +55,27 @@ def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
             f"at most {_count(unhandled)} were committed and never handled, and are in the log",
             *([] if all(map(_is_taken, unhandled)) else redrive),
         )
-    return status
+    return _add_skipped(status, known)
+
+
+def _add_skipped(status: GroupStatus, known: Iterable[Gap]) -> GroupStatus:
+    """The status, with what puts back messages that a group was set past, and that no table has."""
+    if rebuild_stream(status.stream) in status.next_commands:
+        return status  # whether rows are restated is known where that is planned
+    lows = {part.partition: part.log_start for part in status.partitions}
+    skipped = [
+        gap
+        for gap in known
+        if (gap.cause, gap.state) == (Cause.SKIPPED, GapState.OPEN)
+        and gap.certainty is not Certainty.POSSIBLE
+        and gap.start is not None
+        and (low := lows.get(gap.partition)) is not None
+        and low <= gap.start
+    ]
+    if not skipped:
+        return status
+    told = f"at most {_count(skipped)} of it are in the log still"
+    return _add(status, told, redrive_offsets(status.stream, skipped))
 
 
 def with_taken_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
@@ -139,7 +161,10 @@ def with_stopped_warning(
                 status,
                 verdict=find_worst((status.verdict, least)),
                 sentence=f"{status.sentence}; {told}",
-                next_commands=tuple(dict.fromkeys((show, *status.next_commands))),
+                next_commands=tuple(
+                    # Any plan would be refused until that recovery is over.
+                    dict.fromkeys((show, *filterfalse(is_plan, status.next_commands)))
+                ),
             )
     return status
 

@@ -11,7 +11,7 @@ from backlogctl.config import Stream
 from backlogctl.ledger.measurements import AuditRecord
 from backlogctl.replay.audits.audit import Audit, AuditResult, Say, SpanOptions
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.injection.archived import suggest_plan
+from backlogctl.replay.engine.next_commands import suggest_plans
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, SequenceRange
 
@@ -102,7 +102,7 @@ def run_audit(
     """
     for warning in require_rights(workspace, stream, audit.list_rights(stream)):
         say(warning)
-    found = _record_losses(workspace, audit.examine(workspace, stream, bounds, say))
+    found = _record_losses(workspace, stream, audit.examine(workspace, stream, bounds, say))
     if bounds.since is None and bounds.until is None:
         workspace.ledger.audits.record(
             AuditRecord(
@@ -118,12 +118,12 @@ def run_audit(
     return found
 
 
-def _record_losses(workspace: Workspace, found: AuditResult) -> AuditResult:
+def _record_losses(workspace: Workspace, stream: Stream, found: AuditResult) -> AuditResult:
     ledger = workspace.ledger
     ledger.gaps.answer(found.answered)
     known = {gap.id: gap for gap in ledger.gaps.record_all(found.losses[:MOST_GAPS])}
     live = tuple(gap for gap in known.values() if gap.state is GapState.OPEN)
-    commands = dict.fromkeys(suggest_plan(ledger, gap) for gap in live)
+    commands = suggest_plans(workspace, stream, live)
     return replace(found, recorded=tuple(known.values()), next_commands=tuple(commands))
 
 

@@ -159,8 +159,8 @@ def _judge(counting: Counting, counted: RowCount) -> Iterator[AuditFinding]:
             "in-an-archive",
             AuditLevel.NOTED,
             f"of {format_plural(waiting, 'row')} the message waits in the archive of an offload",
-            "no loss: a rebuild puts back what waits in archives",
-            (f"backlogctl plan rebuild {name}",),
+            "no loss: a redrive puts back what waits in archives",
+            (f"backlogctl gaps {name}",),
         )
     handled = sum(w.rows - w.messages - w.archived - w.rows_without_message for w in found.windows)
     if handled:

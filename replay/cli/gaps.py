@@ -38,7 +38,9 @@ def list_gaps(
     """List the ranges that a group will never read, and why."""
     from backlogctl.errors import BacklogError
     from backlogctl.monitoring.watch.notes import show_takers
-    from backlogctl.replay.injection.archived import suggest_plan, suggest_redrive
+    from backlogctl.replay.engine.next_commands import suggest_plans
+    from backlogctl.replay.injection.archived import suggest_redrive
+    from backlogctl.replay.injection.unprocessed import is_skipped_in_log
     from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable
     from backlogctl.replay.observe.stream import choose_streams, sample_streams
     from backlogctl.replay.present.status import describe_gap
@@ -82,14 +84,20 @@ def list_gaps(
         whose = {stream.name: stream for stream in chosen}
         reasons = {
             gap.id: ""
-            if suggest_redrive(ledger, gap)
+            if suggest_redrive(ledger, gap) or is_skipped_in_log(ledger, whose[gap.stream], gap)
             else explain_unrebuildable(ledger, gap, whose[gap.stream])
             for gap in lost
         }
         for gap_id, reason in reasons.items():
             if reason:
                 yield f"{gap_id} cannot be put back: {reason}"
-        plans = sorted({suggest_plan(ledger, gap) for gap in lost if not reasons[gap.id]})
+        plans = [
+            command
+            for stream in chosen
+            for command in suggest_plans(
+                workspace, stream, [gap for gap in lost if gap.stream == stream.name]
+            )
+        ]
         yield from render_next(*plans, *show_takers(found))
 
     session.emit(document, draw())

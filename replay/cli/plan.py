@@ -144,11 +144,12 @@ plan = make_verb_group("Plan a recovery; nothing is changed.", _list_verbs)
 def make_plan(kind: Kind[Any, Any], session: Session, stream: str, said: dict[str, Any]) -> None:
     """Plans, and prints the plan."""
     from backlogctl.kafka.clients import reach_cluster
+    from backlogctl.replay.engine.next_commands import list_next_commands
     from backlogctl.replay.engine.options import read_options
     from backlogctl.replay.observe.stream import warn_of_brokers
     from backlogctl.replay.present.document import read_plan
     from backlogctl.replay.present.layout import spin
-    from backlogctl.replay.present.status import describe_recovery, list_next_commands
+    from backlogctl.replay.present.status import describe_recovery
     from backlogctl.replay.present.terminal import render_next, render_plan_view
     from backlogctl.values import RecoveryState
 

@@ -51,7 +51,8 @@ def approve_recovery(
     from backlogctl.errors import UsageError
     from backlogctl.formats import format_duration
     from backlogctl.replay.engine.approval import approve_plan, describe_expiry
-    from backlogctl.replay.present.status import describe_recovery, list_next_commands
+    from backlogctl.replay.engine.next_commands import list_next_commands
+    from backlogctl.replay.present.status import describe_recovery
     from backlogctl.replay.present.terminal import render_done, render_next
 
     if not by.strip():
@@ -103,10 +104,11 @@ def run_and_print(
 ) -> None:
     """Runs a recovery and prints what came of it."""
     from backlogctl.formats import format_duration
+    from backlogctl.replay.engine.next_commands import list_next_commands
     from backlogctl.replay.engine.runner import Run
     from backlogctl.replay.observe.retention import release_due
     from backlogctl.replay.present.status import describe_run
-    from backlogctl.replay.present.terminal import render_done
+    from backlogctl.replay.present.terminal import render_done, render_next
 
     run = Run(workspace, recovery_id, session.err, resumed=resumed)
     found = run.carry_out()
@@ -119,7 +121,11 @@ def run_and_print(
         told += " (it was verified before; nothing was done now)"
     else:
         told += f"; this run took {format_duration(run.seconds)}"
-    session.emit(document, render_done(found.id, str(found.state), told))
+    session.emit(
+        {**document, "next_commands": (commands := list_next_commands(workspace, found))},
+        render_done(found.id, str(found.state), told),
+        render_next(*commands),
+    )
 
 
 @verb
@@ -183,7 +189,10 @@ def cancel_recovery(
     ended forward where it was: its archive is put back later.
     """
     from backlogctl.replay.engine.cancelling import cancel_work, find_ways
+    from backlogctl.replay.engine.next_commands import list_next_commands
+    from backlogctl.replay.present.layout import Text
     from backlogctl.replay.present.status import describe_recovery
+    from backlogctl.replay.present.terminal import render_next
 
     workspace = session.open_workspace()
     chosen = {"rewind": rewind, "leave-consumers": leave_consumers}
@@ -193,8 +202,9 @@ def cancel_recovery(
     )
     asked = find_ways(workspace, recovery)  # it may have been cancelled before, in another way
     message = f"{recovery} is {found.state}; {workspace.kind_of(found).say_cancelled(found, asked)}"
+    commands = list_next_commands(workspace, found)
     document = {**describe_recovery(workspace, found), "message": message}
-    session.emit(document, message)
+    session.emit({**document, "next_commands": commands}, Text(message), render_next(*commands))
 
 
 _LOOK_SECONDS = 1.0

@@ -278,15 +278,18 @@ def show_error(error: BaseException, *, as_json: bool) -> int:
         code = 1
     document = mask_document(document)
     standing = mask_document(getattr(error, "standing", None) or {})
+    commands = list(getattr(error, "next_commands", ()))
     if as_json:
         SESSION.note(None, True)
-        SESSION.write_document({"error": document, **({"standing": standing} if standing else {})})
+        told = {"standing": standing, "next_commands": commands}
+        told = {name: value for name, value in told.items() if value}
+        SESSION.write_document({"error": document, **told})
     else:
         _print_error(document)
-        if standing:
-            from backlogctl.replay.present.terminal import render_standings
+        if standing or commands:
+            from backlogctl.replay.present.terminal import render_next, render_standings
 
-            show(SESSION.err, render_standings([standing]))
+            show(SESSION.err, render_standings([standing]) if standing else render_next(*commands))
     if os.environ.get("BACKLOG_DEBUG") == "1":
         import traceback
 

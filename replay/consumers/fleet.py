@@ -14,6 +14,7 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Consumers, Stream
 from backlogctl.errors import (
     BacklogError,
+    ConsumersLeft,
     KafkaFailure,
     LeaseHeld,
     Refused,
@@ -31,6 +32,7 @@ from backlogctl.formats import Say, format_duration, format_moment
 from backlogctl.kafka.admin import committed_offsets, read_group_state
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.groups import LogTruncated
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.timeline import Timeline
 from backlogctl.replay.engine.approval import check_runnable
 from backlogctl.replay.engine.brakes import CancelRequested, PausedBecause, check_requests
@@ -174,13 +176,20 @@ class CleanupErrors:
         """Tells all of it.
 
         Raises:
-            BacklogError: something could not be given back.
+            ConsumersLeft: something could not be given back.
         """
         if not self._failed:
             return
         first, *_ = self._failed.values()
         told = "; ".join(f"{what}: {error.message}" for what, error in self._failed.items())
-        raise BacklogError(told, subject=first.subject, hint=hint) from first
+        raise ConsumersLeft(told, subject=first.subject, hint=hint) from first
+
+
+def say_by_hand(context: StoppingContext[Any], what: str) -> str:
+    """What to do where consumers could not be started or ended."""
+    if context.cancelling:
+        return f"Do it by hand ({what}), then close the recovery and leave consumers alone"
+    return f"Mend the launcher and run again; or cancel it, and do it by hand ({what})"
 
 
 # Brokers that are away are waited for, and it is said since when.
@@ -261,7 +270,7 @@ class StoppingContext(RunContext[PlanT]):
     @property
     def again(self) -> str:
         """What to do where the topic is another one now; a hint."""
-        return f"`backlogctl cancel {self.recovery.id}`, then plan again"
+        return "cancel it, then plan again"
 
     @property
     def partitions(self) -> int:
@@ -349,7 +358,7 @@ class StoppingContext(RunContext[PlanT]):
         check_runnable(workspace, self.recovery)
         check_denied(workspace, stream)
         now = fingerprint_with_consumers(workspace.config, stream, fingerprint)
-        hint = f"put it back, or `backlogctl cancel {self.recovery.id}` and plan again"
+        hint = "put it back and run it again; or cancel it, and plan again"
         check_configuration(plan, keep_waits(plan.configuration, now), hint)
         self.check_topic()
         kind = workspace.kind_of(self.recovery)
@@ -426,18 +435,12 @@ class StoppingContext(RunContext[PlanT]):
     @property
     def begun(self) -> dict[int, int]:
         """Where the group was when its consumers were stopped; empty until then."""
-        stopped = self.workspace.ledger.steps.get(self.recovery.id, "stop_consumers")
-        committed = {} if stopped is None else stopped.detail.get("committed", {})
-        # A run may be killed between the two.
-        return {int(number): at for number, at in committed.items()} or self.find_stopped_at()
+        return find_begun(self.workspace.ledger, self.recovery.id)
 
     def find_stopped_at(self) -> dict[int, int]:
         """Where its consumers left the group when they ended, as the first run that stopped them
         saw it."""
-        for event in self.workspace.ledger.events.list(self.recovery.id):
-            if event.action == STOPPED_AT:
-                return {int(number): at for number, at in event.detail["committed"].items()}
-        return {}
+        return _find_stopped_at(self.workspace.ledger, self.recovery.id)
 
     def note_stopped_at(self, starts: Mapping[int, int]) -> None:
         """Puts on record where the consumers left the group, `starts` where they committed
@@ -502,6 +505,22 @@ class StoppingContext(RunContext[PlanT]):
         return bounds.lower, bounds.upper
 
 
+def find_begun(ledger: Ledger, recovery_id: str) -> dict[int, int]:
+    """Where a recovery's group was when its consumers were stopped; empty until then."""
+    stopped = ledger.steps.get(recovery_id, "stop_consumers")
+    committed = {} if stopped is None else stopped.detail.get("committed", {})
+    # A run may be killed between the two.
+    found = {int(number): at for number, at in committed.items()}
+    return found or _find_stopped_at(ledger, recovery_id)
+
+
+def _find_stopped_at(ledger: Ledger, recovery_id: str) -> dict[int, int]:
+    for event in ledger.events.list(recovery_id):
+        if event.action == STOPPED_AT:
+            return {int(number): at for number, at in event.detail["committed"].items()}
+    return {}
+
+
 def find_begin(noted: int, commit: CommitWithMetadata) -> int:
     """Where a partition's group has stopped: further than it was noted only by a reader's own
     commit, which carries a leader epoch (KIP-320). One without is somebody's reset."""
@@ -534,7 +553,9 @@ def await_movement(context: StoppingContext[Any]) -> None:
                 context.admin, context.properties, topic, group, context.partitions
             )
         except LogTruncated as lost:
-            raise VerificationFailed(lost.message, subject=lost.subject, hint=lost.hint) from lost
+            raise VerificationFailed(
+                lost.message, subject=lost.subject, hint=lost.hint, retryable=True
+            ) from lost
         state = read_group_state(context.admin, group, Deadline(30.0))
         if state.is_active and not unread:
             return
@@ -545,5 +566,6 @@ def await_movement(context: StoppingContext[Any]) -> None:
                 subject=f"group {group} on topic {topic}",
                 hint="look at the consumers' logs; everything else is restored. Run again to "
                 "verify, once they work",
+                retryable=True,
             )
         time.sleep(_POLL_SECONDS)

@@ -289,8 +289,8 @@ def _refuse_during_recovery(workspace: Workspace, stream: Stream) -> None:
                 f"{recovery.kind} {recovery.id} is {recovery.state.value}, and the consumers are "
                 "stopped for it",
                 subject=f"stream {stream.name}",
-                hint=f"`backlogctl run {recovery.id}` starts them at its end, and "
-                f"`backlogctl cancel {recovery.id}` ends it",
+                hint=f"they are started at its end: `backlogctl show {recovery.id}` says what "
+                "comes next",
             )
 
 

@@ -138,7 +138,7 @@ def check_hash(recovery: Recovery) -> None:
         raise Refused(
             "the stored plan is not the one its hash was made of",
             subject=f"recovery {recovery.id}",
-            hint=f"`backlogctl cancel {recovery.id}`, then plan again",
+            hint="cancel it, then plan again",
         )
 
 

@@ -150,7 +150,7 @@ def purge(workspace: Workspace, recovery_id: str, allow: Iterable[str] = ()) -> 
         raise Refused(
             f"the offload that made it is {state.offload}",
             subject=subject,
-            hint=f"`backlogctl run {recovery_id}` or `backlogctl cancel {recovery_id}` first",
+            hint=f"`backlogctl show {recovery_id}` says what comes next for it",
         )
     if under_way := state.list_gaps("under_way"):
         raise Refused(

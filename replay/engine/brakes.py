@@ -63,8 +63,7 @@ def check_requests(context: RunContext[Any], *, requests: bool = True) -> None:
             INTERRUPTED,
             "interrupted; it stopped between two transactions",
             subject=f"recovery {recovery.id}",
-            hint=f"`backlogctl run {recovery.id}` goes on where it stopped"
-            f"{_warn_stopped(recovery)}",
+            hint=f"the next run goes on where it stopped{_warn_stopped(recovery)}",
         )
 
 
@@ -79,7 +78,7 @@ def check_window(context: RunContext[Any]) -> None:
             f"outside of the off-peak window {window}; it opens at {there} "
             f"({format_time(opens)[:16]}Z)",
             subject=f"recovery {context.recovery.id}",
-            hint=f"run `backlogctl run {context.recovery.id}` then: it goes on where it stopped",
+            hint="run it then: it goes on where it stopped",
         )
 
 
@@ -89,7 +88,7 @@ def make_operator_pause(recovery: Recovery) -> PausedBecause:
         OPERATOR,
         "paused by an operator",
         subject=f"recovery {recovery.id}",
-        hint=f"`backlogctl resume {recovery.id}` goes on{_warn_stopped(recovery)}",
+        hint=f"it waits for `resume`{_warn_stopped(recovery)}",
     )
 
 

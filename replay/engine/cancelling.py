@@ -15,23 +15,30 @@ from backlogctl.errors import BacklogError, LeaseHeld, Refused, UsageError
 from backlogctl.replay.engine.brakes import OPERATOR
 from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import RunContext, Workspace
+from backlogctl.replay.engine.next_commands import (
+    CANCEL_ASKED,
+    CANCEL_FAILED,
+    STANDING,
+    list_cancel_ways,
+    list_next_commands,
+)
 from backlogctl.replay.engine.plan import find_identity, mask_values
 from backlogctl.values import Recovery, RecoveryState
 
 if TYPE_CHECKING:
     from backlogctl.ledger import Lease
 
-# Every failure of a recovery ends with how things stand.
+# Every failure of a recovery ends with how things stand, and what comes next.
 
 LOG = logging.getLogger(__name__)
-# The line of the record with `Standing.to_json`, for those who cannot ask the brokers.
-STANDING = "how it stands"
-_AT_REST = (RecoveryState.PAUSED, RecoveryState.FAILED)
+# Nobody works on it: one that is running was left by a runner that died.
+_AT_REST = (RecoveryState.PAUSED, RecoveryState.FAILED, RecoveryState.RUNNING)
 
 
 @contextmanager
 def telling_standing(workspace: Workspace, recovery_id: str) -> Iterator[None]:
-    """An error that leaves it has `standing`: how the recovery stands now (see BacklogError).
+    """An error that leaves it has `next_commands`, and `standing`, how the recovery stands now,
+    where something was changed (see BacklogError).
 
     Of one that keeps consumers stopped it is put on record too.
     """
@@ -48,10 +55,12 @@ def telling_standing(workspace: Workspace, recovery_id: str) -> Iterator[None]:
 
 def _add_standing(workspace: Workspace, recovery_id: str, error: Exception) -> None:
     ledger = workspace.ledger
-    if not ledger.steps.list(recovery_id):
-        return  # nothing was changed yet
     recovery = ledger.recoveries.get(recovery_id)
+    if not ledger.steps.list(recovery_id):
+        error.__dict__["next_commands"] = tuple(list_next_commands(workspace, recovery))
+        return  # nothing was changed yet
     found = workspace.kind_of(recovery).describe_standing(workspace, recovery)
+    error.__dict__["next_commands"] = found.next_commands
     if found.is_settled:
         return
     document = mask_values(mask_secrets, found.to_json())
@@ -101,7 +110,7 @@ def open_closing(
             "the stream has another cluster, topic or group in the configuration now than when "
             f"it was planned: {', '.join(planned)}",
             subject=f"{recovery.kind} {recovery.id} of stream {stream.name}",
-            hint=f"put them back, then `backlogctl cancel {recovery.id}` again",
+            hint="put them back, then cancel it again",
         )
     interrupts = Interrupts()
     opened = make(
@@ -123,7 +132,6 @@ def open_closing(
 
 
 State = RecoveryState
-CANCEL_ASKED = "cancel asked"
 _POLL_SECONDS = 0.25
 
 
@@ -155,7 +163,7 @@ def request_pause(workspace: Workspace, recovery_id: str) -> tuple[Recovery, str
                 raise Refused(
                     "it is to be cancelled, so it cannot be paused",
                     subject=f"recovery {recovery_id}",
-                    hint=f"`backlogctl cancel {recovery_id}` finishes that",
+                    hint="cancelling it again finishes that",
                 )
             if current.state is State.PAUSED:
                 # Waiting for its window: from now on it waits for `resume`.
@@ -222,7 +230,7 @@ def cancel_work(
             raise UsageError(
                 f"`--{way}` is not for this kind of recovery",
                 subject=f"{kind.name} {recovery_id}",
-                hint=f"`backlogctl cancel {recovery_id}`",
+                hint="cancel it without that",
             )
     if recovery.state is State.CANCELLED:
         return recovery
@@ -280,12 +288,7 @@ def _cancel(
 
 def find_ways(workspace: Workspace, recovery_id: str) -> tuple[str, ...]:
     """The ways of the last `cancel`, so that whoever goes on with it goes the same."""
-    asked = [
-        event.detail.get("ways", ())
-        for event in workspace.ledger.events.list(recovery_id)
-        if event.action == CANCEL_ASKED
-    ]
-    return tuple(asked[-1]) if asked else ()
+    return list_cancel_ways(workspace.ledger.events.list(recovery_id))
 
 
 def finish_cancel(
@@ -325,7 +328,7 @@ def finish_cancel(
         except BacklogError as error:
             detail = {"code": error.code, "message": mask_secrets(error.message)}
             actor = str(find_identity())
-            workspace.ledger.events.append(recovery.id, actor, "cancelling failed", detail)
+            workspace.ledger.events.append(recovery.id, actor, CANCEL_FAILED, detail)
             raise
     return workspace.ledger.recoveries.advance(
         recovery.id,

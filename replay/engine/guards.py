@@ -44,7 +44,7 @@ def refuse_active(workspace: Workspace, stream: Stream) -> None:
             raise InvalidTransition(
                 f"recovery {other.id} of the same topic or group is {other.state}",
                 subject=f"stream {stream.name}",
-                hint=f"finish it with `backlogctl run {other.id}`, or cancel it",
+                hint=f"`backlogctl show {other.id}` says what comes next for it",
             )
 
 

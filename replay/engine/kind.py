@@ -8,7 +8,7 @@ import atexit
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -242,6 +242,16 @@ class Kind(ABC, Generic[PlanT, OptionsT]):
         Raises:
             BacklogError: it could not be closed; the recovery's state is not changed.
         """
+
+    def asks_how_to_close(self, workspace: Workspace, recovery: Recovery) -> bool:
+        """Whether only the brokers can say by which of `cancel_ways` it loses nothing."""
+        return False
+
+    def suggest_plans(
+        self, ledger: Ledger, stream: Stream, gaps: Collection[Gap]
+    ) -> tuple[str, ...]:
+        """The commands that plan to put back what is lost, of the gaps that this kind is for."""
+        return ()
 
     # For people
 

@@ -23,8 +23,8 @@ from backlogctl.values import Recovery, RecoveryState, hash_value
 if TYPE_CHECKING:
     from backlogctl.ledger import Ledger
 
-# A way to cancel that several kinds know: a person starts and ends the consumers.
-LEAVE_CONSUMERS = "leave-consumers"
+# Ways to cancel. A person starts and ends the consumers; the group reads again what was relayed.
+LEAVE_CONSUMERS, REWIND = "leave-consumers", "rewind"
 
 # Who did something, as the operating system says it, not only as they call themselves.
 

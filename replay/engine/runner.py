@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from backlogctl.config import mask_secrets
-from backlogctl.errors import BacklogError, LeaseHeld, Paused, PlanStale, Refused
+from backlogctl.errors import BacklogError, LeaseHeld, Paused, Refused
 from backlogctl.ledger import Lease
 from backlogctl.replay.engine.approval import check_approval, refuse_state
 from backlogctl.replay.engine.archives import clear_staging
@@ -26,6 +26,7 @@ from backlogctl.replay.engine.brokers import BrokerWatch
 from backlogctl.replay.engine.cancelling import finish_cancel, telling_standing
 from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import Kind, RunContext, Workspace, record_terms
+from backlogctl.replay.engine.next_commands import REFUSED
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.values import Recovery, RecoveryState
 
@@ -67,13 +68,11 @@ class Run:
         if recovery.state is RecoveryState.VERIFIED:
             self.was_done = True
             return recovery
-        check_startable(self._workspace, recovery)
         try:
-            with (
-                telling_standing(self._workspace, self._id),
-                self._workspace.ledger.leases.hold(self._id) as lease,
-            ):
-                done = self._work(lease)
+            with telling_standing(self._workspace, self._id):
+                check_startable(self._workspace, recovery)
+                with self._workspace.ledger.leases.hold(self._id) as lease:
+                    done = self._work(lease)
             clear_staging(self._workspace)
             return done
         finally:
@@ -132,7 +131,7 @@ class Run:
             try:
                 step.validate(context)
             except BacklogError as error:
-                context.record("refused", step=step.name, **_describe_error(error))
+                context.record(REFUSED, step=step.name, **_describe_error(error))
                 raise
 
     def _enter_running(self, recovery: Recovery, lease: Lease) -> None:
@@ -182,12 +181,10 @@ class Run:
                 INTERRUPTED,
                 message,
                 subject=f"recovery {self._id}",
-                hint=f"`backlogctl run {self._id}` goes on where it stopped",
+                hint="the next run goes on where it stopped",
             ) from None
         except Exception as error:
             detail = _describe_error(error)
-            if not isinstance(error, PlanStale | Refused):
-                detail["next"] = f"backlogctl run {self._id}"
             self._end(context.lease, RecoveryState.FAILED, detail)
             raise
 
@@ -225,7 +222,7 @@ def check_startable(workspace: Workspace, recovery: Recovery) -> None:
         raise Refused(
             f"it was {recovery.state}",
             subject=f"recovery {recovery.id}",
-            hint=f"plan again with `backlogctl plan {recovery.kind} {recovery.stream}`",
+            hint="plan again",
         )
     check_approval(recovery)
     kind.read_plan(recovery)
@@ -235,6 +232,8 @@ def _describe_error(error: Exception) -> dict[str, Any]:
     """An error for the record, without secrets."""
     if isinstance(error, BacklogError):
         told = {"code": error.code, "message": error.message, "subject": error.subject}
+        again = {"retryable": True} if error.retryable else {}
     else:
         told = {"code": "bug", "message": f"{type(error).__name__}: {error}", "subject": ""}
-    return {name: mask_secrets(text) for name, text in told.items()}
+        again = {}
+    return {**{name: mask_secrets(text) for name, text in told.items()}, **again}

@@ -94,11 +94,6 @@ def suggest_redrive(ledger: Ledger, gap: Gap) -> str:
     return ""
 
 
-def suggest_plan(ledger: Ledger, gap: Gap) -> str:
-    """The command that plans to put a gap's messages back."""
-    return suggest_redrive(ledger, gap) or f"backlogctl plan rebuild {gap.stream}"
-
-
 def name_redrive(stream: str, source: str) -> str:
     """The command, from where the messages are."""
     return f"backlogctl plan redrive {stream} --from {source}"

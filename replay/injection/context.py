@@ -97,7 +97,7 @@ class InjectionContext(RunContext[InjectionPlan]):
             raise Refused(
                 "it is not made yet",
                 subject=f"topic {target.topic}",
-                hint=f"`backlogctl run {self.recovery.id}` makes it",
+                hint="the run makes it",
             )
         return made.topic_id
 

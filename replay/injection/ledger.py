@@ -487,8 +487,7 @@ def _find_gone(
             f"{len(gone)} of {len(identities)} rows that it restates are not there now: they were "
             "deleted, or the table is being filled; nothing more was sent",
             subject=f"table {source.table} of {source.database}",
-            hint=f"if it is being filled, `backlogctl run {context.recovery.id}` later; else "
-            f"`backlogctl cancel {context.recovery.id}`, then plan again",
+            hint="if it is being filled, run it again later; else cancel it, and plan again",
         )
     return gone
 

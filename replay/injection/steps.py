@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from backlogctl.spark_backfill.injection.job import InjectionJob
     from backlogctl.spark_backfill.injection.transactional import ChunkResult
 
-_AGAIN = "`backlogctl cancel {id}`, then plan again"
+_AGAIN = "cancel it, then plan again"
 
 
 class CheckTarget(Step[InjectionContext]):
@@ -51,7 +51,7 @@ class CheckTarget(Step[InjectionContext]):
             Refused: a guard says no.
         """
         plan, stream, workspace = context.plan, context.stream, context.workspace
-        hint = _AGAIN.format(id=context.recovery.id)
+        hint = _AGAIN
         check_runnable(workspace, context.recovery)
         check_denied(workspace, stream)
         check_configuration(plan, fingerprint_stream(stream, plan.configuration), hint)
@@ -115,7 +115,7 @@ def _refuse_new_readers(context: InjectionContext, hint: str) -> None:
             f"whether groups began to read it since the plan was made is unknown: {unknown}",
             subject=subject,
             hint=f"grant that again (`backlogctl acl {plan.kind} {stream.name}` prints what is "
-            f"needed), then `backlogctl run {context.recovery.id}`",
+            "needed), then run it again",
         )
 
 

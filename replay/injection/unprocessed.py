@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from backlogctl.config import Stream
 from backlogctl.errors import Refused, UsageError
-from backlogctl.values import Cause, Gap, GapState, OffsetRange, RecoveryState
+from backlogctl.values import Cause, Certainty, Gap, GapState, OffsetRange, RecoveryState
 
 if TYPE_CHECKING:
     from backlogctl.ledger import Ledger
@@ -29,6 +29,25 @@ def is_in_log(ledger: Ledger, gap: Gap) -> bool:
     return any(part.partition == gap.partition and part.low < gap.end for part in newest.partitions)
 
 
+def is_skipped_in_log(ledger: Ledger, stream: Stream, gap: Gap) -> bool:
+    """Whether its group was set past messages that the log has all still, by the newest sample.
+
+    Not where rows are restated: the log has older states of them than the table.
+    """
+    newest, source = ledger.samples.latest(stream.name), stream.source
+    restates = source is not None and source.mutable and source.stale == "restate"
+    return (
+        gap.cause is Cause.SKIPPED
+        and gap.group == stream.group
+        and not restates
+        and gap.certainty is not Certainty.POSSIBLE
+        and gap.start is not None
+        and newest is not None
+        and newest.topic_id == gap.topic_id
+        and any(p.partition == gap.partition and p.low <= gap.start for p in newest.partitions)
+    )
+
+
 def list_in_log(ledger: Ledger, stream: Stream) -> tuple[Gap, ...]:
     """Gaps whose messages a redrive puts back, by partition and start: open ones, and those of a
     plan that nobody approved yet, whose place a new one takes."""
@@ -43,6 +62,23 @@ def list_in_log(ledger: Ledger, stream: Stream) -> tuple[Gap, ...]:
         if (gap.state is GapState.OPEN or gap.id in planned)
         and gap.group == stream.group
         and is_in_log(ledger, gap)
+    )
+
+
+def list_skipped_within(
+    ledger: Ledger, stream: Stream, topic_id: str, said: Sequence[OffsetRange]
+) -> tuple[Gap, ...]:
+    """Open gaps that the group was set past, of which these offsets of the log have all."""
+    return tuple(
+        gap
+        for gap in ledger.gaps.list(stream.name, [GapState.OPEN])
+        if gap.topic_id == topic_id
+        and is_skipped_in_log(ledger, stream, gap)
+        and any(
+            part.partition == gap.partition and part.start <= place.start and place.end <= part.end
+            for place in list_unprocessed_offsets([gap])
+            for part in said
+        )
     )
 
 

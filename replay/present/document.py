@@ -9,6 +9,7 @@ from typing import Any
 
 from backlogctl.errors import Refused
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import list_next_commands
 from backlogctl.replay.engine.plan import Plan, mask_values
 from backlogctl.replay.engine.values import RecoveryRecord, Telling, Verification
 from backlogctl.replay.present.progress import (
@@ -24,7 +25,6 @@ from backlogctl.replay.present.status import (
     describe_recovery,
     describe_recovery_plan,
     find_status,
-    list_next_commands,
     preview_plan,
 )
 from backlogctl.values import LedgerEvent, Recovery, RecoveryState
@@ -113,6 +113,7 @@ class RecoveryDocument:
             "progress": self.progress,
             "events": [describe_event(event) for event in self.events],
             "events_intact": self.record.problem is None,
+            "next_commands": list(self.next_commands),
         }
 
 

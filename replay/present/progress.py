@@ -269,7 +269,6 @@ _WORDS: Mapping[str, str] = {
     "reason": "",
     "code": "",
     "message": "",
-    "next": "next: ",
     "step": "at ",
     "from": "from ",
     "to": "to ",

@@ -12,11 +12,12 @@ from backlogctl.formats import format_duration, format_plural
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.replay.engine.approval import AUTOMATIC
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import list_next_commands
 from backlogctl.replay.engine.plan import Plan, mask_values
 from backlogctl.replay.engine.values import Account, RecoveryRecord, Telling
 from backlogctl.replay.present.document import tell_progress
 from backlogctl.replay.present.figures import describe_course
-from backlogctl.replay.present.status import describe_gap, list_next_commands
+from backlogctl.replay.present.status import describe_gap
 from backlogctl.replay.present.timeline import collect_record, describe_detail, list_lines
 from backlogctl.values import Gap, Recovery, RecoveryState, to_document, to_plain
 
@@ -143,7 +144,7 @@ def describe_standing(
     return {
         "headline": _describe_headline(record.recovery, account),
         "sentence": _describe_state(record, account),
-        "next": _list_next(workspace, record.recovery),
+        "next": list_next_commands(workspace, record.recovery),
         "good": record.recovery.state is S.VERIFIED,
     }
 
@@ -212,19 +213,6 @@ def _describe_stopped(record: RecoveryRecord) -> str:
     if not has_stopped_consumers(record.steps):
         return ""
     return " The group's own consumers are stopped until it goes on, or is cancelled."
-
-
-def _list_next(workspace: Workspace, recovery: Recovery) -> list[str]:
-    commands = list_next_commands(workspace, recovery)
-    if recovery.state in (S.REJECTED, S.CANCELLED):
-        gone = recovery.detail.get("superseded_by")
-        if gone:
-            return [f"backlogctl show {gone}"]
-        return [f"backlogctl plan {recovery.kind} {recovery.stream}"]
-    if recovery.state is S.PLANNED and not commands:
-        # Its warnings say why it may not run.
-        return [f"backlogctl reject {recovery.id} --reason TEXT"]
-    return commands
 
 
 # The document of a report: what `report --json` prints, and the page is drawn from.

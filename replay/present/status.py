@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from backlogctl.errors import BacklogError, Refused
 from backlogctl.formats import format_count, format_moment, format_plural
-from backlogctl.replay.engine.approval import check_runnable, is_expired
-from backlogctl.replay.engine.cancelling import STANDING
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import STANDING, WayOut, list_next_commands
 from backlogctl.replay.engine.values import (
     InArchive,
     OnlyThere,
@@ -121,39 +120,6 @@ def describe_event(event: LedgerEvent) -> dict[str, Any]:
     return to_document(event, *names)
 
 
-def list_next_commands(workspace: Workspace, recovery: Recovery) -> list[str]:
-    """What an operator would type next; nothing where this program cannot read the plan."""
-    if _refuses(workspace.plan_of, recovery):
-        return []
-    if recovery.requested == "cancel":
-        # Asked for, and not carried out yet: that is what any run would do.
-        return [f"backlogctl cancel {recovery.id}"]
-    match recovery.state:
-        case RecoveryState.PLANNED if _refuses(check_runnable, workspace, recovery):
-            return []  # its warnings say why it may not run
-        case RecoveryState.PLANNED:
-            return [f"backlogctl approve {recovery.id} --by NAME"]
-        case RecoveryState.APPROVED if is_expired(recovery):
-            return [f"backlogctl approve {recovery.id} --by NAME"]
-        case RecoveryState.FAILED if recovery.detail.get("code") == "plan_stale":
-            return [f"backlogctl cancel {recovery.id}"]
-        case RecoveryState.APPROVED | RecoveryState.FAILED | RecoveryState.RUNNING:
-            return [f"backlogctl run {recovery.id}"]
-        case RecoveryState.PAUSED:
-            held = recovery.detail.get("why") in ("operator", "canary")
-            word = "resume" if held else "run"
-            return [f"backlogctl {word} {recovery.id}"]
-    return []
-
-
-def _refuses(check: Callable[..., object], *arguments: object) -> bool:
-    try:
-        check(*arguments)
-    except Refused:
-        return True
-    return False
-
-
 # How a recovery stands: who reads, who is stopped, what is only in a temporary topic, what next.
 #
 # One value for the terminal, JSON, the scheduler and the page; each draws the same lines.
@@ -171,14 +137,15 @@ def make_standing(
     put_back: PutBack | None = None,
     archive: InArchive | None = None,
     problem: str = "",
+    way_out: WayOut | None = None,
 ) -> RecoveryStatus:
-    """With what is told of every kind in the same way."""
+    """With what is told of every kind in the same way.
+
+    Args:
+        way_out: see `list_next_commands`.
+    """
     ledger = workspace.ledger
     runner = ledger.leases.find_runner(recovery.id)
-    running = recovery.state is RecoveryState.RUNNING and runner is not None
-    commands = list_next_commands(workspace, recovery)
-    if running and not recovery.requested:
-        commands = [f"backlogctl show {recovery.id} --watch"]
     return RecoveryStatus(
         recovery=recovery.id,
         kind=recovery.kind,
@@ -194,7 +161,7 @@ def make_standing(
             for name in sorted(hold.raised)
         ),
         put_back=put_back,
-        next_commands=tuple(commands),
+        next_commands=tuple(list_next_commands(workspace, recovery, way_out)),
         problem=problem,
         at=ledger.now(),
         archive=archive,

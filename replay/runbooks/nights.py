@@ -15,6 +15,7 @@ from backlogctl.monitoring.offsets.timeline import date_loss
 from backlogctl.replay.engine.approval import is_expired
 from backlogctl.replay.engine.brakes import OPERATOR
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
+from backlogctl.replay.engine.next_commands import name_cancel
 from backlogctl.replay.engine.plan import BEGUN, UNFINISHED, RunOrigin
 from backlogctl.replay.injection.archived import ARCHIVE, list_archived
 from backlogctl.replay.injection.unprocessed import WORD, list_in_log
@@ -214,7 +215,7 @@ def _judge_earlier(
             raise Refused(
                 f"recovery {recovery.id} can no longer be run: {recovery.detail.get('message')}",
                 subject=f"stream {stream.name}",
-                hint=f"`backlogctl cancel {recovery.id}`; the next night plans again",
+                hint=f"`{name_cancel(recovery.id)}`; the next night plans again",
             )
         return NightWork(stream.name, Tonight.RUN, recovery.id, "failed before; tried again")
     if recovery.state in BEGUN:

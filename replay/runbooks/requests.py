@@ -266,7 +266,7 @@ def find_named_kind(workspace: Workspace, request: RecoveryRequest, kinds: Regis
         raise UsageError(
             f"it is a plan to {name}, and this DAG is for {', '.join(kinds.names())}",
             subject=f"recovery {recovery.id}",
-            hint=f"name it in the DAG for that, or `backlogctl run {recovery.id}`",
+            hint="name it in the DAG for that, or run it by hand",
         )
     return name
 

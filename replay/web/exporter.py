@@ -28,9 +28,9 @@ from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.board import Board
 from backlogctl.monitoring.watch.loop import OnOutage
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import list_next_commands
 from backlogctl.replay.engine.plan import ACTIVE
 from backlogctl.replay.observe.stream import find_page
-from backlogctl.replay.present.status import list_next_commands
 from backlogctl.replay.web.access import HostGuard, TokenGuard, find_hosts
 from backlogctl.replay.web.app import HealthCheck, make_web_app
 from backlogctl.replay.web.checkups import Checkups

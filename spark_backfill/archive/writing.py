@@ -203,8 +203,8 @@ def _finish(place: ArchivePlace, parts: Parts, job: ArchiveJob) -> ArchiveManife
         raise StagingError(
             f"the archive is not whole: {what}",
             subject=place.location,
-            hint=f"`backlogctl cancel {job.recovery_id}` throws it away and starts the consumers "
-            "again, then plan again: nothing was deleted from the topic",
+            hint="a cancel throws it away and starts the consumers again, then plan again: nothing "
+            "was deleted from the topic",
         )
     made_by, made_at = parts.read_made()
     manifest = ArchiveManifest(

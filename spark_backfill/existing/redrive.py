@@ -184,7 +184,7 @@ def stage_redrive(
             injected = _freeze_injected(spark, request)
             log.warnings += filter(None, [injected.describe_missing()])
             frozen, uncertain = _keep_waiting(frozen, request, injected)
-            handled = _read_handled(spark, request, work) if request.is_unhandled else None
+            handled = _read_handled(spark, request, work)
             labelled = label_messages(frozen, injected.collect_keys(), request, handled)
             path = str(work / "labels")
             with translating("compare the messages", subject=path, kind=StagingError):
@@ -248,11 +248,12 @@ def _keep_waiting(
     return joined.where(wanted).drop("waits", "sure", "take"), uncertain
 
 
-def _read_handled(spark: SparkSession, request: RedriveRequest, work: Path) -> DataFrame:
-    """The consumer's own table, now: it may have handled them since they were found."""
+def _read_handled(spark: SparkSession, request: RedriveRequest, work: Path) -> DataFrame | None:
+    """The consumer's own table, now: it may have handled them since they were found; None without
+    one, or where the messages were chosen."""
     source = request.stream.source
-    assert source is not None
-    assert source.consumed is not None
+    if not request.is_unhandled or source is None or source.consumed is None:
+        return None
     path = work / "handled"
     with open_consumed(
         spark, request.sources, source.consumed, request.stream.name, path

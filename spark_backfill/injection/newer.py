@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from backlogctl.errors import (
     KafkaFailure,
     PlanStale,
-    Refused,
     VerificationFailed,
 )
 from backlogctl.kafka.admin import list_offsets
@@ -176,7 +175,7 @@ class LogFollower:
                 f"retention has removed messages that came after the plan, in partitions {gone}: "
                 "whether they are newer than what is staged cannot be known; nothing more is sent",
                 subject=f"topic {self._topic}",
-                hint=f"`backlogctl cancel {self._recovery_id}`, then plan again",
+                hint="cancel it, then plan again",
             )
         starts = {p: at for p, at in self._at.items() if ends[p] > at}
         properties = self._admin.properties
@@ -234,7 +233,7 @@ def list_staged(
     """The identities of all staged messages, by partition; a message without a key has none.
 
     Raises:
-        Refused: some lack the header that identifies them.
+        PlanStale: some lack the header that identifies them.
     """
     found: dict[int, set[bytes]] = {}
     columns = ["key"] if header is None else ["headers"]
@@ -242,7 +241,7 @@ def list_staged(
         table = pq.read_table(directory / chunk.path, columns=columns)
         known, here = found.setdefault(chunk.slot, set()), list_identities(table, header)
         if header is not None and None in here:
-            raise Refused(
+            raise PlanStale(
                 f"staged messages have no header {header!r}, which identifies them: whether the "
                 "topic has newer ones cannot be known; nothing was sent",
                 subject=f"recovery {manifest.recovery_id}",

@@ -29,13 +29,14 @@ from backlogctl.replay.engine.approval import (
 )
 from backlogctl.replay.engine.cancelling import cancel_work, request_pause, withdraw_pause
 from backlogctl.replay.engine.kind import TERMS_CHANGED, Workspace, choose_stricter
+from backlogctl.replay.engine.next_commands import list_next_commands
 from backlogctl.replay.engine.plan import Approver, acting_as, find_identity
 from backlogctl.replay.engine.runner import check_startable
 from backlogctl.replay.observe import retention
 from backlogctl.replay.observe.retention import hold_stream, release_due, release_stream
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.present.document import list_event_lines
-from backlogctl.replay.present.status import describe_recovery_plan, list_next_commands
+from backlogctl.replay.present.status import describe_recovery_plan
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import RecoveryState
 from tests.conftest import MakeTopic

@@ -17,12 +17,13 @@ from backlogctl.replay.consumers.fleet import fingerprint_with_consumers, keep_w
 from backlogctl.replay.engine.approval import approve_automatically, approve_plan, reject_plan
 from backlogctl.replay.engine.guards import fingerprint_stream
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import list_next_commands
 from backlogctl.replay.engine.plan import find_changes
 from backlogctl.replay.kinds.expand import planning as expand
 from backlogctl.replay.kinds.expand.steps import explain_missing_hold
 from backlogctl.replay.kinds.rebuild.planning import FINGERPRINT
 from backlogctl.replay.present.progress import describe_progress
-from backlogctl.replay.present.status import describe_recovery, describe_run, list_next_commands
+from backlogctl.replay.present.status import describe_recovery, describe_run
 from backlogctl.replay.present.terminal import render_progress, render_recoveries
 from backlogctl.values import RecoveryState
 from tests.kit.ledger import NOON

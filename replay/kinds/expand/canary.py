@@ -96,15 +96,14 @@ class FirstConsumer:
 
 def find_first(context: ExpandContext) -> FirstConsumer:
     """Of a run."""
-    number = context.recovery.id
     return FirstConsumer(
         context.properties,
         context.admin,
         context.launcher,
         context.fleet,
         context.recovery.group,
-        f"`backlogctl run {number}` goes on, or `backlogctl cancel {number}` lets the group's own "
-        "consumers go on; they stay stopped until then",
+        "the next run goes on, and a cancel lets the group's own consumers go on; they stay "
+        "stopped until then",
         context.look,
     )
 
@@ -330,8 +329,7 @@ def _hold_against_plan(context: ExpandContext, speed: Speed) -> None:
         CANARY,
         told,
         subject=f"recovery {context.recovery.id}",
-        hint=f"`backlogctl resume {context.recovery.id}` goes on all the same; "
-        f"`backlogctl cancel {context.recovery.id}` restores the layout",
+        hint="resumed, it goes on all the same; cancelled, it restores the layout",
     )
 
 

@@ -13,6 +13,7 @@ from backlogctl.errors import (
     BacklogError,
     KafkaFailure,
     Refused,
+    UnreadLeft,
     VerificationFailed,
 )
 from backlogctl.fanout.quiet import await_empty
@@ -40,6 +41,7 @@ from backlogctl.replay.consumers.fleet import (
     CONSUMERS_MISSING,
     CONSUMERS_STAY,
     await_movement,
+    say_by_hand,
 )
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.context import (
@@ -210,8 +212,8 @@ def _note_lost_copy(context: ExpandContext) -> None:
             context.record_gap(item, Cause.SKIPPED, COPY_GONE, certainty=Certainty.BOUNDED)
     if lost:
         context.say(
-            f"{COPY_GONE}: at most {format_plural(lost, 'message')}, a gap on record; `backlogctl "
-            f"plan rebuild {context.stream.name}` puts back what was not handled"
+            f"{COPY_GONE}: at most {format_plural(lost, 'message')}, a gap on record: `backlogctl "
+            f"gaps {context.stream.name}`"
         )
 
 
@@ -242,13 +244,13 @@ def _drain_rest(context: ExpandContext) -> None:
         return
     if context.leaves_consumers:
         many = format_plural(context.read_temporary_lag(), "message")
-        raise Refused(
-            f"at most {many} in it are not handled, and nobody is started to handle them",
-            subject=f"topic {context.temporary_topic}",
-            hint=f"`backlogctl cancel {context.recovery.id} --rewind --leave-consumers` lets the "
-            "group read them again; or start consumers on it yourself, and cancel again when they "
-            "are through",
-        )
+        told = f"at most {many} in it are not handled, and nobody is started to handle them"
+        yourself = "start consumers on it yourself, and cancel again when they are through"
+        subject = f"topic {context.temporary_topic}"
+        if not context.has_all_relayed():
+            raise Refused(told, subject=subject, hint=yourself)
+        hint = f"set back, the group reads them again; or {yourself}"
+        raise UnreadLeft(told, subject=subject, hint=hint)
     if (context.launcher.count_running(context.fleet) or 0) == 0:
         context.launch(count_wanted(context))
     others_at, moved_at, before = 0.0, time.monotonic(), -1
@@ -391,10 +393,8 @@ def restoring_retention(context: ExpandContext) -> Iterator[None]:
         for what, fleet in mine.items()
         if what in context.leftovers
     )
-    context.leftovers.refuse(
-        f"the rest of the layout is as it was. Do it by hand ({by_hand}), then `backlogctl cancel "
-        f"{context.recovery.id} --leave-consumers` closes the recovery"
-    )
+    what = say_by_hand(context, by_hand)
+    context.leftovers.refuse(f"the rest of the layout is as it was. {what}")
 
 
 # Step 9: what was relayed is what was written and handled; the group moves (protocol P4.10).
@@ -440,9 +440,8 @@ def _refuse_skipped(context: ExpandContext) -> None:
         f"at most {many} were never handled: somebody set the group's offsets past them while the "
         "recovery was at work; they are a gap on record",
         subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
-        hint=f"all else is handled, and the layout is as it was: `backlogctl cancel "
-        f"{context.recovery.id}` closes this recovery, then `backlogctl plan rebuild "
-        f"{context.stream.name}`",
+        hint="all else is handled, and the layout is as it was: cancelled, this recovery is "
+        "closed; a plan of its own puts back what lies in the gap",
     )
 
 
@@ -501,7 +500,8 @@ def _fail(topic: str, why: str) -> VerificationFailed:
     return VerificationFailed(
         why,
         subject=f"topic {topic}",
-        hint="the temporary topic is kept; compare it with the source before it is deleted",
+        hint="the temporary topic is kept, also by a cancel; compare it with the source before you "
+        "delete it",
     )
 
 

@@ -63,13 +63,22 @@ def refuse_other_copy(admin: Admin, plan: ExpandPlan, recovery_id: str, topic_id
         raise PlanStale(
             f"this recovery's temporary topic {what}",
             subject=f"topic {name}",
-            hint=f"`backlogctl cancel {recovery_id} --rewind` lets the group read all that was "
-            f"relayed once more; `backlogctl cancel {recovery_id}` records it as a gap instead",
+            hint="set back (`cancel --rewind`), the group reads all that was relayed once more; "
+            "cancelled without that, what was in it and not handled is a gap on record",
         )
 
 
+def find_expired_relayed(
+    admin: Admin, topic: str, begun: Mapping[int, int], limit: Deadline | None = None
+) -> dict[int, int]:
+    """By partition, offsets behind where a group was stopped that its topic has no more."""
+    lows = list_offsets(admin, topic, begun, "earliest", deadline=limit)
+    return {number: lows[number] - at for number, at in begun.items() if lows[number] > at}
+
+
 ASK_SECONDS = 10.0  # then it is said that the brokers are away
-_ABSENT_SECONDS = 5.0
+# A broker that is behind may not know a topic for a moment: it must be gone for a while.
+ABSENT_SECONDS = 5.0
 _TOPICS_PAUSE_SECONDS = 0.3
 _SAMPLE_EACH = 1.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
@@ -92,10 +101,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
     @property
     def again(self) -> str:
         """What to do where the source is another topic now."""
-        return (
-            f"`backlogctl cancel {self.recovery.id}` drains what is copied and restores the "
-            "layout; then plan again"
-        )
+        return "cancelled, it drains what is copied and restores the layout; then plan again"
 
     @property
     def starts(self) -> Mapping[int, int]:
@@ -208,11 +214,8 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             refuse_other_copy(self.admin, self.plan, self.recovery.id, known.topic_id)
 
     def has_copy(self) -> bool:
-        """Whether the temporary topic is there, and the one that was made.
-
-        A broker that is behind may not know it for a moment: it must be gone for a while.
-        """
-        limit = Deadline(_ABSENT_SECONDS)
+        """Whether the temporary topic is there, and the one that was made."""
+        limit = Deadline(ABSENT_SECONDS)
         while True:
             try:
                 self.check_copy()
@@ -221,6 +224,16 @@ class ExpandContext(StoppingContext[ExpandPlan]):
                 if limit.expired:
                     return False
             time.sleep(_TOPICS_PAUSE_SECONDS)
+
+    def find_expired(self) -> dict[int, int]:
+        """By partition, offsets behind the recorded commits that the source has no more."""
+        return find_expired_relayed(self.admin, self.recovery.topic, self.begun)
+
+    def has_all_relayed(self) -> bool:
+        """Whether the source has all that was relayed, so that the group can read it again."""
+        if not self.was_started("canary") or self.is_complete("restore"):
+            return False
+        return self.has_source() and not self.find_expired()
 
     @property
     def fleet(self) -> Fleet:
@@ -517,7 +530,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
 _SENTENCES: Mapping[str, str] = {
     SKIPPED: "somebody set the offsets of the group forward: {many} of partition {p} "
     "({start:,} to {end:,}) were never relayed nor handled. They are a gap on record: "
-    "`backlogctl gaps {stream}`, then `backlogctl plan rebuild {stream}`",
+    "`backlogctl gaps {stream}`",
     READ_BESIDE: "a reader of the group committed on partition {p} from {start:,} to {end:,} while "
     "nobody guarded it: {many} are its own, and are not relayed",
     REPEATED: "somebody set the offsets of the group back: {many} of partition {p} ({start:,} to "

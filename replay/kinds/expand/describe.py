@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,13 +25,16 @@ from backlogctl.formats import (
     format_rate,
 )
 from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
-from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import TemporaryTopic
 from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.replay.consumers.fleet import find_begun
 from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
 from backlogctl.replay.engine.guards import warn_about_approval
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import WayOut
+from backlogctl.replay.engine.plan import REWIND
 from backlogctl.replay.engine.values import (
     Account,
     Checked,
@@ -49,6 +54,7 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
+from backlogctl.replay.kinds.expand.context import ABSENT_SECONDS, find_expired_relayed
 from backlogctl.replay.kinds.expand.plan import (
     NAME,
     ExpandPlan,
@@ -489,6 +495,7 @@ def _compare(checks: Sequence[Checked], counts: Mapping[str, Any]) -> str:
 
 # An offset that is left may be a control record: so few are read.
 _FEW = 20
+_AGAIN_SECONDS = 0.3
 
 
 def describe_expansion(
@@ -508,6 +515,11 @@ def describe_expansion(
         )
         stopped = name_stopped(plan.group, plan.replicas, steps, readers)
     only_there: OnlyThere | None = None
+    way_out: WayOut | None = None
+    if ask and not problem:
+        way_out, problem = ask_brokers(
+            recovery, lambda limit: find_way_out(workspace, recovery, plan, limit), None, ask=True
+        )
     if temporary is not None:
         messages: int | None = None if "canary" in steps else 0
         if not problem and messages is None:
@@ -521,8 +533,54 @@ def describe_expansion(
         known = None if last is None else LagReading(last.temporary_lag, last.at)
         only_there = OnlyThere(temporary.name, messages, known)
     return make_standing(
-        workspace, recovery, readers, stopped=stopped, only_there=only_there, problem=problem
+        workspace,
+        recovery,
+        readers,
+        stopped=stopped,
+        only_there=only_there,
+        problem=problem,
+        way_out=way_out,
     )
+
+
+def find_way_out(
+    workspace: Workspace, recovery: Recovery, plan: ExpandPlan, limit: Deadline
+) -> WayOut:
+    """Where somebody deleted the temporary topic, no run goes on: set back, the group reads again
+    all that was relayed, as long as the source has it. Else what was not handled is a gap.
+
+    Raises:
+        KafkaFailure: that is not known.
+    """
+    temporary = _find_temporary(workspace, recovery)
+    admin = make_admin(workspace.config.clusters[recovery.cluster].client_properties())
+    if temporary is None or temporary.topic_id is None or not _is_gone(admin, temporary, limit):
+        return WayOut()
+    if not workspace.kind_of(recovery).asks_how_to_close(workspace, recovery):
+        return WayOut(is_only=True)
+    begun = find_begun(workspace.ledger, recovery.id)
+    planned = (plan.topic_id, plan.partition_count)
+    has_all = _find_topic(admin, recovery.topic, limit) == planned and not find_expired_relayed(
+        admin, recovery.topic, begun, limit
+    )
+    return WayOut((REWIND,) if has_all else (), is_only=True)
+
+
+def _is_gone(admin: Admin, temporary: TemporaryTopic, limit: Deadline) -> bool:
+    absent = Deadline(ABSENT_SECONDS)
+    while True:
+        if _find_topic(admin, temporary.name, limit)[0] == temporary.topic_id:
+            return False
+        if absent.expired:
+            return True
+        time.sleep(_AGAIN_SECONDS)
+
+
+def _find_topic(admin: Admin, topic: str, limit: Deadline) -> tuple[str, int]:
+    """Its id and partitions; "" where there is no such topic."""
+    with suppress(TopicMissing):
+        return read_topic_id(admin, topic, limit)
+    return "", 0
 
 
 def _find_temporary(workspace: Workspace, recovery: Recovery) -> TemporaryTopic | None:
@@ -544,13 +602,9 @@ def _count_left(
     """
     properties = workspace.config.clusters[recovery.cluster].client_properties()
     admin, topic, numbers = make_admin(properties), temporary.name, range(temporary.partitions)
-    try:
-        found, _ = read_topic_id(admin, topic, limit)
-    except TopicMissing:
-        found = None
-    if found != temporary.topic_id:
+    if _find_topic(admin, topic, limit)[0] != temporary.topic_id:
         raise KafkaFailure(
-            "it is gone; what was not handled in it is lost there", subject=f"topic {topic}"
+            "it is gone, with what was in it and not handled", subject=f"topic {topic}"
         )
     handled = committed_offsets(admin, plan.recovery_group, topic, numbers, limit)
     ends = list_offsets(admin, topic, numbers, "latest", "read_committed", limit)

@@ -13,9 +13,9 @@ from backlogctl.errors import Refused
 from backlogctl.formats import format_plural, format_rate
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspace, ignore_progress
-from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, RunOrigin
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND, RunOrigin
 from backlogctl.replay.engine.values import Account, RecoveryRecord, RecoveryStatus, Telling
-from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, REWIND, ExpandOptions, ExpandPlan
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, ExpandOptions, ExpandPlan
 from backlogctl.values import Gap, GapState, Recovery, Step
 
 if TYPE_CHECKING:
@@ -116,6 +116,12 @@ class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
             ExpandContext, workspace, recovery, lease, context=context, console=console
         ) as opened:
             close_expansion(opened)
+
+    def asks_how_to_close(self, workspace: Workspace, recovery: Recovery) -> bool:
+        """Where the temporary topic may be gone, with messages that the group can read again."""
+        found = {step.step: step for step in workspace.ledger.steps.list(recovery.id)}
+        restored = "restore" in found and found["restore"].is_complete
+        return "canary" in found and not restored
 
     def tell(self, plan: ExpandPlan, recovery: Recovery) -> Telling:
         """What is behind, how long it takes, and what is done to whom."""

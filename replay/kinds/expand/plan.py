@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 ALLOW_DISK = "disk"
 ALLOWED = (ALLOW_DISK,)
 # Ways to cancel.
-REWIND = "rewind"
 ORDERS = ("key", "round_robin")
 STARTS = ("earliest", "latest")
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import KafkaFailure, PlanStale, Refused, VerificationFailed
+from backlogctl.errors import (
+    KafkaFailure,
+    PlanStale,
+    Refused,
+    RewindRefused,
+    VerificationFailed,
+)
 from backlogctl.fanout.launchers.process import ramp_up
 from backlogctl.fanout.quiet import await_empty
 from backlogctl.fanout.relay.commits import fence_relays
@@ -18,7 +24,6 @@ from backlogctl.formats import format_duration, format_plural, format_rate
 from backlogctl.kafka.admin import (
     committed_offsets,
     describe_topic,
-    list_offsets,
     read_topic_id,
     set_group_offsets,
 )
@@ -27,7 +32,7 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.replay.consumers.fleet import (
     find_begin,
 )
-from backlogctl.replay.engine.plan import find_identity
+from backlogctl.replay.engine.plan import REWIND, find_identity
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
 from backlogctl.replay.kinds.expand.closing import (
     CutOver,
@@ -42,7 +47,7 @@ from backlogctl.replay.kinds.expand.closing import (
     restoring_retention,
 )
 from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
-from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, REWIND, ExpandPlan
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan
 from backlogctl.replay.kinds.expand.planning import (
     FINGERPRINT,
     compute_expansion,
@@ -61,7 +66,7 @@ def require_fitting(context: ExpandContext) -> None:
         PlanStale: retention would win now, and the plan does not raise it.
     """
     recovery, plan = context.recovery, context.plan
-    again = f"`backlogctl cancel {recovery.id}`, then `backlogctl plan expand {recovery.stream}`"
+    again = "cancel it, then plan again"
     planned = {"rate": plan.rate_per_consumer, "factor": plan.factor, "order": plan.order}
     options = plan.options.model_copy(update=planned)
     draft = Draft(context.workspace, context.stream, recovery.id)
@@ -355,7 +360,7 @@ def can_rewind(context: ExpandContext) -> bool:
     """Whether something was relayed, and the group can read all of it again."""
     if not context.was_started("canary") or context.is_complete("restore"):
         return False
-    return context.has_source() and context.has_copy() and not _find_expired(context)
+    return context.has_copy() and context.has_all_relayed()
 
 
 def rewind(context: ExpandContext, *, unless_handled: bool = False) -> bool:
@@ -368,7 +373,8 @@ def rewind(context: ExpandContext, *, unless_handled: bool = False) -> bool:
         Whether the group was set back.
 
     Raises:
-        Refused: nothing was relayed, the layout is restored, or the source has not all of it.
+        RewindRefused: nothing was relayed, the layout is restored, or the source has not all of
+            it.
         GroupActive: somebody is in the original group.
     """
     if not is_rewound(context):
@@ -408,38 +414,30 @@ def is_rewound(context: ExpandContext) -> bool:
 def _require_possible(context: ExpandContext) -> None:
     subject = f"recovery {context.recovery.id}"
     if not context.was_started("canary"):
-        raise Refused(
+        raise RewindRefused(
             "nothing was relayed yet, so there is nothing to set back",
             subject=subject,
-            hint=f"`backlogctl cancel {context.recovery.id}` restores the layout",
+            hint="cancelled without it, the layout is restored",
         )
     if context.is_complete("restore"):
-        raise Refused(
+        raise RewindRefused(
             "the layout is restored already, and the group's own consumers read on",
             subject=subject,
-            hint=f"`backlogctl cancel {context.recovery.id}` closes it",
+            hint="cancelled without it, it is closed",
         )
     context.check_topic()
-    if expired := _find_expired(context):
+    if expired := context.find_expired():
         places = ", ".join(f"{n}: {count:,}" for n, count in sorted(expired.items()))
         kept = "the temporary topic, which had them, is gone"
         if context.has_copy():
             left = format_plural(context.read_temporary_lag(), "message")
             kept = f"at most {left} are only in {context.temporary_topic}, which is kept"
-        raise Refused(
+        raise RewindRefused(
             f"retention has removed messages that were relayed from the source (partition: "
             f"offsets {places}): {kept}",
             subject=f"topic {context.recovery.topic}",
-            hint=f"mend the consumers and `backlogctl run {context.recovery.id}`, or "
-            f"`backlogctl cancel {context.recovery.id}` reads the temporary topic to its end",
+            hint="mend the consumers: cancelled without it, the temporary topic is read to its end",
         )
-
-
-def _find_expired(context: ExpandContext) -> dict[int, int]:
-    """By partition, offsets behind the recorded commits that the source has no more."""
-    begun = context.begun
-    lows = list_offsets(context.admin, context.recovery.topic, begun, "earliest")
-    return {number: lows[number] - at for number, at in begun.items() if lows[number] > at}
 
 
 def _set_back(context: ExpandContext) -> None:
@@ -454,7 +452,7 @@ def _set_back(context: ExpandContext) -> None:
         raise KafkaFailure(
             f"the group's offsets are {found} after they were set to {begun}",
             subject=f"group {group} on topic {topic}",
-            hint=f"somebody else commits; `backlogctl cancel {context.recovery.id} --rewind` again",
+            hint="somebody else commits: stop it, then do it again",
             retryable=True,
         )
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, Refused
+from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused
 from backlogctl.fanout.disk import FreedTally, PartitionBacklog
 from backlogctl.fanout.segments import (
     ROLL_MS,
@@ -145,7 +145,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
 
         Raises:
             GroupActive: names its members.
-            Refused: somebody else set or committed its offsets (faults 66, 69).
+            PlanStale: somebody else set or committed its offsets (faults 66, 69).
         """
         group, topic = self.recovery.group, self.recovery.topic
         if read_group_state(self.admin, group, Deadline(ASK_SECONDS)).is_active:
@@ -154,7 +154,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
             raise GroupActive(
                 f"somebody started consumers of it while they were to be stopped: {names}",
                 subject=f"group {group}",
-                hint=f"stop them, then `backlogctl run {self.recovery.id}`",
+                hint="stop them, then run it again",
             )
         commits = self.read_commits()
         moved = {n: at.offset for n, at in commits.items() if at.offset not in allowed[n]}
@@ -164,10 +164,10 @@ class OffloadContext(StoppingContext[OffloadPlan]):
                 + ("" if commits[n].epoch is None else " (by a consumer)")
                 for n, at in sorted(moved.items())
             )
-            raise Refused(
+            raise PlanStale(
                 f"somebody moved its committed offsets while its consumers were stopped: {told}",
                 subject=f"group {group} on topic {topic}",
-                hint=f"find out who; `backlogctl cancel {self.recovery.id}` "
+                hint="find out who; a cancel "
                 + (
                     "finishes what can be and starts the consumers again"
                     if self.goes_forward
@@ -183,7 +183,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         """The logs reach to the fence: what was read, and archived, is what is there.
 
         Raises:
-            Refused: a log was cut back, by an unclean leader election.
+            PlanStale: a log was cut back, by an unclean leader election.
             EndsBehind: whether it was is unknown yet.
         """
         group, topic, numbers = self.recovery.group, self.recovery.topic, range(self.partitions)
@@ -191,12 +191,11 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         try:
             read_standing(self.admin, group, topic, numbers, limit, written=self.fence)
         except LogTruncated as cut:
-            raise Refused(
+            raise PlanStale(
                 f"{cut.message}; nothing was moved or deleted",
                 subject=cut.subject,
                 hint="offsets below the fence may be given to other messages now. Look at the "
-                "brokers' logs for a truncation; "
-                f"`backlogctl cancel {self.recovery.id}` starts the consumers again and deletes "
+                "brokers' logs for a truncation; a cancel starts the consumers again and deletes "
                 "nothing",
             ) from cut
 
@@ -240,7 +239,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
             raise Refused(
                 "its archive is not on record, so nothing is deleted",
                 subject=f"recovery {self.recovery.id}",
-                hint=f"`backlogctl run {self.recovery.id}` goes on with it",
+                hint="run it again: it goes on with it",
             )
         check_files(self, record)
 

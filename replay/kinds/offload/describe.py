@@ -14,8 +14,8 @@ from backlogctl.kafka.log_dirs import LogDirs
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.monitoring.watch.disks import Forecast
 from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
-from backlogctl.replay.engine.cancelling import CANCEL_ASKED
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import CANCEL_ASKED
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
 from backlogctl.replay.engine.values import (
     Account,

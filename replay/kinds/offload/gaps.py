@@ -125,8 +125,8 @@ def record_expired(context: OffloadContext, item: OffsetRange) -> None:
     context.record(EXPIRED, partition=item.partition, start=item.start, end=item.end)
     context.say(
         f"retention was faster than the archive: at most {format_plural(item.count, 'message')} of "
-        f"partition {item.partition} ({item.start:,} to {item.end:,}) are lost, a gap on record; "
-        f"`backlogctl plan rebuild {context.stream.name}` puts back what can be rebuilt"
+        f"partition {item.partition} ({item.start:,} to {item.end:,}) are lost, a gap on record: "
+        f"`backlogctl gaps {context.stream.name}`"
     )
 
 
@@ -193,9 +193,10 @@ _LOOKED = "the group was looked at before its consumers were started"
 def record_skipped(context: OffloadContext) -> None:
     """Puts on record what nobody reads: the group was set forward after it was moved.
 
-    Only before the first start of the consumers, while the group is empty: what is committed later
-    may be their own. A reader's own commit carries a leader epoch, and is only told. What cannot be
-    looked at is told as unknown: the consumers are started in any case.
+    Or, where the offload is taken back, after its consumers were stopped. Only before their first
+    start, while the group is empty: what is committed later may be their own. A reader's own commit
+    carries a leader epoch, and is only told. What cannot be looked at is told as unknown: the
+    consumers are started in any case.
     """
     try:
         _look(context)
@@ -206,12 +207,14 @@ def record_skipped(context: OffloadContext) -> None:
 
 
 def _look(context: OffloadContext) -> None:
-    if not context.goes_forward or _has_looked(context):
+    if not context.has_source() or _has_looked(context):
         return
     group, topic = context.recovery.group, context.recovery.topic
     if read_group_state(context.admin, group, Deadline(ASK_SECONDS)).is_active:
         return
-    targets, numbers = context.targets, range(context.partitions)
+    numbers = range(context.partitions)
+    # Taken back, the group goes on where its consumers were stopped.
+    targets = context.targets if context.goes_forward else context.begun
     ends = list_offsets(context.admin, topic, numbers, "latest", deadline=Deadline(ASK_SECONDS))
     known = list_skipped(context)
     for number, commit in sorted(context.read_commits().items()):
@@ -252,9 +255,8 @@ def refuse_skipped(context: OffloadContext) -> None:
         f"at most {many} are in no archive and are read by nobody: somebody set the group's "
         "offsets past them while the recovery was at work; they are a gap on record",
         subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
-        hint=f"all else is done, and the archive is kept: `backlogctl cancel "
-        f"{context.recovery.id}` closes this recovery, then `backlogctl plan rebuild "
-        f"{context.stream.name}`",
+        hint="all else is done, and the archive is kept: a cancel closes this recovery; a plan of "
+        "its own puts back what lies in the gap",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import Refused, VerificationFailed
+from backlogctl.errors import PlanStale, VerificationFailed
 from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.admin import (
     delete_records,
@@ -16,7 +16,12 @@ from backlogctl.kafka.admin import (
     set_group_offsets,
 )
 from backlogctl.kafka.groups import read_standing
-from backlogctl.replay.consumers.fleet import CONSUMERS_MISSING, await_movement, find_begin
+from backlogctl.replay.consumers.fleet import (
+    CONSUMERS_MISSING,
+    await_movement,
+    find_begin,
+    say_by_hand,
+)
 from backlogctl.replay.engine.archives import name_owner
 from backlogctl.replay.engine.brakes import HELD, PausedBecause, check_requests
 from backlogctl.replay.engine.plan import find_identity
@@ -261,10 +266,9 @@ def _write(context: OffloadContext) -> ArchiveManifest:
                 HELD,
                 f"{full.message}: {context.location}; what is archived stays",
                 subject=f"recovery {context.recovery.id}",
-                hint=f"free space there, then `backlogctl run {context.recovery.id}` goes on; or "
-                f"`backlogctl cancel {context.recovery.id}` starts the consumers again and throws "
-                "the archive away. Until then the original consumers stay stopped, and nobody "
-                "reads the topic",
+                hint="free space there, then the next run goes on; a cancel starts the consumers "
+                "again and throws the archive away. Until then the original consumers stay "
+                "stopped, and nobody reads the topic",
             ) from full
         else:
             context.bar.say("archived and read back")
@@ -414,12 +418,11 @@ def _require_behind(context: OffloadContext) -> None:
     short = {n: c.offset for n, c in context.read_commits().items() if c.offset < fence[n]}
     if short:
         told = ", ".join(f"partition {n} at {at:,}" for n, at in sorted(short.items()))
-        raise Refused(
+        raise PlanStale(
             f"somebody set its committed offsets back before what is to be deleted: {told}; "
             "nothing was deleted",
             subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
-            hint=f"find out who; `backlogctl cancel {context.recovery.id}` starts the consumers "
-            "again and deletes nothing",
+            hint="find out who; a cancel starts the consumers again and deletes nothing",
         )
 
 
@@ -435,9 +438,8 @@ def _require_uncut(context: OffloadContext, lows: dict[int, int]) -> None:
         plan.allowed_groups,
         "" if ALLOW_UNKNOWN in plan.allowed else unknown,
         topic=plan.topic,
-        hint=f"then `backlogctl run {context.recovery.id}` goes on. `backlogctl cancel "
-        f"{context.recovery.id}` starts the consumers again and deletes nothing; a new plan with "
-        "{words} cuts them",
+        hint="then the next run goes on. A cancel starts the consumers again and deletes nothing; "
+        "a new plan with {words} cuts them",
     )
     if lost:
         context.record("other groups are cut", groups=lost)
@@ -466,11 +468,9 @@ class Restore(Step[OffloadContext]):
                 context.start_originals()
         reach("p5.7.started")
         fleet = context.originals
-        context.leftovers.refuse(
-            f"do it by hand (group {fleet.group}: {context.launcher.describe(fleet)}; a topic's "
-            "setting: `kafka-configs.sh --alter`), then "
-            f"`backlogctl cancel {context.recovery.id} --leave-consumers` closes the recovery"
-        )
+        by_hand = f"group {fleet.group}: {context.launcher.describe(fleet)}; "
+        by_hand += "a topic's setting: `kafka-configs.sh --alter`"
+        context.leftovers.refuse(say_by_hand(context, by_hand))
 
 
 # Step 8: the logs begin at the fence, the group is behind it, the archive is there, and what was

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from backlogctl.config import Stream
 from backlogctl.errors import Refused
 from backlogctl.formats import format_plural
+from backlogctl.monitoring.verdict.commands import rebuild_stream
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.kind import Say, Traits, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.engine.values import Account, RecoveryRecord, Telling
+from backlogctl.replay.injection.archived import suggest_redrive
 from backlogctl.replay.injection.kind import InjectionKind, has_readers_alone
+from backlogctl.replay.injection.unprocessed import is_skipped_in_log
 from backlogctl.replay.kinds.rebuild.plan import (
     ALLOW_SURPLUS,
     ALLOW_UNCERTAIN,
@@ -22,7 +25,7 @@ from backlogctl.replay.kinds.rebuild.plan import (
     RebuildOptions,
     RebuildPlan,
 )
-from backlogctl.values import Gap, Recovery
+from backlogctl.values import Certainty, Gap, Recovery
 
 if TYPE_CHECKING:
     from backlogctl.ledger import Ledger
@@ -90,6 +93,21 @@ class Rebuild(InjectionKind[RebuildPlan, RebuildOptions]):
         from backlogctl.replay.kinds.rebuild.losses import list_repairable
 
         return bool(list_repairable(ledger, stream, topic_id))
+
+    def suggest_plans(
+        self, ledger: Ledger, stream: Stream, gaps: Collection[Gap]
+    ) -> tuple[str, ...]:
+        """Where rows can fill a gap whose messages are nowhere else."""
+        from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable
+
+        fills = any(
+            gap.certainty is not Certainty.POSSIBLE
+            and not suggest_redrive(ledger, gap)
+            and not is_skipped_in_log(ledger, stream, gap)
+            and not explain_unrebuildable(ledger, gap, stream)
+            for gap in gaps
+        )
+        return (rebuild_stream(stream.name),) if fills else ()
 
     def is_configured(self, stream: Stream) -> bool:
         """There is a table to rebuild from."""

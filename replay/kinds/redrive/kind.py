@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.config import Config, Stream
 from backlogctl.formats import format_plural
+from backlogctl.monitoring.verdict.commands import redrive_offsets
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.kind import Say, Traits, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.engine.values import Account, Fact, RecoveryRecord, Telling
-from backlogctl.replay.injection.archived import ARCHIVE, list_archived
+from backlogctl.replay.injection.archived import ARCHIVE, list_archived, suggest_redrive
 from backlogctl.replay.injection.kind import InjectionKind, has_readers_alone
 from backlogctl.replay.injection.plan import To
+from backlogctl.replay.injection.unprocessed import is_skipped_in_log
 from backlogctl.replay.kinds.redrive.plan import NAME, RedriveOptions, RedrivePlan
 from backlogctl.values import Gap, Recovery
 
@@ -69,6 +71,15 @@ class RedriveKind(InjectionKind[RedrivePlan, RedriveOptions]):
         """What waits in the oldest archive."""
         found = list_archived(ledger, stream)
         return {"source": f"{ARCHIVE}:{found[0].record.recovery_id}"} if found else {}
+
+    def suggest_plans(
+        self, ledger: Ledger, stream: Stream, gaps: Collection[Gap]
+    ) -> tuple[str, ...]:
+        """From where their messages are; one plan for all that the group was set past."""
+        skipped = [gap for gap in gaps if is_skipped_in_log(ledger, stream, gap)]
+        others = [suggest_redrive(ledger, gap) for gap in gaps if gap not in skipped]
+        from_log = [redrive_offsets(stream.name, skipped)] if skipped else []
+        return tuple(sorted({*from_log, *filter(None, others)}))
 
     def is_configured(self, stream: Stream) -> bool:
         """A stream needs nothing for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from backlogctl.clock import Deadline
@@ -21,7 +22,12 @@ from backlogctl.replay.injection.storing import (
     start_spark,
 )
 from backlogctl.replay.injection.target import Target, name_target
-from backlogctl.replay.injection.unprocessed import WORD, list_unprocessed_offsets, take_unprocessed
+from backlogctl.replay.injection.unprocessed import (
+    WORD,
+    list_skipped_within,
+    list_unprocessed_offsets,
+    take_unprocessed,
+)
 from backlogctl.replay.kinds.redrive.archived_gaps import (
     close_put_back,
     list_closed,
@@ -44,6 +50,7 @@ from backlogctl.replay.kinds.redrive.sources import (
     choose_ranges,
     find_source,
     is_unfiltered,
+    merge_ranges,
     name_letters,
     open_archive,
     parse_offsets,
@@ -54,7 +61,7 @@ from backlogctl.replay.kinds.redrive.sources import (
 )
 from backlogctl.replay.observe.snapshot import Draft, StreamSnapshot
 from backlogctl.replay.present.messages import HIDDEN
-from backlogctl.spark_backfill.existing.request import ArchiveSource, Named, RedriveRequest
+from backlogctl.spark_backfill.existing.request import ArchiveSource, Named, Origin, RedriveRequest
 from backlogctl.spark_backfill.request import ALLOW_IDS
 from backlogctl.values import Gap, OffsetRange, Recovery, hash_value
 
@@ -113,7 +120,15 @@ def choose_messages(
     if options.source == WORD:
         gaps = take_unprocessed(ledger, stream, topic.topic_id, wants)
         return Chosen(snapshot, source, target, gaps)
-    if source.archive is None or not is_unfiltered(options):
+    if not is_unfiltered(options):
+        return Chosen(snapshot, source, target)
+    if source.planned.origin is Origin.LOG and target.planned is None:
+        said = parse_offsets(options.offsets, source.planned.partitions)
+        gaps = list_skipped_within(ledger, stream, topic.topic_id, said)
+        # What else is in the bounds was chosen, and is sent whether it was handled or not.
+        is_all = merge_ranges(list_unprocessed_offsets(gaps)) == said
+        return Chosen(snapshot, source, target, gaps if is_all else ())
+    if source.archive is None:
         return Chosen(snapshot, source, target)
     archived = take_archived(ledger, stream, options, source.archive, topic, wants)
     return Chosen(snapshot, source, target, tuple(each.gap for each in archived), archived)
@@ -258,7 +273,8 @@ def _find_ranges(
         )
         there = _read_topic(properties, planned)
     ranges, warnings = choose_ranges(said, there)
-    if chosen.gaps and warnings and archived is None:
+    taken = list_unprocessed_offsets(chosen.gaps)
+    if archived is None and not all(map(partial(_is_read, ranges), taken)):
         # Their gaps would be closed without them.
         raise KafkaFailure(
             f"retention took messages while this was planned: {warnings[0]}",
@@ -279,6 +295,13 @@ def _find_ranges(
             hint="see what is there with `backlogctl status`",
         )
     return ranges, warnings
+
+
+def _is_read(ranges: Sequence[OffsetRange], place: OffsetRange) -> bool:
+    return any(
+        part.partition == place.partition and part.start <= place.start and place.end <= part.end
+        for part in ranges
+    )
 
 
 def _read_topic(properties: Mapping[str, str], source: PlannedSource) -> tuple[OffsetRange, ...]:

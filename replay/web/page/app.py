@@ -14,7 +14,7 @@ from backlogctl.clock import utc_now
 from backlogctl.errors import LedgerError, UsageError
 from backlogctl.monitoring.watch.board import Board
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.present.status import list_next_commands
+from backlogctl.replay.engine.next_commands import list_next_commands
 from backlogctl.replay.web.deliveries import DeliveryLook
 from backlogctl.replay.web.page.overview import (
     Statuses,

@@ -269,8 +269,7 @@ def test_a_reset_to_latest_is_an_exact_gap_and_never_verified(world: World) -> N
     for _ in range(2):  # the second one changes nothing
         with pytest.raises(VerificationFailed, match="were never handled") as caught:
             world.run(recovery)
-    assert f"backlogctl cancel {recovery.id}" in caught.value.hint
-    assert "backlogctl plan rebuild orders" in caught.value.hint
+    assert caught.value.next_commands == (f"backlogctl cancel {recovery.id}",)
     assert world.read(recovery).state == "failed"
     gaps = world.open().ledger.gaps.list("orders")
     assert {(gap.cause, gap.certainty) for gap in gaps} == {(Cause.SKIPPED, Certainty.EXACT)}

@@ -12,10 +12,9 @@ from backlogctl.errors import BacklogError, Refused, UsageError
 from backlogctl.fanout.launchers import Role
 from backlogctl.ledger import OPERATOR
 from backlogctl.replay.engine.brakes import CancelRequested
-from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND
 from backlogctl.replay.kinds.expand import canary
 from backlogctl.replay.kinds.expand.canary import CanaryFailed
-from backlogctl.replay.kinds.expand.plan import REWIND
 from backlogctl.values import Certainty, Recovery
 from tests.kit.kafka import delete_topic, move_log_start
 from tests.replay.expand.oracle import (
@@ -112,7 +111,7 @@ def test_fault_60_what_was_in_a_topic_that_somebody_deleted(world: World, way: s
     delete_topic(world.properties, recovery.plan["temporary"]["topic"])
     with pytest.raises(Refused, match="is gone") as caught:
         world.run(recovery)
-    assert f"backlogctl cancel {recovery.id} --rewind" in caught.value.hint
+    assert caught.value.next_commands == (f"backlogctl cancel {recovery.id} --rewind",)
     assert world.cancel(recovery, *([way] if way else [])).state == "cancelled"
     gaps = world.open().ledger.gaps.list("orders")
     if way:
@@ -136,7 +135,8 @@ def test_consumers_that_cannot_be_started_are_left_to_a_person(world: World) -> 
     path.write_text(json.dumps(document))
     with pytest.raises(BacklogError, match="own consumers could not be started") as caught:
         world.cancel(recovery)
-    assert f"cancel {recovery.id} --leave-consumers" in caught.value.hint
+    leave = f"backlogctl cancel {recovery.id} --leave-consumers"
+    assert caught.value.next_commands == (leave,)
     assert "/bin/false" in caught.value.hint
     holders = [hold.holder for hold in world.open().ledger.holds.list(open_only=True)]
     assert recovery.id not in holders
@@ -163,7 +163,8 @@ def test_consumers_that_cannot_be_ended_keep_nobody_from_reading(world: World) -
     with pytest.raises(BacklogError, match=r"could not be ended: .*exit code 1") as caught:
         world.cancel(recovery)
     assert f"`/bin/false {recovery.plan['recovery_group']}` ends all" in caught.value.hint
-    assert f"cancel {recovery.id} --leave-consumers" in caught.value.hint
+    leave = f"backlogctl cancel {recovery.id} --leave-consumers"
+    assert caught.value.next_commands == (leave,)
     assert "could not be started" not in caught.value.message
     assert started.exists()
     holders = [hold.holder for hold in world.open().ledger.holds.list(open_only=True)]

@@ -20,7 +20,7 @@ from backlogctl.kafka.admin import list_offsets, list_topic_readers
 from backlogctl.kafka.groups import EndsBehind
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlogctl.ledger import open_ledger
-from backlogctl.replay.engine.cancelling import CANCEL_ASKED
+from backlogctl.replay.engine.next_commands import CANCEL_ASKED
 from backlogctl.replay.engine.options import read_options
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS
 from backlogctl.replay.engine.values import Account, RecoveryRecord

@@ -24,11 +24,11 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.ledger import ArchiveRecord
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import suggest_plans
 from backlogctl.replay.engine.plan import name_origin
 from backlogctl.replay.injection.archived import (
     find_archive_of,
     list_archived,
-    suggest_plan,
     suggest_redrive,
 )
 from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable, list_repairable
@@ -450,7 +450,8 @@ def test_why_not(desk: Workspace) -> None:
     beyond = replace(lost, end=101)
     assert "no source table" in explain_unrebuildable(desk.ledger, beyond, stream)
     assert find_archive_of(beyond, [record]) is None
-    assert suggest_plan(desk.ledger, beyond) == "backlogctl plan rebuild orders"
+    assert suggest_plans(desk, stream, [beyond]) == [], "a rebuild would be refused"
+    assert suggest_plans(desk, stream, [gap]) == [command]
     assert "puts them back" in explain_unrebuildable(desk.ledger, gap, stream, "another")
     assert "deleted since" in explain_unrebuildable(desk.ledger, beyond, stream, "another")
     desk.ledger.archives.mark_purged(record.recovery_id, "op")

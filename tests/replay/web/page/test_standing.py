@@ -23,8 +23,8 @@ from backlogctl.config import Config
 from backlogctl.ledger import BurndownSample
 from backlogctl.monitoring.offsets.timeline import estimate_time
 from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
-from backlogctl.replay.engine.cancelling import STANDING
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import STANDING
 from backlogctl.replay.engine.values import Readers, Reads
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.present.progress import format_detail

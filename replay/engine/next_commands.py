@@ -1,0 +1,174 @@
+"""What to type next about a recovery: the one place that decides it, for each kind, error and page.
+
+It goes by what is on record, and by what the brokers say where they were asked. The command loses
+nothing, and is one that is not refused once the cause of a failure is mended; what is not known is
+asked for (`backlogctl show R`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from backlogctl.config import Stream
+from backlogctl.errors import ConsumersLeft, PlanStale, Refused, RewindRefused, VerificationFailed
+from backlogctl.monitoring.verdict.commands import look_at_stream, show_recovery
+from backlogctl.replay.engine.approval import check_hash, check_runnable, is_expired
+from backlogctl.replay.engine.brakes import CANARY, OPERATOR
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND
+from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, RecoveryState
+
+# Lines of the record that this goes by.
+# How it stands, as the brokers said it then; for those who cannot ask them.
+STANDING = "how it stands"
+CANCEL_ASKED, CANCEL_FAILED, REFUSED = "cancel asked", "cancelling failed", "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    """How a recovery can be closed so that nothing is lost, as the brokers say it.
+
+    Attributes:
+        ways: of `Kind.cancel_ways`.
+        is_only: any run would be refused.
+    """
+
+    ways: tuple[str, ...] = ()
+    is_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What failed last, and nothing was done since."""
+
+    code: str
+    retryable: bool = False
+    by_cancel: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another run would end the same: what was approved is not there any more, or what
+        was done is not what was approved."""
+        final = (PlanStale.code, VerificationFailed.code)
+        return self.code in final and not self.retryable
+
+
+def list_next_commands(
+    workspace: Workspace, recovery: Recovery, way_out: WayOut | None = None
+) -> list[str]:
+    """What an operator would type next; nothing where this program cannot read the plan.
+
+    Args:
+        way_out: what the brokers say now; None where they were not asked, or do not answer.
+    """
+    if _refuses(workspace.plan_of, recovery):
+        return []
+    name, state, ledger = recovery.id, recovery.state, workspace.ledger
+    if state in FINAL:
+        return _list_after(workspace, recovery)
+    if state is RecoveryState.PLANNED:
+        # Its warnings say why it may not run.
+        is_good = not _refuses(check_runnable, workspace, recovery)
+        return [f"backlogctl approve {name} --by NAME"] if is_good else []
+    is_worked_on = ledger.leases.find_runner(name) is not None
+    if state is RecoveryState.RUNNING and is_worked_on:
+        return [f"{show_recovery(name)} --watch"]
+    events = ledger.events.list(name)
+    if way_out is None and events and events[-1].action == STANDING:
+        return list(events[-1].detail["next_commands"])  # nothing has happened since
+    failure = _find_failure(recovery, events)
+    if recovery.requested == "cancel":
+        # Asked for, and not carried out yet: that is what any run would do.
+        return [name_cancel(name, _choose_ways(list_cancel_ways(events), failure))]
+    if _refuses(check_hash, recovery):
+        return [name_cancel(name)]
+    if is_expired(recovery):
+        return [f"backlogctl approve {name} --by NAME"]
+    if (failure and failure.is_final) or (way_out and way_out.is_only):
+        if way_out is None and workspace.kind_of(recovery).asks_how_to_close(workspace, recovery):
+            return [show_recovery(name)]
+        return [name_cancel(name, () if way_out is None else way_out.ways)]
+    held = state is RecoveryState.PAUSED and recovery.detail.get("why") in (OPERATOR, CANARY)
+    return [f"backlogctl {'resume' if held else 'run'} {name}"]
+
+
+def name_cancel(recovery_id: str, ways: Iterable[str] = ()) -> str:
+    """The command that closes a recovery in these ways."""
+    return " ".join((f"backlogctl cancel {recovery_id}", *(f"--{way}" for way in ways)))
+
+
+def list_cancel_ways(events: Iterable[LedgerEvent]) -> tuple[str, ...]:
+    """The ways of the last `cancel`, so that whoever goes on with it goes the same."""
+    asked = [event.detail.get("ways", ()) for event in events if event.action == CANCEL_ASKED]
+    return tuple(asked[-1]) if asked else ()
+
+
+def suggest_plans(
+    workspace: Workspace, stream: Stream, gaps: Collection[Gap] | None = None
+) -> list[str]:
+    """The commands that plan to put back what a stream has lost, each message by one of them; no
+    gap of which a plan would be refused, or that may be no loss at all.
+
+    Args:
+        gaps: of these alone; None is all that no recovery has taken.
+    """
+    ledger = workspace.ledger
+    if gaps is None:
+        free = {gap.id for gap in ledger.gaps.list_waiting(stream.name)}
+        known = ledger.gaps.list(stream.name, [GapState.OPEN, GapState.STAGED])
+        gaps = [gap for gap in known if gap.state is GapState.OPEN or gap.id in free]
+    found = [
+        command for kind in workspace.kinds for command in kind.suggest_plans(ledger, stream, gaps)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _find_failure(recovery: Recovery, events: Iterable[LedgerEvent]) -> _Failure | None:
+    """By the record's newest line that says how the last try ended."""
+    for event in reversed(tuple(events)):
+        if event.action in (REFUSED, CANCEL_FAILED):
+            return _make_failure(event.detail, by_cancel=event.action == CANCEL_FAILED)
+        if event.action == recovery.state:
+            break
+    if recovery.state is RecoveryState.FAILED:
+        return _make_failure(recovery.detail, by_cancel=False)
+    return None
+
+
+def _make_failure(detail: Any, *, by_cancel: bool) -> _Failure:
+    return _Failure(detail.get("code", ""), bool(detail.get("retryable")), by_cancel)
+
+
+def _choose_ways(asked: tuple[str, ...], failure: _Failure | None) -> tuple[str, ...]:
+    """Those of the last cancel, unless it has failed for that very reason."""
+    if failure is None or not failure.by_cancel:
+        return asked
+    ways = list(asked)
+    if failure.code in (RewindRefused.code, PlanStale.code) and REWIND in ways:
+        ways.remove(REWIND)
+    if failure.code == ConsumersLeft.code and LEAVE_CONSUMERS not in ways:
+        ways.append(LEAVE_CONSUMERS)
+    return tuple(ways)
+
+
+def _list_after(workspace: Workspace, recovery: Recovery) -> list[str]:
+    """What comes when it is over: a plan for what is still lost, by its stream's last one alone."""
+    if newer := recovery.detail.get("superseded_by"):
+        return [show_recovery(newer)]
+    stream = workspace.config.streams.get(recovery.stream)
+    if stream is None or workspace.ledger.recoveries.list(stream.name)[-1].id != recovery.id:
+        return []
+    if plans := suggest_plans(workspace, stream):
+        return plans[:1]
+    # What is unread is its group's again; whether that needs help is seen there.
+    return [] if recovery.state is RecoveryState.VERIFIED else [look_at_stream(stream.name)]
+
+
+def _refuses(check: Callable[..., object], *arguments: object) -> bool:
+    try:
+        check(*arguments)
+    except Refused:
+        return True
+    return False
