@@ -537,7 +537,8 @@ def await_movement(context: StoppingContext[Any]) -> None:
         # Not by the lag: a reader stays before control and aborted records for ever.
         try:
             unread = find_unread(
-                context.admin, context.properties, topic, group, context.partitions
+                *(context.admin, context.properties, topic, group, context.partitions),
+                expires=True,
             )
         except LogTruncated as lost:
             raise VerificationFailed(lost.message, subject=lost.subject, hint=lost.hint) from lost

@@ -29,8 +29,12 @@ from backlogctl.fanout.unread import count_records
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import (
     TopicInfo,
+    committed_offsets,
     delete_group,
     describe_topic,
+    list_offsets,
+    read_group_state,
+    set_group_offsets,
 )
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
@@ -51,6 +55,7 @@ from backlogctl.replay.kinds.expand.context import (
     record_outsiders,
 )
 from backlogctl.replay.kinds.expand.plan import NAME
+from backlogctl.replay.observe.stream import note_stream
 from backlogctl.values import Cause, Certainty, OffsetRange, Step
 from backlogctl_delivery.crashpoints import reach
 
@@ -358,7 +363,7 @@ class Restore(Step[ExpandContext]):
         context.session.leave()  # 4. the guard leaves cleanly
         reach("p4.9.guard.left")
         if context.was_started("stop_consumers"):
-            _note_outsiders_once(context)
+            _prepare_group(context)
         with restoring_retention(context):  # 6. also where 5. fails
             if context.was_started("stop_consumers"):
                 context.start_originals()  # 5. only then
@@ -366,13 +371,34 @@ class Restore(Step[ExpandContext]):
         reach("p4.9.retention.given_back")
 
 
-def _note_outsiders_once(context: ExpandContext) -> None:
+def _prepare_group(context: ExpandContext) -> None:
     """Nobody is in the group now, and what was done to it since the last relay is told; not where
-    an earlier run may have started the group's consumers, whose commits are in order."""
+    an earlier run may have started the group's consumers, whose commits are in order. They begin
+    where the recovery left them, not where they like."""
     events = context.workspace.ledger.events.list(context.recovery.id)
-    if context.has_source() and not any(event.action == STARTING for event in events):
+    has_source = context.has_source()
+    is_empty = has_source and not read_group_state(context.admin, context.recovery.group).is_active
+    if is_empty:
+        context.put_back_commits()
+    if has_source and not any(event.action == STARTING for event in events):
         record_outsiders(context, context.say)
     context.record(STARTING)
+    if is_empty:
+        pass_expired(context)
+
+
+def pass_expired(context: ExpandContext) -> None:
+    """Sets commits that retention overtook to the log start, with the gap on record first.
+
+    A consumer whose offset is gone goes to the end by default, past what came since (fault 116).
+    """
+    group, topic = context.recovery.group, context.recovery.topic
+    commits = committed_offsets(context.admin, group, topic, range(context.partitions))
+    lows = list_offsets(context.admin, topic, commits, "earliest")
+    behind = {n: lows[n] for n, at in commits.items() if at is not None and at < lows[n]}
+    if behind:
+        note_stream(context.workspace, context.stream)
+        set_group_offsets(context.admin, group, topic, behind)
 
 
 @contextmanager

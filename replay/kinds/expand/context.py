@@ -19,6 +19,7 @@ from backlogctl.fanout.relay.commits import (
     SKIPPED,
     CommitWithMetadata,
     Moved,
+    find_commits,
     find_moved_commits,
     read_positions,
 )
@@ -28,7 +29,12 @@ from backlogctl.fanout.relay.session import Hooks, RelaySession
 from backlogctl.fanout.temporary_topic import start_recovery_group
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
 from backlogctl.formats import Say, format_plural
-from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
+from backlogctl.kafka.admin import (
+    committed_offsets,
+    list_offsets,
+    read_topic_id,
+    set_group_offsets,
+)
 from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.groups import read_standing
@@ -76,6 +82,7 @@ LAGS_SECONDS = 5.0
 _TOPICS_EACH = 2.0
 COPY_GONE = "somebody deleted the temporary topic, with what was in it and not handled"
 SOURCE_GONE = "the source topic is gone, and the counters with it"
+PUT_BACK = "commits of the group that were gone were put back"
 
 
 @dataclass
@@ -364,7 +371,34 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         """
         if not self.quiet:
             self.await_quiet()
+        if not self.session.has_guard:  # with it nobody can delete them
+            self.put_back_commits()
         self.session.join()
+
+    def put_back_commits(self) -> None:
+        """Sets commits of the original group that are gone to where this recovery left the group.
+
+        Without one its consumers begin where they like (fault 117). Nobody is in the group.
+        """
+        group, topic, numbers = self.recovery.group, self.recovery.topic, range(self.partitions)
+        limit = Deadline(60.0)
+        commits = committed_offsets(self.admin, group, topic, numbers, limit, require_stable=True)
+        gone = [number for number, at in commits.items() if at is None]
+        if not gone:
+            return
+        left = {**self.begun, **{n: at.offset for n, at in self.read_positions().items()}}
+        missing = {number: left[number] for number in gone if number in left}
+        if not missing:
+            return  # nobody was stopped yet
+        set_group_offsets(self.admin, group, topic, missing, limit)
+        self.record(PUT_BACK, committed={str(number): at for number, at in missing.items()})
+        places = ", ".join(f"{number} at {at:,}" for number, at in sorted(missing.items()))
+        self.say(
+            f"group {group} has no committed offset any more in "
+            f"{format_plural(len(missing), 'partition')}: they were deleted, or have expired. They "
+            f"are set to where this recovery left the group (partition {places}); what somebody "
+            "else read on from there, if anybody did, is handled once more"
+        )
 
     def await_decided(self) -> None:
         """No transaction is open on the temporary topic; the relays have stopped.
@@ -523,8 +557,17 @@ def record_outsiders(context: ExpandContext, say: Say) -> None:
 
 
 def _look(context: ExpandContext, *, stable: bool) -> tuple[Moved, ...]:
+    group, topic, numbers = (
+        context.recovery.group,
+        context.recovery.topic,
+        range(context.partitions),
+    )
+    place = (context.admin, group, topic, list(numbers), Deadline(60.0))
+    commits = find_commits(*place, stable=stable)
+    if len(commits) < len(numbers):
+        context.check_topic()  # commits go with their topic: then that is what to say
     return find_moved_commits(
-        context.read_commits(stable=stable),
+        commits,
         context.read_positions(stable=stable),
         context.begun,
         context.recovery.id,

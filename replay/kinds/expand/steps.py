@@ -38,6 +38,7 @@ from backlogctl.replay.kinds.expand.closing import (
     count_wanted,
     delete_left_groups,
     end_consumers,
+    pass_expired,
     remove_temporary_topic,
     restoring_retention,
 )
@@ -434,10 +435,24 @@ def _require_possible(context: ExpandContext) -> None:
 
 
 def _find_expired(context: ExpandContext) -> dict[int, int]:
-    """By partition, offsets behind the recorded commits that the source has no more."""
-    begun = context.begun
-    lows = list_offsets(context.admin, context.recovery.topic, begun, "earliest")
-    return {number: lows[number] - at for number, at in begun.items() if lows[number] > at}
+    """By partition, offsets that were relayed and that the source has no more, at most."""
+    ends = {number: position.offset for number, position in context.read_positions().items()}
+    lows = list_offsets(context.admin, context.recovery.topic, ends, "earliest")
+    starts = {number: at for number, at in context.begun.items() if number in ends}
+    gaps = context.workspace.ledger.gaps.list(context.stream.name)
+    # What had expired before it was relayed is on record as a gap, and in no topic.
+    for gap in sorted(gaps, key=lambda gap: gap.start or 0):
+        at = starts.get(gap.partition)
+        if (
+            at is not None
+            and gap.topic_id == context.plan.topic_id
+            and gap.group == context.plan.group
+            and gap.end is not None
+            and (gap.start or 0) <= at
+        ):
+            starts[gap.partition] = max(at, gap.end)
+    gone = {n: min(lows[n], ends[n]) - at for n, at in starts.items()}
+    return {number: count for number, count in gone.items() if count > 0}
 
 
 def _set_back(context: ExpandContext) -> None:
@@ -455,6 +470,7 @@ def _set_back(context: ExpandContext) -> None:
             hint=f"somebody else commits; `backlogctl cancel {context.recovery.id} --rewind` again",
             retryable=True,
         )
+    pass_expired(context)
 
 
 def _describe(context: ExpandContext, again: int | None) -> str:
