@@ -437,6 +437,11 @@ class StoppingContext(RunContext[PlanT]):
         # A run may be killed between the two.
         return {int(number): at for number, at in committed.items()} or self.find_stopped_at()
 
+    def find_left_at(self) -> dict[int, int]:
+        """Where this recovery left the group, which has read all before that; empty until its
+        consumers were stopped."""
+        return self.begun
+
     def find_stopped_at(self) -> dict[int, int]:
         """Where its consumers left the group when they ended, as the first run that stopped them
         saw it."""

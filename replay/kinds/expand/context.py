@@ -29,12 +29,7 @@ from backlogctl.fanout.relay.session import Hooks, RelaySession
 from backlogctl.fanout.temporary_topic import start_recovery_group
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
 from backlogctl.formats import Say, format_plural
-from backlogctl.kafka.admin import (
-    committed_offsets,
-    list_offsets,
-    read_topic_id,
-    set_group_offsets,
-)
+from backlogctl.kafka.admin import committed_offsets, read_topic_id
 from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.groups import read_standing
@@ -46,6 +41,7 @@ from backlogctl.replay.consumers.fleet import (
     StoppingContext,
     fleet_of,
 )
+from backlogctl.replay.consumers.stopped_group import note_overtaken, put_back_commits
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.burndown import BurndownView
@@ -82,13 +78,17 @@ LAGS_SECONDS = 5.0
 _TOPICS_EACH = 2.0
 COPY_GONE = "somebody deleted the temporary topic, with what was in it and not handled"
 SOURCE_GONE = "the source topic is gone, and the counters with it"
-PUT_BACK = "commits of the group that were gone were put back"
 
 
 @dataclass
 class ExpandContext(StoppingContext[ExpandPlan]):
-    """One run of one expansion."""
+    """One run of one expansion.
 
+    Attributes:
+        restarted_at: where the temporary topic's consumers stood still, and were started again.
+    """
+
+    restarted_at: dict[int, int] = field(default_factory=dict)
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _sample_at: float = 0.0
@@ -257,7 +257,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             ),
             self._make_task,
             self.logs,
-            Hooks(self.look, self.check_ground, self._note_expired),
+            Hooks(self.look, self.check_ground, lambda: note_overtaken(self)),
         )
 
     @cached_property
@@ -372,33 +372,12 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         if not self.quiet:
             self.await_quiet()
         if not self.session.has_guard:  # with it nobody can delete them
-            self.put_back_commits()
+            put_back_commits(self)
         self.session.join()
 
-    def put_back_commits(self) -> None:
-        """Sets commits of the original group that are gone to where this recovery left the group.
-
-        Without one its consumers begin where they like (fault 117). Nobody is in the group.
-        """
-        group, topic, numbers = self.recovery.group, self.recovery.topic, range(self.partitions)
-        limit = Deadline(60.0)
-        commits = committed_offsets(self.admin, group, topic, numbers, limit, require_stable=True)
-        gone = [number for number, at in commits.items() if at is None]
-        if not gone:
-            return
-        left = {**self.begun, **{n: at.offset for n, at in self.read_positions().items()}}
-        missing = {number: left[number] for number in gone if number in left}
-        if not missing:
-            return  # nobody was stopped yet
-        set_group_offsets(self.admin, group, topic, missing, limit)
-        self.record(PUT_BACK, committed={str(number): at for number, at in missing.items()})
-        places = ", ".join(f"{number} at {at:,}" for number, at in sorted(missing.items()))
-        self.say(
-            f"group {group} has no committed offset any more in "
-            f"{format_plural(len(missing), 'partition')}: they were deleted, or have expired. They "
-            f"are set to where this recovery left the group (partition {places}); what somebody "
-            "else read on from there, if anybody did, is handled once more"
-        )
+    def find_left_at(self) -> dict[int, int]:
+        """At the relay's position, or where its consumers were stopped."""
+        return {**self.begun, **{n: at.offset for n, at in self.read_positions().items()}}
 
     def await_decided(self) -> None:
         """No transaction is open on the temporary topic; the relays have stopped.
@@ -444,11 +423,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         behind it.
         """
         record_outsiders(self, self.say)
-        topic, numbers = self.recovery.topic, range(self.partitions)
-        lows = list_offsets(self.admin, topic, numbers, "earliest")
-        commits = committed_offsets(self.admin, self.recovery.group, topic, numbers)
-        if any((commits[number] or 0) < low for number, low in lows.items()):
-            note_stream(self.workspace, self.stream)
+        _, lows = note_overtaken(self)
         return [SourceRange(number, low) for number, low in sorted(lows.items())]
 
     def check_ground(self) -> None:
@@ -493,11 +468,6 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             self.check_copy()
         except KafkaFailure:
             return  # a broker is away: the next look shows it
-
-    def _note_expired(self) -> None:
-        """Retention was faster: the gap is on record before the commit moves past it."""
-        self.say("retention removed messages before they were relayed; `backlogctl gaps` shows it")
-        note_stream(self.workspace, self.stream)
 
     def _count_consumers(self) -> int | None:
         try:

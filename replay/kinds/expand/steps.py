@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import KafkaFailure, PlanStale, Refused, VerificationFailed
+from backlogctl.errors import BacklogError, KafkaFailure, PlanStale, Refused, VerificationFailed
 from backlogctl.fanout.launchers.process import ramp_up
 from backlogctl.fanout.quiet import await_empty
 from backlogctl.fanout.relay.commits import fence_relays
@@ -17,6 +17,7 @@ from backlogctl.fanout.temporary_topic import (
 from backlogctl.formats import format_duration, format_plural, format_rate
 from backlogctl.kafka.admin import (
     committed_offsets,
+    delete_group,
     describe_topic,
     list_offsets,
     read_topic_id,
@@ -27,23 +28,25 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.replay.consumers.fleet import (
     find_begin,
 )
+from backlogctl.replay.consumers.stopped_group import OVERTAKEN, pass_overtaken
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
 from backlogctl.replay.kinds.expand.closing import (
+    GONE,
+    GROUP_SECONDS,
+    LEFT,
     CutOver,
     RemoveTopic,
     Restore,
     StallWatch,
     Verify,
     count_wanted,
-    delete_left_groups,
     end_consumers,
-    pass_expired,
     remove_temporary_topic,
     restoring_retention,
 )
 from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
-from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, REWIND, ExpandPlan
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, REWIND, ExpandPlan
 from backlogctl.replay.kinds.expand.planning import (
     FINGERPRINT,
     compute_expansion,
@@ -123,6 +126,24 @@ class CheckSource(Step[ExpandContext]):
     def start(self, context: ExpandContext) -> None:
         """What earlier expansions could not delete is deleted."""
         delete_left_groups(context)
+
+
+def delete_left_groups(context: ExpandContext) -> None:
+    """Deletes those of the stream's earlier expansions; one that still stays is told again."""
+    ledger = context.workspace.ledger
+    for earlier in ledger.recoveries.list(context.stream.name):
+        if earlier.kind != NAME or earlier.cluster != context.recovery.cluster:
+            continue
+        left = [e for e in ledger.events.list(earlier.id) if e.action in (LEFT, GONE)]
+        if not left or left[-1].action == GONE:
+            continue
+        group = left[-1].detail["group"]
+        try:
+            delete_group(context.admin, group, Deadline(GROUP_SECONDS))
+        except BacklogError as error:
+            context.say(f"group {group} of {earlier.id} is still there: {error.message}")
+            continue
+        ledger.events.append(earlier.id, str(find_identity()), GONE, {"group": group})
 
 
 def _refuse_existing(context: ExpandContext) -> None:
@@ -439,18 +460,11 @@ def _find_expired(context: ExpandContext) -> dict[int, int]:
     ends = {number: position.offset for number, position in context.read_positions().items()}
     lows = list_offsets(context.admin, context.recovery.topic, ends, "earliest")
     starts = {number: at for number, at in context.begun.items() if number in ends}
-    gaps = context.workspace.ledger.gaps.list(context.stream.name)
-    # What had expired before it was relayed is on record as a gap, and in no topic.
-    for gap in sorted(gaps, key=lambda gap: gap.start or 0):
-        at = starts.get(gap.partition)
-        if (
-            at is not None
-            and gap.topic_id == context.plan.topic_id
-            and gap.group == context.plan.group
-            and gap.end is not None
-            and (gap.start or 0) <= at
-        ):
-            starts[gap.partition] = max(at, gap.end)
+    # What had expired before it was relayed is a gap on record, and was never copied.
+    for event in context.workspace.ledger.events.list(context.recovery.id):
+        number, detail = event.detail.get("partition"), event.detail
+        if event.action == OVERTAKEN and detail["start"] <= starts.get(number, -1):
+            starts[number] = max(starts[number], detail["end"])
     gone = {n: min(lows[n], ends[n]) - at for n, at in starts.items()}
     return {number: count for number, count in gone.items() if count > 0}
 
@@ -470,7 +484,7 @@ def _set_back(context: ExpandContext) -> None:
             hint=f"somebody else commits; `backlogctl cancel {context.recovery.id} --rewind` again",
             retryable=True,
         )
-    pass_expired(context)
+    pass_overtaken(context)
 
 
 def _describe(context: ExpandContext, again: int | None) -> str:
