@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from backlogctl.clock import Deadline
+from backlogctl.fanout.quiet import await_empty
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import committed_offsets, list_offsets, set_group_offsets
 from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY, ask_doubts
@@ -28,15 +29,16 @@ def put_back_commits(context: StoppingContext[Any]) -> None:
     """
     group, topic = context.recovery.group, context.recovery.topic
     numbers, limit = range(context.partitions), Deadline(_SECONDS)
-    commits = committed_offsets(context.admin, group, topic, numbers, limit, require_stable=True)
-    gone = [number for number, at in commits.items() if at is None]
-    if not gone:
+    commits = committed_offsets(context.admin, group, topic, numbers, limit)
+    if None not in commits.values():
         return
+    # What a relay left undecided is waited for only here.
+    commits = committed_offsets(context.admin, group, topic, numbers, limit, require_stable=True)
     left = context.find_left_at()
-    missing = {number: left[number] for number in gone if number in left}
+    missing = {number: left[number] for number in left if commits.get(number, 0) is None}
     if not missing:
-        return  # nobody was stopped yet
-    set_group_offsets(context.admin, group, topic, missing, limit)
+        return
+    _set_offsets(context, missing)
     context.record(PUT_BACK, committed={str(number): at for number, at in missing.items()})
     places = ", ".join(f"{number} at {at:,}" for number, at in sorted(missing.items()))
     context.say(
@@ -93,7 +95,14 @@ def pass_overtaken(context: StoppingContext[Any]) -> None:
     commits, lows = note_overtaken(context)
     behind = {n: lows[n] for n, at in commits.items() if at is not None and at < lows[n]}
     if behind:
-        set_group_offsets(context.admin, context.recovery.group, context.recovery.topic, behind)
+        _set_offsets(context, behind)
+
+
+def _set_offsets(context: StoppingContext[Any], offsets: dict[int, int]) -> None:
+    """Once a guard of ours that died is no member any more."""
+    group, topic = context.recovery.group, context.recovery.topic
+    await_empty(context.admin, group, context.look, within=0.0)
+    set_group_offsets(context.admin, group, topic, offsets)
 
 
 def record_expiry(context: StoppingContext[Any], item: OffsetRange, why: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from backlogctl.clock import Deadline, format_time, utc_now
 from backlogctl.errors import (
-    BacklogError,
     KafkaFailure,
     Refused,
     VerificationFailed,
@@ -29,9 +28,7 @@ from backlogctl.fanout.unread import count_records
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import (
     TopicInfo,
-    delete_group,
     describe_topic,
-    read_group_state,
 )
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import GroupActive, TopicMissing
@@ -49,6 +46,7 @@ from backlogctl.replay.kinds.expand.context import (
     COPY_GONE,
     SOURCE_GONE,
     ExpandContext,
+    delete_recovery_group,
     list_moved,
     record_outsiders,
 )
@@ -403,14 +401,15 @@ def _prepare_group(context: ExpandContext) -> None:
     an earlier run may have started the group's consumers, whose commits are in order. They begin
     where the recovery left them, not where they like."""
     events = context.workspace.ledger.events.list(context.recovery.id)
-    has_source = context.has_source()
-    is_empty = has_source and not read_group_state(context.admin, context.recovery.group).is_active
-    if is_empty:
+    if not context.has_source():
+        context.record(STARTING)
+        return
+    with suppress(GroupActive):  # who is there has begun
         put_back_commits(context)
-    if has_source and not any(event.action == STARTING for event in events):
+    if not any(event.action == STARTING for event in events):
         record_outsiders(context, context.say)
     context.record(STARTING)
-    if is_empty:
+    with suppress(GroupActive):
         pass_overtaken(context)
 
 
@@ -596,21 +595,3 @@ def _describe_source(context: ExpandContext) -> TopicInfo:
         return describe_topic(context.admin, topic, Deadline(30.0))
     except TopicMissing:
         return TopicInfo(topic, context.plan.topic_id, context.partitions, {})
-
-
-# Recovery groups that are of no more use: deleted at the end, or by the stream's next run.
-
-LEFT, GONE = "the recovery's group is still there", "the recovery's group is deleted"
-GROUP_SECONDS = 15.0
-
-
-def delete_recovery_group(context: ExpandContext) -> None:
-    """Deletes this recovery's group; one that stays is told, and does no harm."""
-    try:
-        delete_group(context.admin, context.recovery_group, Deadline(GROUP_SECONDS))
-    except BacklogError as error:
-        context.say(
-            f"group {context.recovery_group} is still there: {error.message}. It is of no more "
-            f"use; the next expansion of {context.stream.name} deletes it"
-        )
-        context.record(LEFT, group=context.recovery_group)

@@ -29,7 +29,7 @@ from backlogctl.fanout.relay.session import Hooks, RelaySession
 from backlogctl.fanout.temporary_topic import start_recovery_group
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
 from backlogctl.formats import Say, format_plural
-from backlogctl.kafka.admin import committed_offsets, read_topic_id
+from backlogctl.kafka.admin import committed_offsets, delete_group, read_topic_id
 from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.groups import read_standing
@@ -557,3 +557,21 @@ def _record_gaps(context: ExpandContext, skipped: Iterable[Moved]) -> None:
     why = f"while {context.recovery.id} was at work, somebody set the group's offsets past them"
     for item in skipped:
         context.record_gap(OffsetRange(item.partition, item.start, item.end), Cause.SKIPPED, why)
+
+
+# Recovery groups that are of no more use: deleted at the end, or by the stream's next run.
+
+LEFT, GONE = "the recovery's group is still there", "the recovery's group is deleted"
+GROUP_SECONDS = 15.0
+
+
+def delete_recovery_group(context: ExpandContext) -> None:
+    """Deletes this recovery's group; one that stays is told, and does no harm."""
+    try:
+        delete_group(context.admin, context.recovery_group, Deadline(GROUP_SECONDS))
+    except BacklogError as error:
+        context.say(
+            f"group {context.recovery_group} is still there: {error.message}. It is of no more "
+            f"use; the next expansion of {context.stream.name} deletes it"
+        )
+        context.record(LEFT, group=context.recovery_group)

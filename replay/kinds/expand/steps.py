@@ -32,9 +32,6 @@ from backlogctl.replay.consumers.stopped_group import OVERTAKEN, pass_overtaken
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
 from backlogctl.replay.kinds.expand.closing import (
-    GONE,
-    GROUP_SECONDS,
-    LEFT,
     CutOver,
     RemoveTopic,
     Restore,
@@ -45,7 +42,13 @@ from backlogctl.replay.kinds.expand.closing import (
     remove_temporary_topic,
     restoring_retention,
 )
-from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
+from backlogctl.replay.kinds.expand.context import (
+    GONE,
+    GROUP_SECONDS,
+    LAGS_SECONDS,
+    LEFT,
+    ExpandContext,
+)
 from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, REWIND, ExpandPlan
 from backlogctl.replay.kinds.expand.planning import (
     FINGERPRINT,
