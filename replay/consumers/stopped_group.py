@@ -12,17 +12,17 @@ from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY, ask_doubts
 from backlogctl.replay.consumers.fleet import StoppingContext
 from backlogctl.values import Cause, OffsetRange
 
-PUT_BACK = "commits of the group that were gone were put back"
+PUT_BACK = "commits that the group did not have were set to where it was left"
 OVERTAKEN = "retention removed messages that the group had not read"
 _SECONDS = 60.0
 _DOUBT_SECONDS = 10.0
 
 
 def put_back_commits(context: StoppingContext[Any]) -> None:
-    """Sets commits that are gone to where the recovery left the group; nobody is in it.
+    """Sets commits that are missing to where the recovery left the group; nobody is in it.
 
-    They were deleted, or the group was, or they expired: without them its consumers begin where
-    their `auto.offset.reset` says (fault 117).
+    None were made, or they or the group were deleted, or they expired: without them its consumers
+    begin where their `auto.offset.reset` says (fault 117).
 
     Raises:
         GroupActive: somebody is in the group.
@@ -42,9 +42,9 @@ def put_back_commits(context: StoppingContext[Any]) -> None:
     context.record(PUT_BACK, committed={str(number): at for number, at in missing.items()})
     places = ", ".join(f"{number} at {at:,}" for number, at in sorted(missing.items()))
     context.say(
-        f"group {group} has no committed offset any more in "
-        f"{format_plural(len(missing), 'partition')}: deleted, or expired. It is set to where this "
-        f"recovery left it (partition {places}); what somebody else may have read from there on is "
+        f"group {group} has no committed offset in {format_plural(len(missing), 'partition')}: "
+        "none was made, or it was deleted, or has expired. It is set to where this recovery left "
+        f"the group (partition {places}); what somebody else may have read from there on is "
         "handled once more"
     )
 

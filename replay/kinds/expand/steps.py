@@ -28,7 +28,11 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.replay.consumers.fleet import (
     find_begin,
 )
-from backlogctl.replay.consumers.stopped_group import OVERTAKEN, pass_overtaken
+from backlogctl.replay.consumers.stopped_group import (
+    OVERTAKEN,
+    pass_overtaken,
+    put_back_commits,
+)
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
 from backlogctl.replay.kinds.expand.closing import (
@@ -259,13 +263,8 @@ class StopConsumers(Step[ExpandContext]):
 
     def complete(self, context: ExpandContext) -> None:
         """Every partition has a committed offset: the plan's start where there was none."""
-        group, topic = context.recovery.group, context.recovery.topic
-        numbers = range(context.partitions)
-        commits = committed_offsets(context.admin, group, topic, numbers, Deadline(30.0))
+        put_back_commits(context)
         noted = context.find_stopped_at()
-        missing = {number: noted[number] for number, at in commits.items() if at is None}
-        if missing:
-            set_group_offsets(context.admin, group, topic, missing, Deadline(30.0))
         begun = {n: find_begin(noted[n], commit) for n, commit in context.read_commits().items()}
         context.details[self.name] = {"committed": {str(n): at for n, at in begun.items()}}
 
@@ -465,9 +464,11 @@ def _find_expired(context: ExpandContext) -> dict[int, int]:
     starts = {number: at for number, at in context.begun.items() if number in ends}
     # What had expired before it was relayed is a gap on record, and was never copied.
     for event in context.workspace.ledger.events.list(context.recovery.id):
-        number, detail = event.detail.get("partition"), event.detail
-        if event.action == OVERTAKEN and detail["start"] <= starts.get(number, -1):
-            starts[number] = max(starts[number], detail["end"])
+        if event.action != OVERTAKEN:
+            continue
+        number, start, end = (int(event.detail[name]) for name in ("partition", "start", "end"))
+        if start <= starts.get(number, -1):
+            starts[number] = max(starts[number], end)
     gone = {n: min(lows[n], ends[n]) - at for n, at in starts.items()}
     return {number: count for number, count in gone.items() if count > 0}
 

@@ -10,6 +10,7 @@ import pytest
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka.admin import committed_offsets, list_offsets
 from backlogctl.replay.kinds.expand import closing
+from backlogctl.replay.kinds.expand.context import ExpandContext
 from backlogctl.replay.kinds.expand.plan import REWIND
 from backlogctl.values import Cause, Recovery
 from tests.kit.kafka import (
@@ -169,7 +170,8 @@ def test_fault_117_commits_are_deleted_while_the_runner_is_dead(
     await_handled(world)
     assert find_unhandled(world) == []
     assert find_layout_problems(world, recovery, UNSET, state) == []
-    assert way == "rewind" or find_copy_problems(world, recovery) == []
+    if way == "run":
+        assert find_copy_problems(world, recovery) == []
     assert world.open().ledger.gaps.list("orders") == ()
     assert "has no committed offset" in world.told.getvalue() or way == "rewind"
 
@@ -247,9 +249,9 @@ def test_fault_118_what_a_restart_does_not_heal_is_told_with_both_possibilities(
         world.set_speed(Role.RECOVERY, 0)
 
     world.at("p4.5.guard.joined", stall)
-    say = closing.ExpandContext.say
+    say = ExpandContext.say
 
-    def hear(context: closing.ExpandContext, text: str) -> None:
+    def hear(context: ExpandContext, text: str) -> None:
         say(context, text)
         if "cannot handle" in text:
             told.append(text)
@@ -258,7 +260,7 @@ def test_fault_118_what_a_restart_does_not_heal_is_told_with_both_possibilities(
                 world.set_speed(Role.RECOVERY, None)
 
     told: list[str] = []
-    world.patch.setattr(closing.ExpandContext, "say", hear)
+    world.patch.setattr(ExpandContext, "say", hear)
     world.run(recovery)
     assert world.told.getvalue().count("are started again, once") == 1
     assert len(told) >= 2
