@@ -57,11 +57,8 @@ def note_overtaken(
     Not by a sample: with a guard in the group that takes it for what a client may still have in
     its buffer.
     """
-    group, topic, numbers = (
-        context.recovery.group,
-        context.recovery.topic,
-        range(context.partitions),
-    )
+    group, topic = context.recovery.group, context.recovery.topic
+    numbers = range(context.partitions)
     commits = committed_offsets(context.admin, group, topic, numbers)
     lows = list_offsets(context.admin, topic, numbers, "earliest")
     if all(at is None or at >= lows[number] for number, at in commits.items()):
