@@ -142,7 +142,14 @@ def read_start(
         Refused: there is no committed offset.
         KafkaFailure, ClusterUnreachable.
     """
-    return read_all(admin, group, topic, [partition], limit)[partition]
+    found = find_commits(admin, group, topic, [partition], limit)
+    if partition not in found:
+        raise Refused(
+            "it has no committed offset any more, so it is not known where to begin",
+            subject=f"group {group} on topic {topic}, partition {partition}",
+            hint="run the recovery again: it sets the group to where it left it",
+        )
+    return found[partition]
 
 
 def read_all(
@@ -154,8 +161,13 @@ def read_all(
     *,
     stable: bool = True,
 ) -> dict[int, CommitWithMetadata]:
-    """`read_start` of several partitions; not `stable`: without what is undecided."""
-    found = _read(admin, group, topic, partitions, limit, stable=stable)
+    """Every partition's commit; not `stable`: without what is undecided.
+
+    Raises:
+        Refused: one has none.
+        KafkaFailure, ClusterUnreachable.
+    """
+    found = find_commits(admin, group, topic, partitions, limit, stable=stable)
     for partition in partitions:
         if partition not in found:
             raise Refused(
@@ -181,14 +193,24 @@ def read_positions(
     Raises:
         KafkaFailure, ClusterUnreachable.
     """
-    found = _read(admin, recovery_group, topic, partitions, limit, stable=stable)
+    found = find_commits(admin, recovery_group, topic, partitions, limit, stable=stable)
     return {number: commit for number, commit in found.items() if commit.is_of(recovery_id)}
 
 
-def _read(
-    admin: Admin, group: str, topic: str, partitions: list[int], limit: Deadline, *, stable: bool
+def find_commits(
+    admin: Admin,
+    group: str,
+    topic: str,
+    partitions: list[int],
+    limit: Deadline,
+    *,
+    stable: bool = True,
 ) -> dict[int, CommitWithMetadata]:
-    """Commits of the partitions that have one."""
+    """Commits of the partitions that have one; not `stable`: without what is undecided.
+
+    Raises:
+        KafkaFailure, ClusterUnreachable.
+    """
     subject, doing = f"group {group} on topic {topic}", "read stable committed offsets"
     reader = admin.open_reader(group, require_stable=stable)
 

@@ -61,8 +61,9 @@ class PositionExpired(KafkaFailure):
 class SourceRange:
     """What to relay of one source partition.
 
-    It begins at the group's committed offset, but not before `start`; it ends before `end`, or
-    goes on until asked to stop where `end` is None.
+    It begins at the group's committed offset, but not before `start`, which is committed at once
+    where it is behind that; it ends before `end`, or goes on until asked to stop where `end` is
+    None.
     """
 
     partition: int

@@ -277,6 +277,7 @@ class _Relay:
         self._failed: KafkaError | None = None
         self._counters = Counters(task.recovery_id)
         self._next = part.start
+        self._jumps = False  # retention was faster: it starts behind the group's commit
         self._epoch: int | None = None
         self._router: Router | None = None
         self._opened = _Transaction(0.0)
@@ -296,6 +297,8 @@ class _Relay:
         self._reader = self._make_reader()
         assign_partitions(self._reader, self._place)
         try:
+            if self._jumps:  # at once: where nothing is left, no message would ever commit it
+                self._copy(producer, RecordBatch([], self._next, at_end=True))
             while not (self._should_stop() or self._is_done()):
                 batch = self._read()  # 4. read before a transaction is opened
                 if batch.messages or batch.reached > self._next:
@@ -345,6 +348,7 @@ class _Relay:
         task, part = self._task, self._part
         found = read_start(admin, task.group, task.source, part.partition, Deadline(60.0))
         self._next = max(part.start, found.offset)
+        self._jumps = self._next > found.offset
         self._epoch = found.epoch
         counted = found
         if task.recovery_group:

@@ -40,7 +40,7 @@ class Hooks:
 
     look: Callable[[], None]
     before_start: Callable[[], None]
-    on_expired: Callable[[], None]
+    on_expired: Callable[[], object]
 
 
 class RelaySession:

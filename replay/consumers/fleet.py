@@ -437,6 +437,11 @@ class StoppingContext(RunContext[PlanT]):
         """Where the group was when its consumers were stopped; empty until then."""
         return find_begun(self.workspace.ledger, self.recovery.id)
 
+    def find_left_at(self) -> dict[int, int]:
+        """Where this recovery left the group, which has read all before that; empty until its
+        consumers were stopped."""
+        return self.begun
+
     def find_stopped_at(self) -> dict[int, int]:
         """Where its consumers left the group when they ended, as the first run that stopped them
         saw it."""
@@ -550,7 +555,8 @@ def await_movement(context: StoppingContext[Any]) -> None:
         # Not by the lag: a reader stays before control and aborted records for ever.
         try:
             unread = find_unread(
-                context.admin, context.properties, topic, group, context.partitions
+                *(context.admin, context.properties, topic, group, context.partitions),
+                expires=True,
             )
         except LogTruncated as lost:
             raise VerificationFailed(

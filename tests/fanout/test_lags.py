@@ -37,13 +37,21 @@ from backlogctl.fanout.unread import Lags, count_records, find_unread, read_lags
 from backlogctl.kafka.admin import describe_group_state, list_offsets
 from backlogctl.kafka.clients import Admin, make_admin, make_consumer, make_producer
 from backlogctl.kafka.errors import GroupActive
+from backlogctl.kafka.groups import read_standing
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import PartitionSample, Sample
 from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import KEPT
 from tests.fanout.relay.doing import fill, open_transaction, read_committed
-from tests.kit.kafka import join, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.kafka import (
+    join,
+    move_log_start,
+    properties_of,
+    publish,
+    set_offsets_raw,
+    wait_until,
+)
 
 
 def test_totals() -> None:
@@ -80,6 +88,20 @@ def test_lags_are_counted_to_the_last_stable_offset_and_never_negative(
     # The marker behind the last message is no lag.
     assert read({0: 5, 1: 0}).temporary == {0: 4, 1: 0, 2: 0}
     stranger.abort_transaction(90)
+
+
+def test_fault_116_what_retention_removed_is_no_lag_and_not_unread(
+    properties: dict[str, str], topic: MakeTopic, group: str
+) -> None:
+    admin, name = make_admin(properties), topic(2, KEPT)
+    fill(properties, name, {0: 10, 1: 10})
+    set_offsets_raw(properties, group, name, {0: 4})
+    move_log_start(properties, name, {0: 10, 1: 7})
+    standing = read_standing(admin, group, name, range(2), Deadline(30))
+    assert standing.lag == {0: 0, 1: 3}
+    assert find_unread(admin, properties, name, group, 2, expires=True) == {1: 7}
+    with pytest.raises(KafkaFailure):  # of a temporary topic: somebody deleted it
+        find_unread(admin, properties, name, group, 2, Deadline(10))
 
 
 def test_fault_74_an_end_below_what_is_known_is_a_failed_reading(

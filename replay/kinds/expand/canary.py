@@ -258,15 +258,14 @@ def _relay_share(context: ExpandContext, look: CanaryLook) -> Speed | None:
 
 def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
     """The share of each partition, from where its group is now."""
+    parts = context.make_ranges()
+    # Read behind the log starts: what retention removes in between is not left, and never comes.
     lags = context.ask(context.read_lags).source
     share = context.plan.canary.partitions
     ranges: list[SourceRange] = []
-    for part in context.make_ranges():
-        begin = context.find_commit(part.partition)
-        start = max(part.start, begin)
-        # The lag counts from the commit; what retention removed of it never comes.
-        left = begin + lags[part.partition] - start
-        count = min(share.get(part.partition, 0), left)
+    for part in parts:
+        start = max(part.start, context.find_commit(part.partition))
+        count = min(share.get(part.partition, 0), lags[part.partition])
         if count > 0:
             ranges.append(SourceRange(part.partition, part.start, start + count))
     return ranges

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 from backlogctl.clock import Deadline, format_time, utc_now
 from backlogctl.errors import (
-    BacklogError,
     KafkaFailure,
     Refused,
     UnreadLeft,
@@ -30,11 +29,10 @@ from backlogctl.fanout.unread import count_records
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import (
     TopicInfo,
-    delete_group,
     describe_topic,
 )
 from backlogctl.kafka.clients import make_admin
-from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.errors import GroupActive, TopicMissing
 from backlogctl.kafka.groups import read_standing
 from backlogctl.ledger import OPERATOR, Hold
 from backlogctl.replay.consumers.fleet import (
@@ -43,16 +41,17 @@ from backlogctl.replay.consumers.fleet import (
     await_movement,
     say_by_hand,
 )
+from backlogctl.replay.consumers.stopped_group import pass_overtaken, put_back_commits
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.context import (
     ASK_SECONDS,
     COPY_GONE,
     SOURCE_GONE,
     ExpandContext,
+    delete_recovery_group,
     list_moved,
     record_outsiders,
 )
-from backlogctl.replay.kinds.expand.plan import NAME
 from backlogctl.values import Cause, Certainty, OffsetRange, Step
 from backlogctl_delivery.crashpoints import reach
 
@@ -87,8 +86,8 @@ class StallWatch:
         if left != self._left:
             self._left, self._moved_at, self._told_at = left, now, now
         elif left and now - self._told_at >= STALL_SECONDS:
-            self._told_at = now
-            self._describe_stall(now - self._moved_at)
+            self._answer_stall(now - self._moved_at)
+            self._told_at = time.monotonic()
 
     def _look_at_consumers(self, now: float) -> None:
         context = self._context
@@ -103,17 +102,40 @@ class StallWatch:
             self._explained_at = now
             context.say(f"a consumer of the recovery does not stay, and is started again: {ended}")
 
-    def _describe_stall(self, seconds: float) -> None:
+    def _answer_stall(self, seconds: float) -> None:
+        """Starts the consumers again, once for each place: a last commit that was lost (Java's
+        cooperative rebalance refuses one) looks like a message that they cannot handle (fault
+        118), and a consumer that starts reads from its commit."""
         context = self._context
         unread = context.find_unread()
         if not unread:
             return
         places = ", ".join(f"{number} from {offset}" for number, offset in sorted(unread.items()))
-        context.say(
+        told = (
             f"nothing was handled for {seconds:.0f} s. Unread in {context.temporary_topic}: "
-            f"{format_plural(len(unread), 'partition')} ({places}). Look at the consumers' logs in "
-            f"{context.fleet.directory}; a message that they cannot handle must be committed past"
+            f"{format_plural(len(unread), 'partition')} ({places})"
         )
+        by_people = context.consumers.launcher == "manual"
+        if not by_people and unread.items() - context.restarted_at.items():
+            context.restarted_at |= unread
+            context.say(
+                f"{told}. The recovery's consumers are started again, once: what they handled "
+                "without a commit is handled once more"
+            )
+            self._restart()
+            return
+        again = "start them again" if by_people else "they were started again, and it did not help"
+        context.say(
+            f"{told}. Either the consumers cannot handle the message there, and it must be "
+            f"committed past; or they handle it and their commit is lost: {again}. Their logs in "
+            f"{context.fleet.directory} tell which"
+        )
+
+    def _restart(self) -> None:
+        context = self._context
+        with suppress(GroupActive):  # somebody else's, who stays: the launcher's are ended
+            end_consumers(context, context.tick)
+        context.launch(count_wanted(context))
 
 
 def count_wanted(context: ExpandContext) -> int:
@@ -153,13 +175,21 @@ def close_relays(context: ExpandContext) -> dict[str, Any]:
     return relayed
 
 
-def end_consumers(context: ExpandContext) -> None:
-    """The recovery's consumers are gone, and its group says so too."""
-    context.launcher.stop(context.fleet, context.look)
+def end_consumers(context: ExpandContext, look: Callable[[], None] | None = None) -> None:
+    """The recovery's consumers are gone, and its group says so too.
+
+    Args:
+        look: called while they are waited for; the context's own without one.
+
+    Raises:
+        GroupActive: somebody stays in it.
+    """
+    look = look or context.look
+    context.launcher.stop(context.fleet, look)
     await_empty(
         make_admin(context.properties),
         context.recovery_group,
-        context.look,
+        look,
         within=context.consumers.stop_within.total_seconds(),
     )
 
@@ -360,7 +390,7 @@ class Restore(Step[ExpandContext]):
         context.session.leave()  # 4. the guard leaves cleanly
         reach("p4.9.guard.left")
         if context.was_started("stop_consumers"):
-            _note_outsiders_once(context)
+            _prepare_group(context)
         with restoring_retention(context):  # 6. also where 5. fails
             if context.was_started("stop_consumers"):
                 context.start_originals()  # 5. only then
@@ -368,13 +398,21 @@ class Restore(Step[ExpandContext]):
         reach("p4.9.retention.given_back")
 
 
-def _note_outsiders_once(context: ExpandContext) -> None:
+def _prepare_group(context: ExpandContext) -> None:
     """Nobody is in the group now, and what was done to it since the last relay is told; not where
-    an earlier run may have started the group's consumers, whose commits are in order."""
+    an earlier run may have started the group's consumers, whose commits are in order. They begin
+    where the recovery left them, not where they like."""
     events = context.workspace.ledger.events.list(context.recovery.id)
-    if context.has_source() and not any(event.action == STARTING for event in events):
+    if not context.has_source():
+        context.record(STARTING)
+        return
+    with suppress(GroupActive):  # who is there has begun
+        put_back_commits(context)
+    if not any(event.action == STARTING for event in events):
         record_outsiders(context, context.say)
     context.record(STARTING)
+    with suppress(GroupActive):
+        pass_overtaken(context)
 
 
 @contextmanager
@@ -557,39 +595,3 @@ def _describe_source(context: ExpandContext) -> TopicInfo:
         return describe_topic(context.admin, topic, Deadline(30.0))
     except TopicMissing:
         return TopicInfo(topic, context.plan.topic_id, context.partitions, {})
-
-
-# Recovery groups that are of no more use: deleted at the end, or by the stream's next run.
-
-LEFT, GONE = "the recovery's group is still there", "the recovery's group is deleted"
-_SECONDS = 15.0
-
-
-def delete_recovery_group(context: ExpandContext) -> None:
-    """Deletes this recovery's group; one that stays is told, and does no harm."""
-    try:
-        delete_group(context.admin, context.recovery_group, Deadline(_SECONDS))
-    except BacklogError as error:
-        context.say(
-            f"group {context.recovery_group} is still there: {error.message}. It is of no more "
-            f"use; the next expansion of {context.stream.name} deletes it"
-        )
-        context.record(LEFT, group=context.recovery_group)
-
-
-def delete_left_groups(context: ExpandContext) -> None:
-    """Deletes those of the stream's earlier expansions; one that still stays is told again."""
-    ledger = context.workspace.ledger
-    for earlier in ledger.recoveries.list(context.stream.name):
-        if earlier.kind != NAME or earlier.cluster != context.recovery.cluster:
-            continue
-        left = [e for e in ledger.events.list(earlier.id) if e.action in (LEFT, GONE)]
-        if not left or left[-1].action == GONE:
-            continue
-        group = left[-1].detail["group"]
-        try:
-            delete_group(context.admin, group, Deadline(_SECONDS))
-        except BacklogError as error:
-            context.say(f"group {group} of {earlier.id} is still there: {error.message}")
-            continue
-        ledger.events.append(earlier.id, str(find_identity()), GONE, {"group": group})

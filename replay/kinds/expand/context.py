@@ -19,6 +19,7 @@ from backlogctl.fanout.relay.commits import (
     SKIPPED,
     CommitWithMetadata,
     Moved,
+    find_commits,
     find_moved_commits,
     read_positions,
 )
@@ -28,7 +29,7 @@ from backlogctl.fanout.relay.session import Hooks, RelaySession
 from backlogctl.fanout.temporary_topic import start_recovery_group
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
 from backlogctl.formats import Say, format_plural
-from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
+from backlogctl.kafka.admin import committed_offsets, delete_group, list_offsets, read_topic_id
 from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.groups import read_standing
@@ -40,11 +41,16 @@ from backlogctl.replay.consumers.fleet import (
     StoppingContext,
     fleet_of,
 )
+from backlogctl.replay.consumers.stopped_group import (
+    OVERTAKEN,
+    note_overtaken,
+    put_back_commits,
+)
 from backlogctl.replay.engine.brakes import RoomBrake
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.burndown import BurndownView
-from backlogctl.values import Cause, OffsetRange
+from backlogctl.values import Cause, LedgerEvent, OffsetRange
 
 # Whether the temporary topic is still that of an expansion.
 
@@ -69,11 +75,29 @@ def refuse_other_copy(admin: Admin, plan: ExpandPlan, recovery_id: str, topic_id
 
 
 def find_expired_relayed(
-    admin: Admin, topic: str, begun: Mapping[int, int], limit: Deadline | None = None
+    admin: Admin,
+    topic: str,
+    begun: Mapping[int, int],
+    events: Iterable[LedgerEvent],
+    ends: Mapping[int, int] | None = None,
+    limit: Deadline | None = None,
 ) -> dict[int, int]:
-    """By partition, offsets behind where a group was stopped that its topic has no more."""
-    lows = list_offsets(admin, topic, begun, "earliest", deadline=limit)
-    return {number: lows[number] - at for number, at in begun.items() if lows[number] > at}
+    """By partition, offsets that were relayed and that the topic has no more, at most.
+
+    Args:
+        begun: where the group was stopped.
+        events: of the recovery: what had expired before it was relayed was never copied.
+        ends: to where it was relayed; None where that is not known.
+    """
+    lows, starts = list_offsets(admin, topic, begun, "earliest", deadline=limit), dict(begun)
+    for event in events:
+        if event.action != OVERTAKEN:
+            continue
+        number, start, end = (int(event.detail[name]) for name in ("partition", "start", "end"))
+        if start <= starts.get(number, -1):
+            starts[number] = max(starts[number], end)
+    bounds = lows if ends is None else {n: min(lows[n], ends.get(n, 0)) for n in lows}
+    return {number: bounds[number] - at for number, at in starts.items() if bounds[number] > at}
 
 
 ASK_SECONDS = 10.0  # then it is said that the brokers are away
@@ -90,9 +114,15 @@ SOURCE_GONE = "the source topic is gone, and the counters with it"
 
 @dataclass
 class ExpandContext(StoppingContext[ExpandPlan]):
-    """One run of one expansion."""
+    """One run of one expansion.
 
-    room: RoomBrake | None = None  # while the relays copy
+    Attributes:
+        restarted_at: where the temporary topic's consumers stood still, and were started again.
+        room: while the relays copy.
+    """
+
+    room: RoomBrake | None = None
+    restarted_at: dict[int, int] = field(default_factory=dict)
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _sample_at: float = 0.0
@@ -227,7 +257,9 @@ class ExpandContext(StoppingContext[ExpandPlan]):
 
     def find_expired(self) -> dict[int, int]:
         """By partition, offsets behind the recorded commits that the source has no more."""
-        return find_expired_relayed(self.admin, self.recovery.topic, self.begun)
+        events = self.workspace.ledger.events.list(self.recovery.id)
+        ends = {number: position.offset for number, position in self.read_positions().items()}
+        return find_expired_relayed(self.admin, self.recovery.topic, self.begun, events, ends)
 
     def has_all_relayed(self) -> bool:
         """Whether the source has all that was relayed, so that the group can read it again."""
@@ -265,7 +297,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             ),
             self._make_task,
             self.logs,
-            Hooks(self.look, self.check_ground, self._note_expired),
+            Hooks(self.look, self.check_ground, lambda: note_overtaken(self)),
         )
 
     @cached_property
@@ -406,7 +438,13 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         """
         if not self.quiet:
             self.await_quiet()
+        if not self.session.has_guard:  # with it nobody can delete them
+            put_back_commits(self)
         self.session.join()
+
+    def find_left_at(self) -> dict[int, int]:
+        """At the relay's position, or where its consumers were stopped."""
+        return {**self.begun, **{n: at.offset for n, at in self.read_positions().items()}}
 
     def await_decided(self) -> None:
         """No transaction is open on the temporary topic; the relays have stopped.
@@ -452,11 +490,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         behind it.
         """
         record_outsiders(self, self.say)
-        topic, numbers = self.recovery.topic, range(self.partitions)
-        lows = list_offsets(self.admin, topic, numbers, "earliest")
-        commits = committed_offsets(self.admin, self.recovery.group, topic, numbers)
-        if any((commits[number] or 0) < low for number, low in lows.items()):
-            note_stream(self.workspace, self.stream)
+        _, lows = note_overtaken(self)
         return [SourceRange(number, low) for number, low in sorted(lows.items())]
 
     def check_ground(self) -> None:
@@ -501,11 +535,6 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             self.check_copy()
         except KafkaFailure:
             return  # a broker is away: the next look shows it
-
-    def _note_expired(self) -> None:
-        """Retention was faster: the gap is on record before the commit moves past it."""
-        self.say("retention removed messages before they were relayed; `backlogctl gaps` shows it")
-        note_stream(self.workspace, self.stream)
 
     def _count_consumers(self) -> int | None:
         try:
@@ -565,8 +594,17 @@ def record_outsiders(context: ExpandContext, say: Say) -> None:
 
 
 def _look(context: ExpandContext, *, stable: bool) -> tuple[Moved, ...]:
+    group, topic, numbers = (
+        context.recovery.group,
+        context.recovery.topic,
+        range(context.partitions),
+    )
+    place = (context.admin, group, topic, list(numbers), Deadline(60.0))
+    commits = find_commits(*place, stable=stable)
+    if len(commits) < len(numbers):
+        context.check_topic()  # commits go with their topic: then that is what to say
     return find_moved_commits(
-        context.read_commits(stable=stable),
+        commits,
         context.read_positions(stable=stable),
         context.begun,
         context.recovery.id,
@@ -586,3 +624,21 @@ def _record_gaps(context: ExpandContext, skipped: Iterable[Moved]) -> None:
     why = f"while {context.recovery.id} was at work, somebody set the group's offsets past them"
     for item in skipped:
         context.record_gap(OffsetRange(item.partition, item.start, item.end), Cause.SKIPPED, why)
+
+
+# Recovery groups that are of no more use: deleted at the end, or by the stream's next run.
+
+LEFT, GONE = "the recovery's group is still there", "the recovery's group is deleted"
+GROUP_SECONDS = 15.0
+
+
+def delete_recovery_group(context: ExpandContext) -> None:
+    """Deletes this recovery's group; one that stays is told, and does no harm."""
+    try:
+        delete_group(context.admin, context.recovery_group, Deadline(GROUP_SECONDS))
+    except BacklogError as error:
+        context.say(
+            f"group {context.recovery_group} is still there: {error.message}. It is of no more "
+            f"use; the next expansion of {context.stream.name} deletes it"
+        )
+        context.record(LEFT, group=context.recovery_group)

@@ -561,7 +561,7 @@ def find_way_out(
     begun = find_begun(workspace.ledger, recovery.id)
     planned = (plan.topic_id, plan.partition_count)
     has_all = _find_topic(admin, recovery.topic, limit) == planned and not find_expired_relayed(
-        admin, recovery.topic, begun, limit
+        admin, recovery.topic, begun, workspace.ledger.events.list(recovery.id), limit=limit
     )
     return WayOut((REWIND,) if has_all else (), is_only=True)
 

@@ -6,6 +6,7 @@ import time
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import (
+    BacklogError,
     KafkaFailure,
     PlanStale,
     Refused,
@@ -23,6 +24,7 @@ from backlogctl.fanout.temporary_topic import (
 from backlogctl.formats import format_duration, format_plural, format_rate
 from backlogctl.kafka.admin import (
     committed_offsets,
+    delete_group,
     describe_topic,
     read_topic_id,
     set_group_offsets,
@@ -31,6 +33,10 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.replay.consumers.fleet import (
     find_begin,
+)
+from backlogctl.replay.consumers.stopped_group import (
+    pass_overtaken,
+    put_back_commits,
 )
 from backlogctl.replay.engine.plan import REWIND, find_identity
 from backlogctl.replay.kinds.expand.canary import CanaryLook, CanaryStep, find_first
@@ -41,13 +47,18 @@ from backlogctl.replay.kinds.expand.closing import (
     StallWatch,
     Verify,
     count_wanted,
-    delete_left_groups,
     end_consumers,
     remove_temporary_topic,
     restoring_retention,
 )
-from backlogctl.replay.kinds.expand.context import LAGS_SECONDS, ExpandContext
-from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, ExpandPlan
+from backlogctl.replay.kinds.expand.context import (
+    GONE,
+    GROUP_SECONDS,
+    LAGS_SECONDS,
+    LEFT,
+    ExpandContext,
+)
+from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, ExpandPlan
 from backlogctl.replay.kinds.expand.planning import (
     FINGERPRINT,
     compute_expansion,
@@ -127,6 +138,24 @@ class CheckSource(Step[ExpandContext]):
     def start(self, context: ExpandContext) -> None:
         """What earlier expansions could not delete is deleted."""
         delete_left_groups(context)
+
+
+def delete_left_groups(context: ExpandContext) -> None:
+    """Deletes those of the stream's earlier expansions; one that still stays is told again."""
+    ledger = context.workspace.ledger
+    for earlier in ledger.recoveries.list(context.stream.name):
+        if earlier.kind != NAME or earlier.cluster != context.recovery.cluster:
+            continue
+        left = [e for e in ledger.events.list(earlier.id) if e.action in (LEFT, GONE)]
+        if not left or left[-1].action == GONE:
+            continue
+        group = left[-1].detail["group"]
+        try:
+            delete_group(context.admin, group, Deadline(GROUP_SECONDS))
+        except BacklogError as error:
+            context.say(f"group {group} of {earlier.id} is still there: {error.message}")
+            continue
+        ledger.events.append(earlier.id, str(find_identity()), GONE, {"group": group})
 
 
 def _refuse_existing(context: ExpandContext) -> None:
@@ -239,13 +268,8 @@ class StopConsumers(Step[ExpandContext]):
 
     def complete(self, context: ExpandContext) -> None:
         """Every partition has a committed offset: the plan's start where there was none."""
-        group, topic = context.recovery.group, context.recovery.topic
-        numbers = range(context.partitions)
-        commits = committed_offsets(context.admin, group, topic, numbers, Deadline(30.0))
+        put_back_commits(context)
         noted = context.find_stopped_at()
-        missing = {number: noted[number] for number, at in commits.items() if at is None}
-        if missing:
-            set_group_offsets(context.admin, group, topic, missing, Deadline(30.0))
         begun = {n: find_begin(noted[n], commit) for n, commit in context.read_commits().items()}
         context.details[self.name] = {"committed": {str(n): at for n, at in begun.items()}}
 
@@ -455,6 +479,7 @@ def _set_back(context: ExpandContext) -> None:
             hint="somebody else commits: stop it, then do it again",
             retryable=True,
         )
+    pass_overtaken(context)
 
 
 def _describe(context: ExpandContext, again: int | None) -> str:

@@ -11,7 +11,7 @@ from backlogctl.errors import BacklogError, LeaseHeld, VerificationFailed
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import list_offsets, read_group_state
 from backlogctl.ledger.gaps import ITSELF
-from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY, ask_doubts
+from backlogctl.replay.consumers.stopped_group import record_expiry
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.offload.context import ASK_SECONDS, OffloadContext
 from backlogctl.replay.kinds.offload.plan import COVERED, EXPIRED
@@ -111,17 +111,11 @@ def _list_within(context: OffloadContext, item: OffsetRange) -> list[str]:
 
 
 def record_expired(context: OffloadContext, item: OffsetRange) -> None:
-    """What retention removed before it was archived: an exact gap, since the group stands still,
-    where its offsets are known to be messages."""
-    reason = f"retention removed them while offload {context.recovery.id} was at work"
-    number, written = item.partition, context.date_range(item)[0]
-    doubts = ask_doubts(
-        *(context.admin, context.recovery.topic, {number: item.end}, {number: written}),
-        Deadline(ASK_SECONDS),
+    """What retention removed before it was archived, since the group stands still."""
+    record_expiry(
+        *(context, item),
+        f"retention removed them while offload {context.recovery.id} was at work",
     )
-    if doubt := doubts.get(number):
-        reason = f"{reason}; {MAYBE_EMPTY}: {doubt}"
-    context.record_gap(item, Cause.EXPIRED, reason, maybe_empty=bool(doubt))
     context.record(EXPIRED, partition=item.partition, start=item.start, end=item.end)
     context.say(
         f"retention was faster than the archive: at most {format_plural(item.count, 'message')} of "

@@ -375,6 +375,21 @@ def test_what_is_gone_before_it_was_relayed_is_told(
     assert check_copied(here) == []
 
 
+def test_fault_116_a_jump_is_committed_though_nothing_is_left(
+    make_world: MakeWorld, engine: RelayEngine
+) -> None:
+    """No message would ever commit it, and the lag would stand for ever."""
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 30})
+    move_log_start(here.properties, here.source, {0: 30})
+    with here.guarded() as task:
+        assert relay(engine, task, [SourceRange(0, 30, 30)])[0].relayed == 0
+        assert here.commits() == {0: 30}
+        place = (here.admin, task.recovery_group, here.source, [0], here.recovery_id)
+        assert read_positions(*place, Deadline(60.0))[0].offset == 30
+    assert here.read_target() == []
+
+
 def test_fault_21_without_a_commit_it_is_not_known_where_to_begin(
     make_world: MakeWorld, engine: RelayEngine
 ) -> None:
