@@ -1,11 +1,19 @@
-"""What stops a run between two waves: the window, `pause`, `cancel`, Ctrl-C, a lost lease."""
+"""What stops a run between two waves: the window, `pause`, `cancel`, Ctrl-C, a lost lease; and what
+does not: a ledger that is away for some minutes."""
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from typing import Any
 
+from rich.console import Console
+
 from backlogctl.clock import format_time, utc_now
-from backlogctl.errors import BacklogError, Paused
+from backlogctl.config import mask_secrets
+from backlogctl.errors import BacklogError, LedgerError, Paused
+from backlogctl.formats import format_duration, format_moment
+from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import RunContext
 from backlogctl.values import Recovery
 
@@ -92,3 +100,45 @@ def _warn_stopped(recovery: Recovery) -> str:
     if not recovery.stops_consumers:
         return ""
     return "; until then the original consumers stay stopped, and nobody reads the topic"
+
+
+LEDGER_SECONDS = 300.0
+_LEDGER_PAUSE = 0.5
+
+
+class LedgerWait:
+    """A run waits for its ledger (a restart, a failover, a lock); see `Ledger.outlasting`.
+
+    Nothing is decided meanwhile; relays and consumers are other processes, and go on. If another
+    runner takes the recovery over, Kafka's fencing stops this one's, and its lease says so after.
+    """
+
+    def __init__(self, console: Console, interrupts: Interrupts) -> None:
+        self._console = console
+        self._interrupts = interrupts
+        self._is_told = False
+
+    def wait(self, error: LedgerError, since: float) -> None:
+        """Some time passes; raises the error after `LEDGER_SECONDS`, and at Ctrl-C."""
+        away = time.monotonic() - since
+        if self._interrupts.asked or away >= LEDGER_SECONDS:
+            raise error
+        if not self._is_told:
+            self._is_told = True
+            began = format_moment(utc_now() - timedelta(seconds=away))
+            self._tell(
+                f"the ledger has not answered since {began}: {mask_secrets(error.message)}; what "
+                f"runs goes on, nothing new is decided, for at most "
+                f"{format_duration(LEDGER_SECONDS)}"
+            )
+        time.sleep(_LEDGER_PAUSE)
+
+    def end(self, since: float) -> None:
+        """It answers again."""
+        if self._is_told:
+            self._is_told = False
+            self._tell(f"the ledger answers again, after {format_duration(time.monotonic() - since)}")
+
+    def _tell(self, text: str) -> None:
+        # Not on record: that is what is away.
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

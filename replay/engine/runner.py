@@ -18,6 +18,7 @@ from backlogctl.replay.engine.brakes import (
     INTERRUPTED,
     OPERATOR,
     CancelRequested,
+    LedgerWait,
     PausedBecause,
     check_window,
     make_operator_pause,
@@ -112,7 +113,8 @@ class Run:
         self._validate(context, kind)
         record_terms(self._workspace, recovery, str(find_identity()), "run")
         self._enter_running(recovery, lease)
-        with self._interrupts.installed():
+        wait = LedgerWait(self._console, self._interrupts)
+        with self._interrupts.installed(), self._workspace.ledger.outlasting(wait):
             context.open()
             try:
                 done = self._take_steps(context, kind)
