@@ -29,7 +29,9 @@ from backlogctl.fanout.relay.interface import (
     RelayTask,
     ShouldStop,
     SourceRange,
+    UnexplainedRefusal,
 )
+from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.clients import (
     Admin,
     assign_partitions,
@@ -230,6 +232,22 @@ _LASTING = frozenset(
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.OFFSET_METADATA_TOO_LARGE,
+    }
+)
+# Another transaction may go through, though the client does not say so: brokers that are away or
+# come back, a transaction that stood still for too long.
+_PASSING = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.INVALID_TXN_STATE,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     }
 )
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
@@ -544,11 +562,25 @@ class _Relay:
         if inner is not None and inner.code() in _TOO_LARGE:
             return self._explain_size(inner)
         failure = translate(inner or error, self._subject, doing)
-        lasting = inner is not None and inner.code() in _LASTING
-        if is_abortable(error) and not lasting and isinstance(failure, KafkaFailure):
-            # The broker ended this transaction; the messages are sent again in another one.
-            failure.retryable = True
-        return failure
+        code = None if inner is None else inner.code()
+        if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            failure.hint = (
+                "the relay's counters go beside its commits: set `offset.metadata.max.bytes` of the "
+                "brokers to 4096, Kafka's own default, then run the recovery again"
+            )
+        if not is_abortable(error) or not isinstance(failure, KafkaFailure):
+            return failure
+        # The broker ended this transaction; the messages are sent again in another one.
+        failure.retryable = (failure.retryable or code in _PASSING) and code not in _LASTING
+        if failure.retryable or code in _LASTING:
+            return failure
+        return UnexplainedRefusal(
+            f"{failure.message}; {format_plural(self._opened.count, 'message')} "
+            f"({format_bytes(self._opened.bytes)}) were copied for it in vain: they stay in "
+            f"{self._task.target} as aborted records, until it is deleted",
+            subject=self._subject,
+            hint="see the brokers' logs; run the recovery again when it is mended",
+        )
 
     def _explain_size(self, error: KafkaError) -> BacklogError:
         size, offset = self._opened.largest

@@ -116,12 +116,14 @@ class LedgerWait:
     def __init__(self, console: Console, interrupts: Interrupts) -> None:
         self._console = console
         self._interrupts = interrupts
-        self._is_told = False
+        self._is_told = self._is_over = False
 
     def wait(self, error: LedgerError, since: float) -> None:
         """Some time passes; raises the error after `LEDGER_SECONDS`, and at Ctrl-C."""
         away = time.monotonic() - since
-        if self._interrupts.asked or away >= LEDGER_SECONDS:
+        # What ends the run then is not waited for a second time.
+        self._is_over = self._is_over or self._interrupts.asked or away >= LEDGER_SECONDS
+        if self._is_over:
             raise error
         if not self._is_told:
             self._is_told = True
