@@ -34,10 +34,16 @@ def find_unread(
     group: str,
     partitions: int,
     limit: Deadline | None = None,
+    *,
+    expires: bool = False,
 ) -> dict[int, int]:
     """The first data record in `[committed, LSO)` of each partition that has one.
 
     Empty when the group has read every committed message.
+
+    Args:
+        expires: retention may have removed unread messages; it is read from the log start then.
+            Else that is an error: in a temporary topic nothing expires.
 
     Raises:
         ClusterUnreachable, KafkaFailure: it is not known.
@@ -45,7 +51,7 @@ def find_unread(
     deadline = limit or Deadline(60.0)
     there = read_standing(admin, group, topic, range(partitions), deadline, require_stable=True)
     ends = there.ends
-    starts = {number: there.commits[number] or 0 for number in ends}
+    starts = {n: there.find_next(n) if expires else there.commits[n] or 0 for n in ends}
     lagging = {number: at for number, at in starts.items() if at < ends[number]}
     found: dict[int, int] = {}
     reading = _Reading(properties, topic, lagging, ends)
@@ -228,4 +234,4 @@ def read_lags(
         written={number: last + 1 for number, last in known.items()},
     )
     data = {p: min(end, known[p] + 1) if p in known else end for p, end in copied.ends.items()}
-    return Lags(left.lag, GroupStanding(copied.commits, data).lag)
+    return Lags(left.lag, GroupStanding(copied.commits, data, copied.log_starts).lag)

@@ -390,15 +390,21 @@ class LogTruncated(KafkaFailure):
 
 @dataclass(frozen=True, slots=True)
 class GroupStanding:
-    """By partition: the group's commits (None where it has none), and the last stable offsets."""
+    """By partition: the group's commits (None where it has none), the last stable offsets, and the
+    log starts where something may be left."""
 
     commits: Mapping[int, int | None]
     ends: Mapping[int, int]
+    log_starts: Mapping[int, int] = field(default_factory=dict)
+
+    def find_next(self, partition: int) -> int:
+        """The first offset that the group can still read: what retention removed is not left."""
+        return max(self.commits[partition] or 0, self.log_starts.get(partition, 0))
 
     @property
     def lag(self) -> dict[int, int]:
         """Offsets left, so an upper bound on messages."""
-        return {p: max(0, end - (self.commits[p] or 0)) for p, end in self.ends.items()}
+        return {p: max(0, end - self.find_next(p)) for p, end in self.ends.items()}
 
 
 def read_standing(
@@ -440,7 +446,9 @@ def read_standing(
         behind = {p: high for p, high in highs.items() if high < floors[p]}
         if not behind:
             admin.behind_since.pop((group, topic), None)
-            return GroupStanding(commits, ends)
+            lagging = [p for p in numbers if (commits[p] or 0) < ends[p]]
+            log_starts = list_offsets(admin, topic, lagging, "earliest", deadline=limit)
+            return GroupStanding(commits, ends, log_starts)
         since = admin.behind_since.setdefault((group, topic), time.monotonic())
         seconds = time.monotonic() - since
         seen = _describe(group, topic, behind, floors, commits, seconds)
