@@ -565,8 +565,8 @@ class _Relay:
         code = None if inner is None else inner.code()
         if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
             failure.hint = (
-                "the relay's counters go beside its commits: set `offset.metadata.max.bytes` of the "
-                "brokers to 4096, Kafka's own default, then run the recovery again"
+                "the relay's counters go beside its commits: set the brokers' "
+                "`offset.metadata.max.bytes` to 4096, Kafka's own default"
             )
         if not is_abortable(error) or not isinstance(failure, KafkaFailure):
             return failure
@@ -579,7 +579,7 @@ class _Relay:
             f"({format_bytes(self._opened.bytes)}) were copied for it in vain: they stay in "
             f"{self._task.target} as aborted records, until it is deleted",
             subject=self._subject,
-            hint="see the brokers' logs; run the recovery again when it is mended",
+            hint="the brokers' logs say why",
         )
 
     def _explain_size(self, error: KafkaError) -> BacklogError:

@@ -139,7 +139,9 @@ class LedgerWait:
         """It answers again."""
         if self._is_told:
             self._is_told = False
-            self._tell(f"the ledger answers again, after {format_duration(time.monotonic() - since)}")
+            self._tell(
+                f"the ledger answers again, after {format_duration(time.monotonic() - since)}"
+            )
 
     def _tell(self, text: str) -> None:
         # Not on record: that is what is away.

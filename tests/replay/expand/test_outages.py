@@ -9,13 +9,19 @@ from contextlib import suppress
 
 import pytest
 
-from backlogctl.errors import LeaseHeld, LedgerError
+from backlogctl.errors import LeaseHeld, LedgerError, PlanStale
 from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import list_offsets, read_topic_overrides
 from backlogctl.ledger import upgrade
+from backlogctl.replay.consumers import kept_copy
 from backlogctl.replay.engine import brakes
-from tests.kit.kafka import wait_until
+from backlogctl.replay.kinds.expand.plan import REWIND
+from backlogctl.values import Certainty, Recovery
+from tests.kit.kafka import move_log_start, set_config, wait_until
 from tests.kit.services import Postgres
 from tests.replay.expand.oracle import judge
+from tests.replay.expand.test_requests import find_left
+from tests.replay.expand.test_rewinding import find_problems
 from tests.replay.expand.world import World
 
 SLOW = 5.0  # of each recovery consumer: the drain lasts until the test lets it go
@@ -100,4 +106,76 @@ def test_fault_121_a_ledger_that_stays_away_ends_the_run(
         return world.read(recovery).state == "verified"
 
     wait_until(run)
+    assert judge(world, recovery) == []
+
+
+def delete_half(world: World, recovery: Recovery) -> None:
+    """Of each temporary partition, when all is relayed: what the slow consumers have not read."""
+    wait_until(lambda: world.find_rest() == 0, what="all is relayed")
+    layout = recovery.plan["temporary"]
+    name, numbers = layout["topic"], range(layout["partitions"])
+    ends = list_offsets(world.properties, name, numbers, "latest")
+    move_log_start(world.properties, name, {n: at // 2 for n, at in ends.items() if at > 1})
+
+
+def cut_copy(world: World) -> Recovery:
+    recovery = world.plan_approved(rate=1)
+    world.set_speed(Role.RECOVERY, SLOW)
+    world.at("p4.7.consumers.started", lambda: delete_half(world, recovery))
+    with pytest.raises(PlanStale, match="deleted part of") as caught:
+        world.run(recovery)
+    assert "--rewind" in caught.value.hint
+    with pytest.raises(PlanStale, match="deleted part of"):
+        world.run(recovery)
+    world.set_speed(Role.RECOVERY, None)
+    return recovery
+
+
+def test_fault_119_what_was_deleted_of_the_copy_is_read_again(world: World) -> None:
+    recovery = cut_copy(world)
+    assert world.cancel(recovery, REWIND).state == "cancelled"
+    assert find_problems(world, recovery) == []
+
+
+def test_fault_119_what_was_deleted_of_the_copy_is_a_gap(world: World) -> None:
+    """Where the group is not set back: the rest is handled, and what is not lies in the gap."""
+    recovery = cut_copy(world)
+    world.set_wrong(Role.RECOVERY, RESET="latest")  # they would skip what is left
+    assert world.cancel(recovery).state == "cancelled"
+    gaps = world.open().ledger.gaps.list("orders")
+    assert {gap.certainty for gap in gaps} == {Certainty.BOUNDED}
+    named = {(g.partition, at) for g in gaps for at in range(g.start or 0, g.end or 0)}
+    left = find_left(world)
+    assert left <= named
+    count = int(gaps[0].reason.partition("at most ")[2].split()[0].replace(",", ""))
+    assert 0 < len(left) <= count
+    assert "can no longer be counted" in world.told.getvalue()
+
+
+def test_fault_119_settings_that_would_delete_the_copy_are_set_again(world: World) -> None:
+    """A job that gives every topic a retention, and compacts it."""
+    recovery = world.plan_approved(rate=1)
+    world.set_speed(Role.RECOVERY, SLOW)
+    name = recovery.plan["temporary"]["topic"]
+    others = {"retention.ms": "86400000", "cleanup.policy": "compact,delete"}
+    world.patch.setattr(kept_copy, "_SETTINGS_EACH", 1.0)
+
+    def change() -> None:
+        set_config(world.properties, name, others)
+        threading.Thread(target=let_go, daemon=True).start()
+
+    def let_go() -> None:
+        wait_until(
+            lambda: (
+                read_topic_overrides(world.properties, name, others)
+                == {"retention.ms": "-1", "cleanup.policy": "delete"}
+            ),
+            120,
+        )
+        world.set_speed(Role.RECOVERY, None)
+
+    world.at("p4.7.consumers.started", change)
+    world.run(recovery)
+    assert "retention.ms is 86400000, not -1" in world.told.getvalue()
+    assert "they are set again" in world.told.getvalue()
     assert judge(world, recovery) == []
