@@ -104,7 +104,7 @@ def run_and_print(
     """Runs a recovery and prints what came of it."""
     from backlogctl.formats import format_duration
     from backlogctl.replay.engine.runner import Run
-    from backlogctl.replay.observe.retention import release_due
+    from backlogctl.replay.observe.retention import release_due, say_held
     from backlogctl.replay.present.status import describe_run
     from backlogctl.replay.present.terminal import render_done
 
@@ -115,6 +115,7 @@ def run_and_print(
     document = describe_run(workspace, found, run.describe())
     kind = workspace.kind_of(found)
     told = f": {kind.say_run(kind.read_plan(found), document['counts'])}"
+    told += say_held(workspace, found)
     if run.was_done:
         told += " (it was verified before; nothing was done now)"
     else:
@@ -183,6 +184,7 @@ def cancel_recovery(
     ended forward where it was: its archive is put back later.
     """
     from backlogctl.replay.engine.cancelling import cancel_work, find_ways
+    from backlogctl.replay.observe.retention import say_held
     from backlogctl.replay.present.status import describe_recovery
 
     workspace = session.open_workspace()
@@ -193,6 +195,7 @@ def cancel_recovery(
     )
     asked = find_ways(workspace, recovery)  # it may have been cancelled before, in another way
     message = f"{recovery} is {found.state}; {workspace.kind_of(found).say_cancelled(found, asked)}"
+    message += say_held(workspace, found)
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit(document, message)
 

@@ -28,7 +28,7 @@ from backlogctl.fanout.temporary_topic import (
     find_deleted,
 )
 from backlogctl.fanout.unread import count_records
-from backlogctl.formats import format_plural
+from backlogctl.formats import format_duration, format_plural
 from backlogctl.kafka.admin import (
     TopicInfo,
     delete_group,
@@ -272,6 +272,8 @@ def _drain_rest(context: ExpandContext) -> None:
 # Beyond twice the time that the original consumers need for what is left.
 _SLACK = timedelta(hours=1)
 _UNKNOWN = timedelta(hours=24)
+# However slow they are said to be: nobody looks at a hold of months, and the disks fill.
+LONGEST_HOLD = timedelta(days=7)
 
 
 def give_retention_back(context: ExpandContext) -> None:
@@ -292,7 +294,8 @@ def _keep_while_behind(context: ExpandContext, hold: Hold) -> None:
     left = context.read_source_lag() if context.has_source() else 0
     if left <= context.plan.max_lag_at_cutover:
         return
-    until = utc_now() + _estimate(context, left)
+    wanted = _estimate(context, left)
+    until = utc_now() + min(wanted, LONGEST_HOLD)
     raise_retention(
         context.workspace.ledger,
         context.admin,
@@ -309,13 +312,21 @@ def _keep_while_behind(context: ExpandContext, hold: Hold) -> None:
         f"{format_plural(left, 'message')} of {hold.topic} are unread still, so its retention "
         f"stays raised until {format_time(until)}; `backlogctl hold {hold.stream} --release` gives "
         "it back before"
+        + (
+            f". At the plan's rate that takes {format_duration(wanted.total_seconds())}: "
+            f"`backlogctl hold {hold.stream} --for` keeps it for longer"
+            if wanted > LONGEST_HOLD
+            else ""
+        )
     )
 
 
 def _estimate(context: ExpandContext, left: int) -> timedelta:
     plan = context.plan
     readers = min(plan.replicas, context.partitions)
-    net = readers * plan.rate_per_consumer - (plan.produced_per_second or 0.0)
+    # What the group was seen to read, where that is more than what was said of a consumer.
+    rate = max(readers * plan.rate_per_consumer, plan.consumed_per_second or 0.0)
+    net = rate - (plan.produced_per_second or 0.0)
     return timedelta(seconds=2 * left / net) + _SLACK if net > 0 else _UNKNOWN
 
 

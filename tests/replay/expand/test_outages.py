@@ -9,19 +9,22 @@ from contextlib import suppress
 
 import pytest
 
+from backlogctl.clock import utc_now
 from backlogctl.errors import LeaseHeld, LedgerError, PlanStale
 from backlogctl.fanout.launchers import Role
+from backlogctl.formats import format_moment
 from backlogctl.kafka.admin import list_offsets, read_topic_overrides
 from backlogctl.ledger import upgrade
 from backlogctl.replay.consumers import kept_copy
 from backlogctl.replay.engine import brakes
+from backlogctl.replay.kinds.expand.closing import LONGEST_HOLD
 from backlogctl.replay.kinds.expand.plan import REWIND
 from backlogctl.values import Certainty, Recovery
 from tests.kit.kafka import move_log_start, set_config, wait_until
 from tests.kit.services import Postgres
 from tests.replay.expand.oracle import judge
 from tests.replay.expand.test_requests import find_left
-from tests.replay.expand.test_rewinding import find_problems
+from tests.replay.expand.test_rewinding import fail_the_canary, find_problems
 from tests.replay.expand.world import World
 
 SLOW = 5.0  # of each recovery consumer: the drain lasts until the test lets it go
@@ -179,3 +182,14 @@ def test_fault_119_settings_that_would_delete_the_copy_are_set_again(world: Worl
     assert "retention.ms is 86400000, not -1" in world.told.getvalue()
     assert "they are set again" in world.told.getvalue()
     assert judge(world, recovery) == []
+
+
+def test_fault_120_a_hold_that_is_left_has_an_end_and_is_told(world: World) -> None:
+    """However slow the consumers were said to be."""
+    recovery = fail_the_canary(world, rate=0.001)
+    told = world.call("cancel", recovery.id).out
+    (hold,) = world.open().ledger.holds.list()
+    assert hold.until is not None
+    assert hold.until < utc_now() + LONGEST_HOLD
+    assert f"of topic {world.topic} stays raised until {format_moment(hold.until)}" in told
+    assert find_problems(world, recovery) == []
