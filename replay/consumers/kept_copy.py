@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import KafkaFailure, PlanStale
+from backlogctl.errors import BacklogError, PlanStale
 from backlogctl.fanout.temporary_topic import find_changed_settings, find_deleted
 from backlogctl.formats import Say, format_plural
 from backlogctl.kafka.admin import alter_topic_config, committed_offsets
@@ -28,7 +28,7 @@ CUT = "somebody deleted part of the temporary topic"
 SET_AGAIN = "the temporary topic's settings were set again"
 
 _SETTINGS_EACH = 10.0
-_SECONDS = 30.0
+_SECONDS, _ALTER_SECONDS = 30.0, 10.0
 
 
 @dataclass
@@ -98,8 +98,8 @@ class KeptCopy:
         )
         try:
             wanted = {name: ours for name, (_, ours) in changed.items()}
-            alter_topic_config(self.admin, self.topic, wanted, Deadline(_SECONDS))
-        except KafkaFailure as error:
+            alter_topic_config(self.admin, self.topic, wanted, Deadline(_ALTER_SECONDS))
+        except BacklogError as error:
             if error.retryable or told == self._refused:
                 return  # the next look shows it; or it was said
             self._refused = told

@@ -46,7 +46,7 @@ def test_fault_120_counters_that_the_broker_does_not_take(tmp_path: Path) -> Non
         assert here.commits() == {0: 0}
 
 
-class Refused(Spares):
+class Refusing(Spares):
     """Relays that write a report and end: partition 0 is refused, each other one goes on."""
 
     def take(self) -> subprocess.Popen[str]:
@@ -76,7 +76,7 @@ def test_fault_120_few_tries_though_other_partitions_go_on(
     monkeypatch.setattr(pool, "_BACK_OFF", (0.05,))
     task = RelayWorld({}, "source", "target", "group", 2, 4).task(b"")
     ranges, log = [SourceRange(0, 0), SourceRange(1, 0)], tmp_path / "log"
-    running = RelayPool(task, ranges, log, spares=Refused(log))
+    running = RelayPool(task, ranges, log, spares=Refusing(log))
     running.start()
     with pytest.raises(UnexplainedRefusal, match=f"it went {pool.REFUSALS} times") as caught:
         keep_calling(running.check)
