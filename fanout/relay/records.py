@@ -170,12 +170,10 @@ def read_batch(consumer: Consumer, position: int, end: int | None, subject: str)
 
 # Ends the relay's process where a call of the client does not come back.
 #
-# `send_offsets_to_transaction` was seen to hang for minutes, far beyond its own timeout, after
-# the
+# `send_offsets_to_transaction` was seen to hang for minutes, far beyond its own timeout, after the
 # group's coordinator had moved to another broker (librdkafka 2.16.0, three brokers, one of them
 # killed). A relay may be killed at any moment: the next one aborts what is open, and goes on from
-# the
-# last commit.
+# the last commit.
 
 LATE_SECONDS = 15.0  # beyond a call's own timeout
 HUNG = 71  # exit code
@@ -574,10 +572,11 @@ class _Relay:
         failure.retryable = (failure.retryable or code in _PASSING) and code not in _LASTING
         if failure.retryable or code in _LASTING:
             return failure
+        opened, target = self._opened, self._task.target
+        copied = f"{format_plural(opened.count, 'message')} ({format_bytes(opened.bytes)})"
         return UnexplainedRefusal(
-            f"{failure.message}; {format_plural(self._opened.count, 'message')} "
-            f"({format_bytes(self._opened.bytes)}) were copied for it in vain: they stay in "
-            f"{self._task.target} as aborted records, until it is deleted",
+            f"{failure.message}; {copied} were copied in vain: they stay in {target} as aborted "
+            "records, until it is deleted",
             subject=self._subject,
             hint="the brokers' logs say why",
         )
