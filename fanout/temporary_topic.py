@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from backlogctl.clock import Deadline
@@ -24,7 +25,7 @@ from backlogctl.kafka.admin import (
     set_group_offsets,
 )
 from backlogctl.kafka.clients import Admin, Connection
-from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.errors import GroupActive, TopicMissing
 from backlogctl.ledger import Ledger, TemporaryTopic
 
 RECOVERY = "recovery"
@@ -32,6 +33,8 @@ LONGEST_NAME = 249
 LARGEST_MESSAGE = 32 * 2**20
 CREATE_SECONDS = 60.0
 _FOREVER = "9223372036854775807"
+# What a person may change meanwhile: it deletes nothing.
+_FREE = ("max.message.bytes", "min.insync.replicas", "compression.type")
 _LEGAL = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_NAME}}}")
 _TRY_SECONDS = 10.0
 _PAUSE = 0.3
@@ -178,6 +181,38 @@ def delete_empty_topic(
     delete_topic(admin, name, topic_id, limit)
 
 
+def find_changed_settings(
+    connection: Connection, name: str, deadline: Deadline | None = None
+) -> dict[str, tuple[str, str]]:
+    """Settings of a temporary topic that somebody changed so that messages may be deleted, or get
+    another time: what they are, and what we make them.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure.
+    """
+    found = describe_topic(connection, name, deadline or Deadline(CREATE_SECONDS))
+    ours = make_temporary_config(found)
+    return {
+        key: (found.config[key], value)
+        for key, value in ours.items()
+        if key not in _FREE and found.config.get(key, value) != value
+    }
+
+
+def find_deleted(
+    connection: Connection, name: str, partitions: int, deadline: Deadline | None = None
+) -> dict[int, int]:
+    """Partitions of a temporary topic that begin above 0: somebody deleted what was before, since
+    nothing in it expires.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure.
+    """
+    limit = deadline or Deadline(CREATE_SECONDS)
+    starts = list_offsets(connection, name, range(partitions), "earliest", deadline=limit)
+    return {number: at for number, at in starts.items() if at > 0}
+
+
 def start_recovery_group(
     connection: Connection,
     *,
@@ -188,8 +223,8 @@ def start_recovery_group(
 ) -> tuple[int, ...]:
     """Sets the group to offset 0 on every partition where it has no commit; before any consumer.
 
-    Without a commit a consumer's own default decides, and skips what is there. An existing commit
-    is never moved.
+    Without a commit a consumer's own default decides, and skips what is there; also where somebody
+    deleted what follows its commit: then it begins at what is left. No other commit is moved.
 
     Returns:
         The partitions that were set.
@@ -203,7 +238,12 @@ def start_recovery_group(
     missing = {number: 0 for number, at in commits.items() if at is None}
     if missing:
         set_group_offsets(admin, group, topic, missing, limit, new_topic=True)
-    return tuple(sorted(missing))
+    starts = find_deleted(admin, topic, partitions, limit)
+    behind = {number: at for number, at in starts.items() if (commits[number] or 0) < at}
+    if behind:
+        with suppress(GroupActive):  # its members have gone on by themselves
+            set_group_offsets(admin, group, topic, behind, limit)
+    return tuple(sorted({*missing, *behind}))
 
 
 def delete_temporary_topic(

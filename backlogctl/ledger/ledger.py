@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 from backlogctl.ledger.archives import Archives
@@ -18,6 +20,7 @@ from backlogctl.ledger.samples import Samples
 from backlogctl.ledger.schema import (
     HEAD,
     LedgerDatabase,
+    LedgerPatience,
     check_revision,
     read_revision,
     upgrade_database,
@@ -59,6 +62,20 @@ class Ledger:
         """The ledger's clock, which expiries are judged by."""
         with self._database.read() as connection:
             return self._database.now(connection)
+
+    @contextmanager
+    def outlasting(self, patience: LedgerPatience) -> Iterator[None]:
+        """Verbs that fail because the database is away, locked or full are tried again, as the
+        patience says.
+
+        A verb whose commit was not answered may be done twice: a line of the record stands there
+        twice, a state that was changed is refused as changed.
+        """
+        before, self._database.patience = self._database.patience, patience
+        try:
+            yield
+        finally:
+            self._database.patience = before
 
     def check_pages(self, seconds: float) -> bool:
         """Whether all of an SQLite file was found undamaged within the time.

@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import wraps
 from itertools import starmap
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import FunctionType, NoneType
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     BigInteger,
@@ -296,6 +297,17 @@ _DAMAGE_HINT = (
 )
 
 
+class LedgerPatience(Protocol):
+    """What a verb does while the ledger is away; see `Ledger.outlasting`."""
+
+    def wait(self, error: LedgerError, since: float) -> None:
+        """Returns when it is time to try again, or raises; `since`: `time.monotonic()` of the
+        verb's first try."""
+
+    def end(self, since: float) -> None:
+        """A verb that had to wait has succeeded."""
+
+
 class LedgerDatabase(database.Database):
     """One ledger database. Errors come out as LedgerError (unreachable, locked, not upgraded) or
     as refusals (a trigger, a constraint)."""
@@ -303,6 +315,7 @@ class LedgerDatabase(database.Database):
     what = key = "ledger"
     make_tables_hint = UPGRADE_HINT
     failure = LedgerError
+    patience: LedgerPatience | None = None
 
     def lock_name(self, connection: Connection, name: str) -> None:
         """Waits for the others that hold `name`, to the end of the transaction.
@@ -369,10 +382,15 @@ class LedgerDatabase(database.Database):
 
 
 class Manager:
-    """The verbs on one subject of the ledger."""
+    """The verbs on one subject of the ledger; each is one transaction, and may be tried again."""
 
     def __init__(self, database: LedgerDatabase) -> None:
         self._database = database
+
+    def __init_subclass__(cls) -> None:
+        for name, verb in list(vars(cls).items()):
+            if isinstance(verb, FunctionType) and not name.startswith("_"):
+                setattr(cls, name, _outlast(verb))
 
     def _list(self, query: Select[Any], make: Callable[..., T]) -> tuple[T, ...]:
         with self._database.read() as connection:
@@ -381,6 +399,29 @@ class Manager:
     def _first(self, query: Select[Any], make: Callable[..., T]) -> T | None:
         with self._database.read() as connection:
             return read_value(connection, query, make)
+
+
+def _outlast(verb: Callable[..., T]) -> Callable[..., T]:
+    """The verb, tried again for as long as the database's patience lasts."""
+
+    @wraps(verb)
+    def call(manager: Manager, *args: Any, **kwargs: Any) -> T:
+        since, patience = time.monotonic(), manager._database.patience
+        is_late = False
+        while True:
+            try:
+                found = verb(manager, *args, **kwargs)
+            except LedgerError as error:
+                if patience is None or not error.retryable:
+                    raise
+                is_late = True
+                patience.wait(error, since)
+            else:
+                if is_late and patience is not None:
+                    patience.end(since)
+                return found
+
+    return call
 
 
 # Ids such as `g-20261121-0001-k7qm2p`. The database counts the number, which says what came first.

@@ -50,6 +50,14 @@ class ConsumerCameBack(BacklogError):
     code = "consumer_came_back"
 
 
+class UnexplainedRefusal(KafkaFailure):
+    """A transaction was refused, and it is not known whether another one would be: each try copies
+    its messages in vain, so there are few."""
+
+    code = "unexplained_refusal"
+    retryable = True
+
+
 class PositionExpired(KafkaFailure):
     """Retention removed messages before they were relayed: what is gone is a gap."""
 

@@ -24,6 +24,7 @@ from backlogctl.fanout.relay.interface import (
     PositionExpired,
     RelayTask,
     SourceRange,
+    UnexplainedRefusal,
 )
 from backlogctl.fanout.relay.worker import read_error, read_position, write_task
 
@@ -31,7 +32,19 @@ DEFAULT_ENGINE = "records"
 STOP_SECONDS = 60.0
 # How long relays are restarted without any progress: a broker may be away.
 PATIENCE_SECONDS = 300.0
+# How often one partition's relay is started again without a commit of its own, where it is not
+# known whether the refusal passes: each try leaves aborted records.
+REFUSALS = 5
 _BACK_OFF = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass
+class _Tries:
+    """Failures of one partition's relay since it last committed something."""
+
+    failures: int = 0
+    refusals: int = 0
+    again_at: float | None = None  # when it is started again; None: it has been
 
 
 @dataclass
@@ -118,10 +131,8 @@ class RelayPool:
         self._done: set[int] = set()
         self._failures: list[tuple[int, BacklogError]] = []
         self._stopping = False
-        self._tries = 0
+        self._tries: dict[int, _Tries] = {}
         self._patience = Patience(PATIENCE_SECONDS)
-        self._again: list[SourceRange] = []
-        self._again_at = 0.0
 
     def start(self) -> None:
         numbers = sorted(self._ranges)
@@ -161,16 +172,36 @@ class RelayPool:
                 error, GuardLost | PositionExpired | ProducerFenced
             ):
                 raise error
-        if failures:
-            if self._patience.is_over():
-                raise failures[0][1]
-            self._again += [self._ranges[number] for number, _ in failures]
-            self._again_at = time.monotonic() + _BACK_OFF[min(self._tries, len(_BACK_OFF) - 1)]
-            self._tries += 1
-        if self._again and not self._stopping and time.monotonic() >= self._again_at:
-            parts, self._again = self._again, []
+        if failures and self._patience.is_over():
+            raise failures[0][1]
+        for number, error in failures:
+            self._note_failure(number, error)
+        if due := self._take_due():
             self._before_start()
-            self._launch(parts)
+            self._launch([self._ranges[number] for number in due])
+
+    def _note_failure(self, number: int, error: BacklogError) -> None:
+        """It is tried again a little later; raises what was refused too often."""
+        with self._lock:
+            tries = self._tries.setdefault(number, _Tries())
+        if isinstance(error, UnexplainedRefusal):
+            tries.refusals += 1
+            if tries.refusals >= REFUSALS:
+                error.message += f"; so it went {tries.refusals} times"
+                error.retryable = False
+                raise error
+        tries.again_at = time.monotonic() + _BACK_OFF[min(tries.failures, len(_BACK_OFF) - 1)]
+        tries.failures += 1
+
+    def _take_due(self) -> list[int]:
+        """Partitions whose relay is to be started again now."""
+        with self._lock:
+            now, found = time.monotonic(), []
+            for number, tries in self._tries.items():
+                if tries.again_at is not None and now >= tries.again_at and not self._stopping:
+                    tries.again_at = None
+                    found.append(number)
+            return found
 
     def stop(self, look: Callable[[], None] = lambda: None) -> None:
         """Asks every relay to stop between two transactions, and waits until they have.
@@ -233,7 +264,7 @@ class RelayPool:
                 if "position" in document:
                     position = read_position(document["position"])
                     self._positions[position.partition] = position
-                    self._tries = 0
+                    self._tries.pop(position.partition, None)
                     self._patience.note_progress()
                 elif "done" in document:
                     position = read_position(document["done"])

@@ -29,7 +29,9 @@ from backlogctl.fanout.relay.interface import (
     RelayTask,
     ShouldStop,
     SourceRange,
+    UnexplainedRefusal,
 )
+from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.clients import (
     Admin,
     assign_partitions,
@@ -168,12 +170,10 @@ def read_batch(consumer: Consumer, position: int, end: int | None, subject: str)
 
 # Ends the relay's process where a call of the client does not come back.
 #
-# `send_offsets_to_transaction` was seen to hang for minutes, far beyond its own timeout, after
-# the
+# `send_offsets_to_transaction` was seen to hang for minutes, far beyond its own timeout, after the
 # group's coordinator had moved to another broker (librdkafka 2.16.0, three brokers, one of them
 # killed). A relay may be killed at any moment: the next one aborts what is open, and goes on from
-# the
-# last commit.
+# the last commit.
 
 LATE_SECONDS = 15.0  # beyond a call's own timeout
 HUNG = 71  # exit code
@@ -230,6 +230,22 @@ _LASTING = frozenset(
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.OFFSET_METADATA_TOO_LARGE,
+    }
+)
+# Another transaction may go through, though the client does not say so: brokers that are away or
+# come back, a transaction that stood still for too long.
+_PASSING = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.INVALID_TXN_STATE,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     }
 )
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
@@ -548,11 +564,26 @@ class _Relay:
         if inner is not None and inner.code() in _TOO_LARGE:
             return self._explain_size(inner)
         failure = translate(inner or error, self._subject, doing)
-        lasting = inner is not None and inner.code() in _LASTING
-        if is_abortable(error) and not lasting and isinstance(failure, KafkaFailure):
-            # The broker ended this transaction; the messages are sent again in another one.
-            failure.retryable = True
-        return failure
+        code = None if inner is None else inner.code()
+        if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            failure.hint = (
+                "the relay's counters go beside its commits: set the brokers' "
+                "`offset.metadata.max.bytes` to 4096, Kafka's own default"
+            )
+        if not is_abortable(error) or not isinstance(failure, KafkaFailure):
+            return failure
+        # The broker ended this transaction; the messages are sent again in another one.
+        failure.retryable = (failure.retryable or code in _PASSING) and code not in _LASTING
+        if failure.retryable or code in _LASTING:
+            return failure
+        opened, target = self._opened, self._task.target
+        copied = f"{format_plural(opened.count, 'message')} ({format_bytes(opened.bytes)})"
+        return UnexplainedRefusal(
+            f"{failure.message}; {copied} were copied in vain: they stay in {target} as aborted "
+            "records, until it is deleted",
+            subject=self._subject,
+            hint="the brokers' logs say why",
+        )
 
     def _explain_size(self, error: KafkaError) -> BacklogError:
         size, offset = self._opened.largest

@@ -25,6 +25,7 @@ from backlogctl.fanout.relay.interface import (
     RelayEngine,
     RelayTask,
     SourceRange,
+    UnexplainedRefusal,
 )
 from backlogctl.fanout.relay.records import RecordEngine
 from backlogctl.kafka.errors import TopicMissing
@@ -32,7 +33,10 @@ from backlogctl.kafka.errors import TopicMissing
 ENGINES: dict[str, type[RelayEngine]] = {RecordEngine.name: RecordEngine}
 _ERRORS: dict[str, type[BacklogError]] = {
     kind.code: kind
-    for kind in (GuardLost, PositionExpired, ProducerFenced, Refused, TopicMissing, KafkaFailure)
+    for kind in (
+        *(GuardLost, PositionExpired, UnexplainedRefusal, ProducerFenced),
+        *(Refused, TopicMissing, KafkaFailure),
+    )
 }
 _GONE = 70  # exit code: the runner went away
 

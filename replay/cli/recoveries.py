@@ -106,7 +106,7 @@ def run_and_print(
     from backlogctl.formats import format_duration
     from backlogctl.replay.engine.next_commands import list_next_commands
     from backlogctl.replay.engine.runner import Run
-    from backlogctl.replay.observe.retention import release_due
+    from backlogctl.replay.observe.retention import release_due, say_held
     from backlogctl.replay.present.status import describe_run
     from backlogctl.replay.present.terminal import render_done, render_next
 
@@ -117,6 +117,7 @@ def run_and_print(
     document = describe_run(workspace, found, run.describe())
     kind = workspace.kind_of(found)
     told = f": {kind.say_run(kind.read_plan(found), document['counts'])}"
+    told += say_held(workspace, found)
     if run.was_done:
         told += " (it was verified before; nothing was done now)"
     else:
@@ -190,6 +191,7 @@ def cancel_recovery(
     """
     from backlogctl.replay.engine.cancelling import cancel_work, find_ways
     from backlogctl.replay.engine.next_commands import list_next_commands
+    from backlogctl.replay.observe.retention import say_held
     from backlogctl.replay.present.layout import Text
     from backlogctl.replay.present.status import describe_recovery
     from backlogctl.replay.present.terminal import render_next
@@ -202,6 +204,7 @@ def cancel_recovery(
     )
     asked = find_ways(workspace, recovery)  # it may have been cancelled before, in another way
     message = f"{recovery} is {found.state}; {workspace.kind_of(found).say_cancelled(found, asked)}"
+    message += say_held(workspace, found)
     commands = list_next_commands(workspace, found)
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit({**document, "next_commands": commands}, Text(message), render_next(*commands))

@@ -1,17 +1,22 @@
-"""What stops a run between two waves: the window, `pause`, `cancel`, Ctrl-C, a lost lease; and what
-holds it: the disks of the brokers that it writes to."""
+"""What stops a run between two waves: the window, `pause`, `cancel`, Ctrl-C, a lost lease. What holds
+it: the disks of the brokers that it writes to. What does not: a ledger that is away for minutes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
+from rich.console import Console
+
 from backlogctl.clock import format_time, utc_now
-from backlogctl.errors import BacklogError, Paused
-from backlogctl.formats import format_bytes
+from backlogctl.config import mask_secrets
+from backlogctl.errors import BacklogError, LedgerError, Paused
+from backlogctl.formats import format_bytes, format_duration, format_moment
 from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.kafka.room import MAKE_ROOM, FreeDisk, Read, RoomWatch
+from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import RunContext
 from backlogctl.values import DiskFloor, Recovery
 
@@ -154,3 +159,49 @@ class RoomBrake:
             return ""
         took = format_bytes(self._taken.get(place, taken))
         return f"{disk}, and it took {took} between two looks; {MAKE_ROOM}"
+
+
+LEDGER_SECONDS = 300.0
+_LEDGER_PAUSE = 0.5
+
+
+class LedgerWait:
+    """A run waits for its ledger (a restart, a failover, a lock); see `Ledger.outlasting`.
+
+    Nothing is decided meanwhile; relays and consumers are other processes, and go on. If another
+    runner takes the recovery over, Kafka's fencing stops this one's, and its lease says so after.
+    """
+
+    def __init__(self, console: Console, interrupts: Interrupts) -> None:
+        self._console = console
+        self._interrupts = interrupts
+        self._is_told = self._is_over = False
+
+    def wait(self, error: LedgerError, since: float) -> None:
+        """Some time passes; raises the error after `LEDGER_SECONDS`, and at Ctrl-C."""
+        away = time.monotonic() - since
+        # What ends the run then is not waited for a second time.
+        self._is_over = self._is_over or self._interrupts.asked or away >= LEDGER_SECONDS
+        if self._is_over:
+            raise error
+        if not self._is_told:
+            self._is_told = True
+            began = format_moment(utc_now() - timedelta(seconds=away))
+            self._tell(
+                f"the ledger has not answered since {began}: {mask_secrets(error.message)}; what "
+                f"runs goes on, nothing new is decided, for at most "
+                f"{format_duration(LEDGER_SECONDS)}"
+            )
+        time.sleep(_LEDGER_PAUSE)
+
+    def end(self, since: float) -> None:
+        """It answers again."""
+        if self._is_told:
+            self._is_told = False
+            self._tell(
+                f"the ledger answers again, after {format_duration(time.monotonic() - since)}"
+            )
+
+    def _tell(self, text: str) -> None:
+        # Not on record: that is what is away.
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from backlogctl.config import mask_secrets
 from backlogctl.errors import BacklogError, LeaseHeld, Refused, UsageError
-from backlogctl.replay.engine.brakes import OPERATOR
+from backlogctl.replay.engine.brakes import OPERATOR, LedgerWait
 from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import RunContext, Workspace
 from backlogctl.replay.engine.next_commands import (
@@ -121,7 +121,8 @@ def open_closing(
         interrupts=interrupts,
         console=console,
     )
-    with interrupts.installed():
+    wait = LedgerWait(console, interrupts)
+    with interrupts.installed(), workspace.ledger.outlasting(wait):
         opened.open()
         try:
             yield opened

@@ -18,6 +18,7 @@ from backlogctl.replay.engine.brakes import (
     INTERRUPTED,
     OPERATOR,
     CancelRequested,
+    LedgerWait,
     PausedBecause,
     check_window,
     make_operator_pause,
@@ -113,7 +114,8 @@ class Run:
         record_terms(self._workspace, recovery, str(find_identity()), "run")
         self._enter_running(recovery, lease)
         properties = self._workspace.properties(context.stream)
-        with self._interrupts.installed():
+        wait = LedgerWait(self._console, self._interrupts)
+        with self._interrupts.installed(), self._workspace.ledger.outlasting(wait):
             context.open()
             try:
                 with BrokerWatch(properties, context.say):

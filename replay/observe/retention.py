@@ -18,6 +18,7 @@ from backlogctl.fanout.retention import (
     raise_retention,
     restore_retention,
 )
+from backlogctl.formats import format_moment
 from backlogctl.kafka.admin import TopicInfo, connect, describe_topic
 from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.ledger import OPERATOR, Hold
@@ -26,7 +27,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.observe.rights import require_rights, select_rights
 from backlogctl.replay.observe.stream import read_history
-from backlogctl.values import Sample, to_document
+from backlogctl.values import Recovery, Sample, to_document
 
 ALLOW_DISK = "disk"
 HOLD_SECONDS = 30.0
@@ -123,6 +124,18 @@ def release_due(workspace: Workspace) -> list[str]:
             continue
         told += warnings or [f"the {name} was given back: its hold {hold.id} is over"]
     return told
+
+
+def say_held(workspace: Workspace, recovery: Recovery) -> str:
+    """What stays raised of a recovery's topic, to follow how it ended; "" where nothing does."""
+    known = workspace.ledger.holds.list(stream=recovery.stream)
+    holds = [hold for hold in known if hold.topic == recovery.topic]
+    if not holds:
+        return ""
+    names = " and ".join(sorted({name for hold in holds for name in hold.raised}))
+    ends = [hold.until for hold in holds if hold.until is not None]
+    until = f" until {format_moment(max(ends))}" if len(ends) == len(holds) else ""
+    return f", but {names} of topic {recovery.topic} stays raised{until} (`backlogctl hold`)"
 
 
 def describe_hold(hold: Hold) -> dict[str, Any]:

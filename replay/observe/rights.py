@@ -74,6 +74,10 @@ _TABLE = (
     ),
     ("expand", Resource.TOPIC, "{topic}.recovery.*", "DELETE", "delete the temporary topic"),
     (
+        *("keep", Resource.TOPIC, "{topic}.recovery.*", "ALTER_CONFIGS"),
+        "set the temporary topic's settings again where somebody changes them",
+    ),
+    (
         *("expand", Resource.GROUP, "{group}.recovery.*", "DESCRIBE"),
         "see how far the recovery's consumers are",
     ),
@@ -122,9 +126,10 @@ def select_rights(
     Args:
         parts: separated by spaces: `see`, `watch` (beside it), `who` (names of producers), `raise`
             (retention), `doctor`; to abort transactions `fence` (by its coordinator) and `mark`; of
-            recoveries `offload`, `expand`, `letters` (read dead letters), `put` (send to a topic
-            that is there), `other` (another topic than the stream's), `send` (in transactions,
-            with the Kafka ledger), `create` (that ledger), `rehearse`.
+            recoveries `offload`, `expand`, `keep` (its topic's settings), `letters` (read dead
+            letters), `put` (send to a topic that is there), `other` (another topic than the
+            stream's), `send` (in transactions, with the Kafka ledger), `create` (that ledger),
+            `rehearse`.
         recovery_id: ends the name that is asked about where a rule is on a prefix.
         optional: a part of them that a run may not need.
         names: `prefix` of transactional ids, `ledger`, `target` and `source` topics; `id` of a

@@ -60,7 +60,7 @@ def main() -> None:
             **json.loads(os.environ.get("LOGIN", "{}")),
             "group.id": os.environ["BACKLOG_GROUP"],
             "client.id": f"order-service-{os.environ['BACKLOG_ROLE']}",
-            "auto.offset.reset": "earliest",
+            "auto.offset.reset": os.environ.get("RESET", "earliest"),
             "enable.auto.commit": automatic,
             "fetch.wait.max.ms": 50,
             "reconnect.backoff.max.ms": 500,

@@ -11,6 +11,7 @@ from typing import Any
 from backlogctl.clock import Deadline, format_time, utc_now
 from backlogctl.errors import (
     KafkaFailure,
+    PlanStale,
     Refused,
     UnreadLeft,
     VerificationFailed,
@@ -24,9 +25,10 @@ from backlogctl.fanout.relay.guard import find_others, refuse_others
 from backlogctl.fanout.retention import raise_retention, restore_retention
 from backlogctl.fanout.temporary_topic import (
     delete_temporary_topic,
+    find_deleted,
 )
 from backlogctl.fanout.unread import count_records
-from backlogctl.formats import format_plural
+from backlogctl.formats import format_duration, format_plural
 from backlogctl.kafka.admin import (
     TopicInfo,
     describe_topic,
@@ -41,6 +43,7 @@ from backlogctl.replay.consumers.fleet import (
     await_movement,
     say_by_hand,
 )
+from backlogctl.replay.consumers.kept_copy import CUT, DRAINED, note_lost_copy
 from backlogctl.replay.consumers.stopped_group import pass_overtaken, put_back_commits
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.context import (
@@ -52,7 +55,7 @@ from backlogctl.replay.kinds.expand.context import (
     list_moved,
     record_outsiders,
 )
-from backlogctl.values import Cause, Certainty, OffsetRange, Step
+from backlogctl.values import Step
 from backlogctl_delivery.crashpoints import reach
 
 # Watches the recovery's consumers: starts them again, and reports where they stand still.
@@ -147,7 +150,6 @@ def count_wanted(context: ExpandContext) -> int:
 
 # Ends the relays and reads the temporary topic to its end (protocol P4.8 and 9).
 
-DRAINED = "the temporary topic is read to its end"
 _POLL_SECONDS = 0.1
 _STILL_SECONDS = 2.0
 _OTHERS_EACH = 2.0
@@ -210,11 +212,16 @@ def _end_relays(context: ExpandContext) -> dict[str, Any]:
     was_drained = context.is_complete("cut_over")
     if not (was_drained or context.cancelling) or context.has_copy():
         context.await_decided()
+        if context.cancelling and not was_drained:
+            with suppress(PlanStale):  # that is what is put on record
+                context.check_kept()
+            if lost := context.kept_copy.count_lost():
+                _note_lost(context, CUT, lost)
         _drain_rest(context)  # 4. by reading: lag is no test
         if context.has_source():
             context.record(DRAINED, positions=_list_positions(context))
     elif not was_drained:
-        _note_lost_copy(context)  # somebody deleted it: cancel restores the rest
+        _note_lost(context, COPY_GONE)  # somebody deleted it: cancel restores the rest
     reach("p4.9.drained")
     return relayed
 
@@ -223,28 +230,13 @@ def _list_positions(context: ExpandContext) -> dict[str, int]:
     return {str(number): at.offset for number, at in context.read_positions().items()}
 
 
-def _note_lost_copy(context: ExpandContext) -> None:
-    """What was relayed since the temporary topic was last read to its end is a gap."""
+def _note_lost(context: ExpandContext, why: str, at_most: int | None = None) -> None:
+    """What somebody deleted of the copy, and nobody is known to have handled, is a gap."""
     if not context.has_source():
-        context.say(COPY_GONE)
+        context.say(why)
         return
-    events = context.workspace.ledger.events.list(context.recovery.id)
-    drained = [event.detail["positions"] for event in events if event.action == DRAINED]
-    starts = dict(context.begun)
-    if drained:
-        starts |= {int(number): at for number, at in drained[-1].items()}
-    lost = 0
-    for number, position in context.read_positions().items():
-        start, end = starts.get(number, position.offset), position.offset
-        if start < end:
-            lost += end - start
-            item = OffsetRange(number, start, end)
-            context.record_gap(item, Cause.SKIPPED, COPY_GONE, certainty=Certainty.BOUNDED)
-    if lost:
-        context.say(
-            f"{COPY_GONE}: at most {format_plural(lost, 'message')}, a gap on record: `backlogctl "
-            f"gaps {context.stream.name}`"
-        )
+    positions = {number: at.offset for number, at in context.read_positions().items()}
+    note_lost_copy(context, positions, why, at_most)
 
 
 def _read_relayed(context: ExpandContext) -> dict[str, Any]:
@@ -312,6 +304,8 @@ def _drain_rest(context: ExpandContext) -> None:
 # Beyond twice the time that the original consumers need for what is left.
 _SLACK = timedelta(hours=1)
 _UNKNOWN = timedelta(hours=24)
+# However slow they are said to be: nobody looks at a hold of months, and the disks fill.
+LONGEST_HOLD = timedelta(days=7)
 
 
 def give_retention_back(context: ExpandContext) -> None:
@@ -332,7 +326,8 @@ def _keep_while_behind(context: ExpandContext, hold: Hold) -> None:
     left = context.read_source_lag() if context.has_source() else 0
     if left <= context.plan.max_lag_at_cutover:
         return
-    until = utc_now() + _estimate(context, left)
+    wanted = _estimate(context, left)
+    until = utc_now() + min(wanted, LONGEST_HOLD)
     raise_retention(
         context.workspace.ledger,
         context.admin,
@@ -349,13 +344,21 @@ def _keep_while_behind(context: ExpandContext, hold: Hold) -> None:
         f"{format_plural(left, 'message')} of {hold.topic} are unread still, so its retention "
         f"stays raised until {format_time(until)}; `backlogctl hold {hold.stream} --release` gives "
         "it back before"
+        + (
+            f". At the plan's rate that takes {format_duration(wanted.total_seconds())}: "
+            f"`backlogctl hold {hold.stream} --for` keeps it for longer"
+            if wanted > LONGEST_HOLD
+            else ""
+        )
     )
 
 
 def _estimate(context: ExpandContext, left: int) -> timedelta:
     plan = context.plan
     readers = min(plan.replicas, context.partitions)
-    net = readers * plan.rate_per_consumer - (plan.produced_per_second or 0.0)
+    # What the group was seen to read, where that is more than what was said of a consumer.
+    rate = max(readers * plan.rate_per_consumer, plan.consumed_per_second or 0.0)
+    net = rate - (plan.produced_per_second or 0.0)
     return timedelta(seconds=2 * left / net) + _SLACK if net > 0 else _UNKNOWN
 
 
@@ -493,6 +496,8 @@ def _compare(context: ExpandContext) -> dict[str, Any]:
     found = context.ask(
         lambda: read_standing(context.admin, group, topic, numbers, Deadline(ASK_SECONDS))
     )
+    if find_deleted(context.admin, topic, context.temporary_partitions):
+        raise _fail(topic, f"{CUT}: how many messages were written can no longer be counted")
     written = count_records(context.properties, topic, found.ends, context.look)
     total = sum(relayed.values())
     events = context.workspace.ledger.events.list(context.recovery.id)

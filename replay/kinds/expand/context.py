@@ -41,6 +41,7 @@ from backlogctl.replay.consumers.fleet import (
     StoppingContext,
     fleet_of,
 )
+from backlogctl.replay.consumers.kept_copy import KeptCopy
 from backlogctl.replay.consumers.stopped_group import (
     OVERTAKEN,
     note_overtaken,
@@ -197,7 +198,13 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         return sum(at or 0 for at in done.values())
 
     def find_unread(self) -> dict[int, int]:
-        """Temporary partitions with unread data records, by reading them."""
+        """Temporary partitions with unread data records, by reading them.
+
+        Raises:
+            PlanStale: somebody deleted unread records, and it is not closing.
+        """
+        if not self.closing:
+            self.check_kept()
         return self.ask(
             lambda: find_unread(
                 self.admin,
@@ -205,6 +212,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
                 self.temporary_topic,
                 self.recovery_group,
                 self.temporary_partitions,
+                expires=self.closing,  # what was deleted is on record; the rest is handled
             )
         )
 
@@ -242,6 +250,25 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         known = self.temporary
         if known is not None and known.topic_id is not None and known.deleted_at is None:
             refuse_other_copy(self.admin, self.plan, self.recovery.id, known.topic_id)
+
+    @cached_property
+    def kept_copy(self) -> KeptCopy:
+        """That nothing of the temporary topic is deleted."""
+        return KeptCopy(
+            ledger=self.workspace.ledger,
+            recovery_id=self.recovery.id,
+            admin=self.admin,
+            topic=self.temporary_topic,
+            partitions=self.temporary_partitions,
+            group=self.recovery_group,
+            record=self.record,
+            say=self.say,
+        )
+
+    def check_kept(self) -> None:
+        """All of the temporary topic that is not handled is there; raises PlanStale where not."""
+        if self.has_temporary:
+            self.ask(self.kept_copy.check)
 
     def has_copy(self) -> bool:
         """Whether the temporary topic is there, and the one that was made."""
@@ -533,6 +560,9 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         try:
             self.check_topic()
             self.check_copy()
+            if self.has_temporary:
+                self.kept_copy.check()
+                self.kept_copy.keep_settings()
         except KafkaFailure:
             return  # a broker is away: the next look shows it
 

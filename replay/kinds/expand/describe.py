@@ -30,6 +30,7 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import TemporaryTopic
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.replay.consumers.fleet import find_begun
+from backlogctl.replay.consumers.kept_copy import is_cut
 from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
 from backlogctl.replay.engine.guards import warn_about_approval
 from backlogctl.replay.engine.kind import Workspace
@@ -546,22 +547,26 @@ def describe_expansion(
 def find_way_out(
     workspace: Workspace, recovery: Recovery, plan: ExpandPlan, limit: Deadline
 ) -> WayOut:
-    """Where somebody deleted the temporary topic, no run goes on: set back, the group reads again
-    all that was relayed, as long as the source has it. Else what was not handled is a gap.
+    """Where somebody deleted the temporary topic, or part of it, no run goes on: set back, the
+    group reads again all that was relayed, as long as the source has it. Else what was not handled
+    is a gap.
 
     Raises:
         KafkaFailure: that is not known.
     """
     temporary = _find_temporary(workspace, recovery)
     admin = make_admin(workspace.config.clusters[recovery.cluster].client_properties())
-    if temporary is None or temporary.topic_id is None or not _is_gone(admin, temporary, limit):
+    events = workspace.ledger.events.list(recovery.id)
+    if temporary is None or temporary.topic_id is None:
+        return WayOut()
+    if not is_cut(events) and not _is_gone(admin, temporary, limit):
         return WayOut()
     if not workspace.kind_of(recovery).asks_how_to_close(workspace, recovery):
         return WayOut(is_only=True)
     begun = find_begun(workspace.ledger, recovery.id)
     planned = (plan.topic_id, plan.partition_count)
     has_all = _find_topic(admin, recovery.topic, limit) == planned and not find_expired_relayed(
-        admin, recovery.topic, begun, workspace.ledger.events.list(recovery.id), limit=limit
+        admin, recovery.topic, begun, events, limit=limit
     )
     return WayOut((REWIND,) if has_all else (), is_only=True)
 

@@ -80,9 +80,9 @@ class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
         from backlogctl.replay.observe.rights import select_rights
 
         holds = plan is None or bool(plan.hold.changes)
-        parts = "see raise expand" if holds else "see expand"
+        parts = "see raise expand keep" if holds else "see expand keep"
         prefix = (plan or config.kafka_ledger).transactional_prefix
-        return select_rights(parts, stream, recovery_id, prefix=prefix)
+        return select_rights(parts, stream, recovery_id, optional="keep", prefix=prefix)
 
     @property
     def context(self) -> type[RunContext[ExpandPlan]]:

@@ -134,6 +134,8 @@ class CheckSource(Step[ExpandContext]):
         if not context.was_started("stop_consumers"):
             require_fitting(context)
         context.check_copy()
+        if not context.is_complete("cut_over"):
+            context.check_kept()
 
     def start(self, context: ExpandContext) -> None:
         """What earlier expansions could not delete is deleted."""
