@@ -1,5 +1,8 @@
-"""What stops a run between two waves: the window, `pause`, `cancel`, Ctrl-C, a lost lease. What holds
-it: the disks of the brokers that it writes to. What does not: a ledger that is away for minutes."""
+"""What stops a run between two waves: the window, `pause`, `cancel`, Ctrl-C, a lost lease.
+
+What holds it: the disks of the brokers that it writes to. What does not: a ledger that is away for
+minutes.
+"""
 
 from __future__ import annotations
 
