@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from confluent_kafka import KafkaError
+
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
 
@@ -33,6 +35,33 @@ class Patience:
             self._limit = Deadline(self._seconds)
         return self._limit.expired
 
+
+# Errors that end a transaction. The same messages would be refused again.
+LASTING = frozenset(
+    {
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.OFFSET_METADATA_TOO_LARGE,
+    }
+)
+# Another transaction may go through, though the client does not say so: brokers that are away or
+# come back, a transaction that stood still for too long.
+PASSING = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.INVALID_TXN_STATE,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    }
+)
 
 Order = Literal["key", "round_robin"]
 

@@ -21,6 +21,8 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
 from backlogctl.fanout.relay.commits import Counters, read_positions, read_start, write_counters
 from backlogctl.fanout.relay.interface import (
+    LASTING,
+    PASSING,
     GuardLost,
     Notify,
     Order,
@@ -222,32 +224,6 @@ class Watchdog:
 
 WATCHDOG = Watchdog()
 
-# The same message would be refused again.
-_LASTING = frozenset(
-    {
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.OFFSET_METADATA_TOO_LARGE,
-    }
-)
-# Another transaction may go through, though the client does not say so: brokers that are away or
-# come back, a transaction that stood still for too long.
-_PASSING = frozenset(
-    {
-        KafkaError._TIMED_OUT,
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.INVALID_TXN_STATE,
-        KafkaError.INVALID_PRODUCER_ID_MAPPING,
-        KafkaError.UNKNOWN_PRODUCER_ID,
-        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
-    }
-)
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 # Messages behind a failed one fail with these, which do not show the cause.
 _CONSEQUENCES = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
@@ -573,8 +549,8 @@ class _Relay:
         if not is_abortable(error) or not isinstance(failure, KafkaFailure):
             return failure
         # The broker ended this transaction; the messages are sent again in another one.
-        failure.retryable = (failure.retryable or code in _PASSING) and code not in _LASTING
-        if failure.retryable or code in _LASTING:
+        failure.retryable = (failure.retryable or code in PASSING) and code not in LASTING
+        if failure.retryable or code in LASTING:
             return failure
         opened, target = self._opened, self._task.target
         copied = f"{format_plural(opened.count, 'message')} ({format_bytes(opened.bytes)})"
