@@ -15,6 +15,7 @@ from backlogctl.monitoring.offsets.timeline import date_loss
 from backlogctl.replay.engine.approval import is_expired
 from backlogctl.replay.engine.brakes import OPERATOR
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
+from backlogctl.replay.engine.next_commands import name_cancel
 from backlogctl.replay.engine.plan import BEGUN, UNFINISHED, RunOrigin
 from backlogctl.replay.injection.archived import ARCHIVE, list_archived
 from backlogctl.replay.injection.unprocessed import WORD, list_in_log

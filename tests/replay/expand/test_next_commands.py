@@ -22,7 +22,7 @@ from tests.replay.expand.oracle import (
 from tests.replay.expand.test_faults import add_partition
 from tests.replay.expand.test_requests import find_left, kill_in_the_drain
 from tests.replay.expand.test_rewinding import fail_the_canary
-from tests.replay.expand.world import WITHIN, World
+from tests.replay.expand.world import CONSUMER, WITHIN, World
 
 REWIND, CANCEL, RUN = "cancel R --rewind", "cancel R", "run R"
 UNSET: dict[str, str | None] = dict.fromkeys(SETTINGS)
@@ -76,8 +76,9 @@ def bring_consumer_back(world: World) -> Recovery:
 
 def end_intruder(world: World) -> None:
     let_go(world)
-    world.started[-1].terminate()
-    world.started[-1].wait(WITHIN)
+    (intruder,) = (one for one in world.started if str(CONSUMER) in one.args)
+    intruder.terminate()
+    intruder.wait(WITHIN)
     wait_until(lambda: not world.find_members(), what="the group is empty")
 
 
