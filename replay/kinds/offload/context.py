@@ -67,6 +67,7 @@ def check_files(context: OffloadContext, record: ArchiveRecord) -> None:
 
 
 FENCED = "the fence is set"
+PLAIN = "what was not written in transactions"
 SEGMENTS_LOWERED, SEGMENTS_BACK = "segment.ms is lowered", "segment.ms is given back"
 SEGMENTS_STAY = "the topic's segment.ms could not be given back"
 BYTES_BEFORE = "bytes before the deletion"
@@ -268,6 +269,15 @@ class OffloadContext(StoppingContext[OffloadPlan]):
             found.stop()
 
     # The segments.
+
+    @property
+    def plain(self) -> Mapping[int, int] | None:
+        """Up to where partitions were known not to be written in transactions, before the offload
+        wrote its own marker; None until that is on record."""
+        for event in self.workspace.ledger.events.list(self.recovery.id):
+            if event.action == PLAIN:
+                return {int(number): at for number, at in event.detail["ends"].items()}
+        return None
 
     def end_last_segments(self) -> frozenset[int]:
         """Ends the last segment of each partition, so that all below the fence is freed; the topic

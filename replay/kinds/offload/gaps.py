@@ -13,7 +13,7 @@ from backlogctl.kafka.admin import list_offsets, read_group_state
 from backlogctl.ledger.gaps import ITSELF
 from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY, ask_doubts
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.offload.context import ASK_SECONDS, OffloadContext
+from backlogctl.replay.kinds.offload.context import ASK_SECONDS, PLAIN, OffloadContext
 from backlogctl.replay.kinds.offload.plan import COVERED, EXPIRED
 from backlogctl.values import Cause, Gap, GapState, OffsetRange
 
@@ -110,14 +110,27 @@ def _list_within(context: OffloadContext, item: OffsetRange) -> list[str]:
     ]
 
 
+def note_plain(context: OffloadContext) -> None:
+    """Puts on record, once, which partitions were not written in transactions: after the offload's
+    own marker nobody could tell that of what expires while it is at work."""
+    if context.plain is not None:
+        return
+    topic, numbers, limit = context.recovery.topic, range(context.partitions), Deadline(ASK_SECONDS)
+    ends = list_offsets(context.admin, topic, numbers, "latest", deadline=limit)
+    begun = context.begun
+    written = {n: context.date_range(OffsetRange(n, begun[n], ends[n]))[0] for n in numbers}
+    doubts = ask_doubts(context.admin, topic, begun, written, limit)
+    context.record(PLAIN, ends={str(n): at for n, at in ends.items() if n not in doubts})
+
+
 def record_expired(context: OffloadContext, item: OffsetRange) -> None:
     """What retention removed before it was archived: an exact gap, since the group stands still,
     where its offsets are known to be messages."""
     reason = f"retention removed them while offload {context.recovery.id} was at work"
     number, written = item.partition, context.date_range(item)[0]
+    ends = {number: item.end} if item.end > (context.plain or {}).get(number, 0) else {}
     doubts = ask_doubts(
-        *(context.admin, context.recovery.topic, {number: item.end}, {number: written}),
-        Deadline(ASK_SECONDS),
+        context.admin, context.recovery.topic, ends, {number: written}, Deadline(ASK_SECONDS)
     )
     if doubt := doubts.get(number):
         reason = f"{reason}; {MAYBE_EMPTY}: {doubt}"

@@ -27,6 +27,7 @@ from backlogctl.replay.kinds.offload.context import (
     OffloadContext,
 )
 from backlogctl.replay.kinds.offload.gaps import (
+    note_plain,
     record_discarded,
     record_expired,
     record_skipped,
@@ -172,6 +173,7 @@ class Fence(Step[OffloadContext]):
         if not context.fence:
             group, topic = context.recovery.group, context.recovery.topic
             numbers = range(context.partitions)
+            note_plain(context)
             ended = context.end_last_segments()
             limit = Deadline(ASK_SECONDS)
             found = read_standing(context.admin, group, topic, numbers, limit, require_stable=True)

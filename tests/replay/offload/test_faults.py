@@ -143,7 +143,7 @@ def test_fault_20_an_open_transaction_across_the_fence_keeps_its_messages(
         producer.produce(world.topic, str(number), "open", number % 2)
     assert producer.flush(90) == 0
     world.publish(100)  # behind the open transaction
-    recovery = world.plan_approved()
+    recovery = world.plan_approved(allow=("frees-nothing",))
     assert any("open transactions" in text for text in recovery.plan["warnings"])
     world.run(recovery)
     producer.commit_transaction(90)
@@ -346,7 +346,7 @@ def test_all_was_read_since_the_plan(idle: OffloadWorld) -> None:
     set_offsets_raw(idle.properties, idle.group, idle.topic, ends)
     assert idle.run(recovery).state == "verified"
     assert read_archive(recovery) == []
-    assert idle.read_lows() == ends
+    assert idle.read_lows() == {n: at + 1 for n, at in ends.items()}, "behind its own markers"
     # It was set there, over what it had not read: that is no work of the offload.
     assert {gap.cause for gap in idle.open().ledger.gaps.list("orders")} == {"skipped"}
 
