@@ -279,12 +279,12 @@ class OffloadContext(StoppingContext[OffloadPlan]):
                 return {int(number): at for number, at in event.detail["ends"].items()}
         return None
 
-    def end_last_segments(self) -> frozenset[int]:
+    def end_last_segments(self) -> Mapping[int, int]:
         """Ends the last segment of each partition, so that all below the fence is freed; the topic
         has its own `segment.ms` again when this returns.
 
         Returns:
-            Partitions where that is sure.
+            Of partitions where that is sure, the offset to cut at, or behind.
 
         Raises:
             ClusterUnreachable, KafkaFailure: also where the setting could not be given back: then
@@ -311,7 +311,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
                 self.give_segment_ms_back()
             if isinstance(error, KafkaFailure) and not error.retryable:
                 self.say(f"{error.message}: the last segments are not ended")
-                return frozenset()
+                return {}
             raise
         self.give_segment_ms_back()
         return ended

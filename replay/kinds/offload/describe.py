@@ -285,8 +285,8 @@ def _describe_rest(plan: OffloadPlan, record: RecoveryRecord) -> Unexplained:
     reasons = [
         "What is archived is not what was unread when planned: the group read on until it was "
         "stopped, and new messages came until the fence was set.",
-        "Offsets are an upper bound on messages: control records (one of each partition is the "
-        "offload's own), aborted and compacted messages use some, and are in no archive.",
+        "Offsets are an upper bound on messages: control records, aborted and compacted messages "
+        "use some, and are in no archive.",
     ]
     step = record.find_step("verify")
     if record.find_last(EXPIRED):

@@ -178,7 +178,8 @@ class Fence(Step[OffloadContext]):
             limit = Deadline(ASK_SECONDS)
             found = read_standing(context.admin, group, topic, numbers, limit, require_stable=True)
             _refuse_freeing_nothing(context, ended, found.ends)
-            context.record(FENCED, fence={str(n): at for n, at in sorted(found.ends.items())})
+            fence = {n: min(at, ended.get(n, at)) for n, at in sorted(found.ends.items())}
+            context.record(FENCED, fence={str(n): at for n, at in fence.items()})
         # Where the group stopped, for who compares samples: all beyond it is the offload's.
         context.note_sample()
         reach("p5.3.fenced")

@@ -346,7 +346,7 @@ def test_all_was_read_since_the_plan(idle: OffloadWorld) -> None:
     set_offsets_raw(idle.properties, idle.group, idle.topic, ends)
     assert idle.run(recovery).state == "verified"
     assert read_archive(recovery) == []
-    assert idle.read_lows() == {n: at + 1 for n, at in ends.items()}, "behind its own markers"
+    assert idle.read_lows() == ends
     # It was set there, over what it had not read: that is no work of the offload.
     assert {gap.cause for gap in idle.open().ledger.gaps.list("orders")} == {"skipped"}
 
