@@ -387,7 +387,7 @@ def describe_freed(
     if freeing.ended:
         told.append(
             f"for that {SEGMENT_MS} of the topic is {ROLL_MS} for some seconds, and what it was "
-            "after them; each partition gets the marker of a transaction without messages"
+            "after them; silent partitions get the marker of a transaction without messages"
         )
     told += [
         f"group {item.group} loses at most {format_plural(item.messages, 'message')}"
