@@ -3,8 +3,8 @@
 Brokers delete whole segments, and never the last one, however much of it lies below the log start
 (UnifiedLog.deleteLogStartOffsetBreachedSegments of Kafka 4.3). A segment ends when a batch comes
 whose time is more than `segment.ms` after that of the segment's first one (LogSegment.shouldRoll);
-a partition that nobody writes to never ends one. So `segment.ms` is lowered for some seconds, and where
-nobody writes a batch is written that no reader gets: the marker of a transaction without messages.
+a partition that nobody writes to never ends one. So `segment.ms` is lowered for some seconds, and
+where nobody writes a batch is written that no reader gets: the marker of an empty transaction.
 `segment.bytes` is left alone: brokers refuse batches that are larger than it.
 """
 
