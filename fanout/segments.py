@@ -3,8 +3,8 @@
 Brokers delete whole segments, and never the last one, however much of it lies below the log start
 (UnifiedLog.deleteLogStartOffsetBreachedSegments of Kafka 4.3). A segment ends when a batch comes
 whose time is more than `segment.ms` after that of the segment's first one (LogSegment.shouldRoll);
-a partition that nobody writes to never ends one. So `segment.ms` is lowered for some seconds, and a
-batch is written that no reader gets to see: the marker of a transaction without messages.
+a partition that nobody writes to never ends one. So `segment.ms` is lowered for some seconds, and
+where nobody writes a batch is written that no reader gets: the marker of an empty transaction.
 `segment.bytes` is left alone: brokers refuse batches that are larger than it.
 """
 
@@ -164,15 +164,16 @@ def end_segments(
     *,
     look: Callable[[], None],
     say: Say,
-) -> frozenset[int]:
-    """Ends the last segment of each partition, while `segment.ms` is low; waits until readers are
-    past its end. A last stable offset that is read from now on is not inside an old segment.
+) -> dict[int, int]:
+    """Ends the last segment of each partition, while `segment.ms` is low, and waits until readers
+    get to its end.
 
     Args:
         look: called while it waits; may raise, and ends the waiting.
 
     Returns:
-        Partitions where that is sure.
+        Of partitions where that is sure, an offset behind all that was there: what is below it is
+        in segments that have ended.
 
     Raises:
         ClusterUnreachable, KafkaFailure: offsets cannot be read.
@@ -186,18 +187,25 @@ def end_segments(
     while not settled.expired:
         look()
         time.sleep(_PAUSE_SECONDS)
-    limit = Deadline(ROLLED_SECONDS)
+    limit, sure = Deadline(ROLLED_SECONDS), frozenset(partitions) - ahead
+    # A batch of a producer that is that much newer has ended it already.
+    now = list_newest_times(admin, topic, partitions, Deadline(_ASK_SECONDS))
+    silent = {number for number in sure if now[number] <= newest[number] + ROLL_MS}
+    before = list_offsets(admin, topic, silent, "latest")
     try:
-        write_empty_transaction(properties, topic, partitions, transactional_id, limit)
+        if silent:
+            write_empty_transaction(properties, topic, silent, transactional_id, limit)
     except KafkaFailure as error:
         say(f"{error.message}: a segment ends only where producers write")
-        return frozenset()
-    # Behind the markers: those and all before them are in new segments, on each replica in sync.
+        sure -= silent
+    # All replicas in sync have what is below. Where only the marker came, a new segment begins at
+    # it or before: it need not be taken for something that was there.
     ends = list_offsets(admin, topic, partitions, "latest")
+    ends |= {number: at for number, at in before.items() if ends[number] == at + 1}
     while True:
         stable = list_offsets(admin, topic, partitions, "latest", "read_committed")
-        passed = frozenset(number for number, at in stable.items() if at >= ends[number])
-        if len(passed) == len(partitions) or limit.expired:
-            return passed - ahead
+        passed = {number: ends[number] for number in sure if stable[number] >= ends[number]}
+        if len(passed) == len(sure) or limit.expired:
+            return passed
         look()
         time.sleep(_PAUSE_SECONDS)

@@ -102,13 +102,15 @@ def _set_offsets(context: StoppingContext[Any], offsets: dict[int, int]) -> None
     set_group_offsets(context.admin, group, topic, offsets)
 
 
-def record_expiry(context: StoppingContext[Any], item: OffsetRange, why: str) -> None:
+def record_expiry(
+    context: StoppingContext[Any], item: OffsetRange, why: str, *, plain_until: int = 0
+) -> None:
     """What retention removed of a group that stands still: an exact gap where its offsets are known
-    to be messages."""
+    to be messages, as all before `plain_until` are."""
     number, written = item.partition, context.date_range(item)[0]
+    ends = {number: item.end} if item.end > plain_until else {}
     doubts = ask_doubts(
-        *(context.admin, context.recovery.topic, {number: item.end}, {number: written}),
-        Deadline(_DOUBT_SECONDS),
+        *(context.admin, context.recovery.topic, ends, {number: written}), Deadline(_DOUBT_SECONDS)
     )
     if doubt := doubts.get(number):
         why = f"{why}; {MAYBE_EMPTY}: {doubt}"

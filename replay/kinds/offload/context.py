@@ -67,6 +67,7 @@ def check_files(context: OffloadContext, record: ArchiveRecord) -> None:
 
 
 FENCED = "the fence is set"
+PLAIN = "what was not written in transactions"
 SEGMENTS_LOWERED, SEGMENTS_BACK = "segment.ms is lowered", "segment.ms is given back"
 SEGMENTS_STAY = "the topic's segment.ms could not be given back"
 BYTES_BEFORE = "bytes before the deletion"
@@ -268,12 +269,21 @@ class OffloadContext(StoppingContext[OffloadPlan]):
 
     # The segments.
 
-    def end_last_segments(self) -> frozenset[int]:
+    @property
+    def plain(self) -> Mapping[int, int] | None:
+        """Up to where partitions were known not to be written in transactions, before the offload
+        wrote its own marker; None until that is on record."""
+        for event in self.workspace.ledger.events.list(self.recovery.id):
+            if event.action == PLAIN:
+                return {int(number): at for number, at in event.detail["ends"].items()}
+        return None
+
+    def end_last_segments(self) -> Mapping[int, int]:
         """Ends the last segment of each partition, so that all below the fence is freed; the topic
         has its own `segment.ms` again when this returns.
 
         Returns:
-            Partitions where that is sure.
+            Of partitions where that is sure, the offset to cut at, or behind.
 
         Raises:
             ClusterUnreachable, KafkaFailure: also where the setting could not be given back: then
@@ -300,7 +310,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
                 self.give_segment_ms_back()
             if isinstance(error, KafkaFailure) and not error.retryable:
                 self.say(f"{error.message}: the last segments are not ended")
-                return frozenset()
+                return {}
             raise
         self.give_segment_ms_back()
         return ended

@@ -285,8 +285,8 @@ def _describe_rest(plan: OffloadPlan, record: RecoveryRecord) -> Unexplained:
     reasons = [
         "What is archived is not what was unread when planned: the group read on until it was "
         "stopped, and new messages came until the fence was set.",
-        "Offsets are an upper bound on messages: control records (one of each partition is the "
-        "offload's own), aborted and compacted messages use some, and are in no archive.",
+        "Offsets are an upper bound on messages: control records, aborted and compacted messages "
+        "use some, and are in no archive.",
     ]
     step = record.find_step("verify")
     if record.find_last(EXPIRED):
@@ -387,7 +387,7 @@ def describe_freed(
     if freeing.ended:
         told.append(
             f"for that {SEGMENT_MS} of the topic is {ROLL_MS} for some seconds, and what it was "
-            "after them; each partition gets the marker of a transaction without messages"
+            "after them; silent partitions get the marker of a transaction without messages"
         )
     told += [
         f"group {item.group} loses at most {format_plural(item.messages, 'message')}"

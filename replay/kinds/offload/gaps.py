@@ -11,9 +11,10 @@ from backlogctl.errors import BacklogError, LeaseHeld, VerificationFailed
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import list_offsets, read_group_state
 from backlogctl.ledger.gaps import ITSELF
+from backlogctl.monitoring.offsets.certainty import ask_doubts
 from backlogctl.replay.consumers.stopped_group import record_expiry
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.kinds.offload.context import ASK_SECONDS, OffloadContext
+from backlogctl.replay.kinds.offload.context import ASK_SECONDS, PLAIN, OffloadContext
 from backlogctl.replay.kinds.offload.plan import COVERED, EXPIRED
 from backlogctl.values import Cause, Gap, GapState, OffsetRange
 
@@ -110,11 +111,25 @@ def _list_within(context: OffloadContext, item: OffsetRange) -> list[str]:
     ]
 
 
+def note_plain(context: OffloadContext) -> None:
+    """Puts on record, once, which partitions were not written in transactions: after the offload's
+    own marker nobody could tell that of what expires while it is at work."""
+    if context.plain is not None:
+        return
+    topic, numbers, limit = context.recovery.topic, range(context.partitions), Deadline(ASK_SECONDS)
+    ends = list_offsets(context.admin, topic, numbers, "latest", deadline=limit)
+    begun = context.begun
+    written = {n: context.date_range(OffsetRange(n, begun[n], ends[n]))[0] for n in numbers}
+    doubts = ask_doubts(context.admin, topic, begun, written, limit)
+    context.record(PLAIN, ends={str(n): at for n, at in ends.items() if n not in doubts})
+
+
 def record_expired(context: OffloadContext, item: OffsetRange) -> None:
     """What retention removed before it was archived, since the group stands still."""
     record_expiry(
         *(context, item),
         f"retention removed them while offload {context.recovery.id} was at work",
+        plain_until=(context.plain or {}).get(item.partition, 0),
     )
     context.record(EXPIRED, partition=item.partition, start=item.start, end=item.end)
     context.say(

@@ -32,6 +32,7 @@ from backlogctl.replay.kinds.offload.context import (
     OffloadContext,
 )
 from backlogctl.replay.kinds.offload.gaps import (
+    note_plain,
     record_discarded,
     record_expired,
     record_skipped,
@@ -177,11 +178,13 @@ class Fence(Step[OffloadContext]):
         if not context.fence:
             group, topic = context.recovery.group, context.recovery.topic
             numbers = range(context.partitions)
+            note_plain(context)
             ended = context.end_last_segments()
             limit = Deadline(ASK_SECONDS)
             found = read_standing(context.admin, group, topic, numbers, limit, require_stable=True)
             _refuse_freeing_nothing(context, ended, found.ends)
-            context.record(FENCED, fence={str(n): at for n, at in sorted(found.ends.items())})
+            fence = {n: min(at, ended.get(n, at)) for n, at in sorted(found.ends.items())}
+            context.record(FENCED, fence={str(n): at for n, at in fence.items()})
         # Where the group stopped, for who compares samples: all beyond it is the offload's.
         context.note_sample()
         reach("p5.3.fenced")
