@@ -481,22 +481,6 @@ class Gaps(Manager):
             now = self._database.now(connection)
             return move_gaps(connection, tuple(ids), to, now, recovery_id, reason, actor)
 
-    def close_put_back(
-        self, ids: Iterable[str], recovery_id: str, reason: str, actor: str
-    ) -> tuple[Gap, ...]:
-        """Makes gaps verified whose messages a recovery has put back without taking them, all or
-        none.
-
-        Raises:
-            InvalidTransition: a gap is another recovery's.
-        """
-        moved: tuple[Gap, ...] = ()
-        with self._database.write() as connection:
-            now, found = self._database.now(connection), tuple(ids)
-            for state in (*_HELD, GapState.VERIFIED):
-                moved = move_gaps(connection, found, state, now, recovery_id, reason, actor)
-        return moved
-
 
 def is_waiting(gap: Gap) -> bool:
     """Whether its messages lie in an archive, and no recovery is about to put them back."""

@@ -45,6 +45,9 @@ _ASKABLE: Mapping[str | None, frozenset[RecoveryState]] = {
     None: frozenset(State) - FINAL,
 }
 
+# The states that a gap goes through.
+_TO_VERIFIED = (GapState.PLANNED, GapState.STAGED, GapState.INJECTED, GapState.VERIFIED)
+
 
 class Recoveries(Manager):
     def next_id(self, now: datetime) -> str:
@@ -269,6 +272,20 @@ class Recoveries(Manager):
                 release_gaps(connection, recovery_id, now, actor)
             append_event(connection, recovery_id, now, actor, to.value, detail or {})
             return get_recovery(connection, recovery_id)
+
+    def add_put_back(
+        self, recovery_id: str, gap_ids: Collection[str], reason: str, actor: str
+    ) -> None:
+        """Gives gaps to a recovery that has put their messages back without taking them: they are
+        verified, all or none.
+
+        Raises:
+            InvalidTransition: a gap is another recovery's.
+        """
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            for state in _TO_VERIFIED:
+                move_gaps(connection, tuple(gap_ids), state, now, recovery_id, reason, actor)
 
     def request(
         self, recovery_id: str, what: Literal["pause", "cancel"] | None, actor: str

@@ -269,13 +269,12 @@ def _name_source(request: RedriveRequest) -> str:
 
 
 def _warn_about_undated(count: int) -> list[str]:
-    if not count:
-        return []
-    return [
+    told = (
         f"{format_plural(count, 'message')} without a time that can be read (as of nanoseconds) "
         "are left out: whether they are of the time that was asked for is unknown; --offsets or "
         "--key takes them"
-    ]
+    )
+    return [told] if count else []
 
 
 def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[int, int, DataFrame]:

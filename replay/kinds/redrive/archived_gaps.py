@@ -110,7 +110,7 @@ def close_put_back(
     if not givers or not is_known or len(ids) < len(gaps):
         return False
     reason = f"put back by {', '.join(givers)}"
-    ledger.gaps.close_put_back(ids, givers[-1], reason, str(find_identity()))
+    ledger.recoveries.add_put_back(givers[-1], ids, reason, str(find_identity()))
     return True
 
 

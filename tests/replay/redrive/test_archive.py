@@ -173,7 +173,8 @@ def require_put_back(shop: Shop, archive: str) -> None:
     """It is told the same everywhere."""
     shown = shop.call("archive", "show", archive, "--json").document
     assert (shown["waiting"], shown["under_way"], shown["put_back"]) == (0, 0, TOTAL)
-    assert {gap.state for gap in shop.open().ledger.gaps.list()} == {GapState.VERIFIED}
+    counted = [gap for gap in shop.open().ledger.gaps.list() if gap.count]
+    assert {gap.state for gap in counted} == {GapState.VERIFIED}
     told = shop.call("gaps").out
     assert "not put back" not in told
     assert "plan redrive" not in told
