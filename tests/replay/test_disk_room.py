@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from backlogctl.kafka.admin import create_topic
+from backlogctl.replay.engine import brakes
 from backlogctl.replay.injection import steps
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.injection import verification
@@ -143,7 +144,7 @@ def test_fault_128_the_disk_is_full_and_the_broker_gone(
                 fill_up(kafka)
                 gone.set()
 
-        check, verify = steps.check_brakes, verification.verify_injection
+        check, verify = brakes.check_brakes, verification.verify_injection
 
         def check_then(context: Any) -> None:
             if context.workspace.ledger.recoveries.get(recovery).injected:

@@ -434,8 +434,8 @@ def test_two_directories_on_one_disk_count_once() -> None:
     assert seen.brokers[0].partitions == {0: 7}
     # What lies where: a disk that is full stops its own partitions.
     assert [(one.usable_bytes, one.partitions) for one in seen.brokers[0].disks] == [
-        (50 << 30, {0}),
-        (5 << 20, {0}),
+        (50 << 30, frozenset({0})),
+        (5 << 20, frozenset({0})),
     ]
 
 
