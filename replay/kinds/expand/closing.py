@@ -16,10 +16,7 @@ from backlogctl.errors import (
     VerificationFailed,
 )
 from backlogctl.fanout.quiet import await_empty
-from backlogctl.fanout.relay.commits import (
-    SKIPPED,
-    fence_relays,
-)
+from backlogctl.fanout.relay.commits import fence_relays
 from backlogctl.fanout.relay.guard import find_others, refuse_others
 from backlogctl.fanout.retention import raise_retention, restore_retention
 from backlogctl.fanout.temporary_topic import (
@@ -41,14 +38,14 @@ from backlogctl.replay.consumers.fleet import (
     CONSUMERS_STAY,
     await_movement,
 )
+from backlogctl.replay.consumers.outsiders import record_outsiders
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.context import (
     ASK_SECONDS,
     COPY_GONE,
     SOURCE_GONE,
     ExpandContext,
-    list_moved,
-    record_outsiders,
+    refuse_moved,
 )
 from backlogctl.replay.kinds.expand.plan import NAME
 from backlogctl.values import Cause, Certainty, OffsetRange, Step
@@ -106,11 +103,14 @@ class StallWatch:
         unread = context.find_unread()
         if not unread:
             return
-        places = ", ".join(f"{number} from {offset}" for number, offset in sorted(unread.items()))
+        places = ", ".join(f"{n} from {offset}" for n, offset in sorted(unread.items()))
+        number, first = context.recovery.id, min(unread)
         context.say(
             f"nothing was handled for {seconds:.0f} s. Unread in {context.temporary_topic}: "
             f"{format_plural(len(unread), 'partition')} ({places}). Look at the consumers' logs in "
-            f"{context.fleet.directory}; a message that they cannot handle must be committed past"
+            f"{context.fleet.directory}. Past a message that they cannot handle: `backlogctl pause "
+            f"{number}`, then `backlogctl pass {number} --partition {first} --offset "
+            f"{unread[first]}` keeps it, then `backlogctl resume {number}`"
         )
 
 
@@ -237,6 +237,13 @@ def _read_relayed(context: ExpandContext) -> dict[str, Any]:
 
 
 def _drain_rest(context: ExpandContext) -> None:
+    """Waits until nothing is unread, and it was its consumers who read it."""
+    _await_read(context)
+    while context.settle_copy():
+        _await_read(context)
+
+
+def _await_read(context: ExpandContext) -> None:
     """Waits until nothing is unread; starts the recovery's consumers where they do not run."""
     if not context.find_unread():
         return
@@ -371,7 +378,7 @@ def _note_outsiders_once(context: ExpandContext) -> None:
     an earlier run may have started the group's consumers, whose commits are in order."""
     events = context.workspace.ledger.events.list(context.recovery.id)
     if context.has_source() and not any(event.action == STARTING for event in events):
-        record_outsiders(context, context.say)
+        record_outsiders(context, lambda stable: context.read_positions(stable=stable), context.say)
     context.record(STARTING)
 
 
@@ -427,23 +434,7 @@ class Verify(Step[ExpandContext]):
             "handled": found["written"],
             "drained_per_second": _measure_drain(context),
         }
-        _refuse_skipped(context)
-
-
-def _refuse_skipped(context: ExpandContext) -> None:
-    """What was never relayed nor handled is no success, though the layout is as it was."""
-    skipped = [item for item in list_moved(context) if item.what == SKIPPED]
-    if not skipped or context.cancelling:
-        return
-    many = format_plural(sum(item.end - item.start for item in skipped), "message")
-    raise VerificationFailed(
-        f"at most {many} were never handled: somebody set the group's offsets past them while the "
-        "recovery was at work; they are a gap on record",
-        subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
-        hint=f"all else is handled, and the layout is as it was: `backlogctl cancel "
-        f"{context.recovery.id}` closes this recovery, then `backlogctl plan rebuild "
-        f"{context.stream.name}`",
-    )
+        refuse_moved(context)
 
 
 def _compare(context: ExpandContext) -> dict[str, Any]:

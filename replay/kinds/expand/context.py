@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused
+from backlogctl.errors import (
+    BacklogError,
+    KafkaFailure,
+    LeaseHeld,
+    PlanStale,
+    Refused,
+    VerificationFailed,
+)
 from backlogctl.fanout.launchers.interface import Fleet, Role
 from backlogctl.fanout.quiet import await_decided, find_undecided
 from backlogctl.fanout.relay.commits import (
-    READ_BESIDE,
-    REPEATED,
-    SKIPPED,
+    UNDECIDED,
     CommitWithMetadata,
-    Moved,
-    find_moved_commits,
     read_positions,
 )
 from backlogctl.fanout.relay.guard import GroupGuard
@@ -27,23 +30,24 @@ from backlogctl.fanout.relay.interface import ConsumerCameBack, RelayTask, Sourc
 from backlogctl.fanout.relay.session import Hooks, RelaySession
 from backlogctl.fanout.temporary_topic import start_recovery_group
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
-from backlogctl.formats import Say, format_plural
+from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
 from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.groups import read_standing
 from backlogctl.kafka.raw_fetch import find_codec
 from backlogctl.ledger import BurndownSample, TemporaryTopic
+from backlogctl.replay.consumers.copy_group import CopyGroup
 from backlogctl.replay.consumers.fleet import (
     Answer,
     BrokerRetry,
     StoppingContext,
     fleet_of,
 )
+from backlogctl.replay.consumers.outsiders import list_moved, record_outsiders
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.burndown import BurndownView
-from backlogctl.values import Cause, OffsetRange
 
 # Whether the temporary topic is still that of an expansion.
 
@@ -71,6 +75,7 @@ ASK_SECONDS = 10.0  # then it is said that the brokers are away
 _ABSENT_SECONDS = 5.0
 _TOPICS_PAUSE_SECONDS = 0.3
 _SAMPLE_EACH = 1.0
+_NOTE_EACH = 5.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
 LAGS_SECONDS = 5.0
 _TOPICS_EACH = 2.0
@@ -85,6 +90,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _sample_at: float = 0.0
+    _note_at: float = 0.0
     _topics_at: float = 0.0
 
     @property
@@ -232,6 +238,29 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             group=self.recovery_group,
         )
 
+    @cached_property
+    def copy_group(self) -> CopyGroup:
+        """The group of these consumers."""
+        return CopyGroup(
+            ledger=self.workspace.ledger,
+            recovery_id=self.recovery.id,
+            stream=self.stream.name,
+            properties=self.properties,
+            admin=self.admin,
+            group=self.recovery_group,
+            topic=self.temporary_topic,
+            partitions=self.temporary_partitions,
+            record=self.record,
+            look=self.look,
+            stop=lambda: self.launcher.stop(self.fleet, self.look),
+            within=self.consumers.stop_within.total_seconds(),
+            trusts_simple=lambda: self.is_complete("canary"),
+        )
+
+    def settle_copy(self) -> bool:
+        """What of the copy was handled; whether some of it is unread again."""
+        return self.ask(lambda: self.copy_group.settle(self.say))
+
     @property
     def logs(self) -> Path:
         """The log of the relays' processes."""
@@ -311,6 +340,10 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             self._sample_at = time.monotonic() + _SAMPLE_EACH
             with suppress(KafkaFailure):  # a broker is away: the next one shows it
                 self.sample()
+        if self.has_temporary and time.monotonic() >= self._note_at:
+            self._note_at = time.monotonic() + _NOTE_EACH
+            with suppress(KafkaFailure):
+                self.copy_group.note()
 
     def note_sample(self) -> None:
         """A sample of the stream while the guard is in its group.
@@ -385,6 +418,8 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             topic=self.temporary_topic,
             partitions=self.temporary_partitions,
         )
+        if not self.launcher.count_running(self.fleet):
+            self.settle_copy()  # before somebody goes on behind what nobody handled
         self.launcher.scale(self.fleet, count, self.tick)
 
     @cached_property
@@ -409,7 +444,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         What retention removed in front of a commit is on record as a gap before the relay goes on
         behind it.
         """
-        record_outsiders(self, self.say)
+        record_outsiders(self, lambda stable: self.read_positions(stable=stable), self.say)
         topic, numbers = self.recovery.topic, range(self.partitions)
         lows = list_offsets(self.admin, topic, numbers, "earliest")
         commits = committed_offsets(self.admin, self.recovery.group, topic, numbers)
@@ -481,66 +516,42 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         if self.has_temporary:
             with suppress(BacklogError):
                 self.launcher.stop(self.fleet, lambda: None)
+                self.copy_group.note_stopped()
 
 
-# What somebody else did to the group's commits while nobody guarded them.
-
-_SENTENCES: Mapping[str, str] = {
-    SKIPPED: "somebody set the offsets of the group forward: {many} of partition {p} "
-    "({start:,} to {end:,}) were never relayed nor handled. They are a gap on record: "
-    "`backlogctl gaps {stream}`, then `backlogctl plan rebuild {stream}`",
-    READ_BESIDE: "a reader of the group committed on partition {p} from {start:,} to {end:,} while "
-    "nobody guarded it: {many} are its own, and are not relayed",
-    REPEATED: "somebody set the offsets of the group back: {many} of partition {p} ({start:,} to "
-    "{end:,}) were read before, and are handled once more",
-}
+# Whether somebody else moved one of the two groups.
 
 
-def record_outsiders(context: ExpandContext, say: Say) -> None:
-    """Puts on record what was done to the group, before anything goes on behind it.
+def refuse_moved(context: ExpandContext) -> None:
+    """What nobody is known to have handled is no success, though the layout is as it was.
 
-    What was skipped becomes an exact gap. Safe to call again.
+    Raises:
+        VerificationFailed: somebody else moved one of the two groups forward.
     """
-    # What a relay left undecided is waited for only where somebody else has committed.
-    if not _look(context, stable=False):
+    recovery, stream = context.recovery, context.stream.name
+    if context.cancelling:
         return
-    moved = _look(context, stable=True)
-    known = {(item.partition, item.start, item.end) for item in list_moved(context)}
-    _record_gaps(context, [item for item in moved if item.what == SKIPPED])
-    for item in moved:
-        if (item.partition, item.start, item.end) in known:
-            continue
-        context.record(item.what, partition=item.partition, start=item.start, end=item.end)
-        say(
-            _SENTENCES[item.what].format(
-                many=format_plural(item.end - item.start, "message"),
-                p=item.partition,
-                start=item.start,
-                end=item.end,
-                stream=context.stream.name,
-            )
+    undecided = [item for item in list_moved(context) if item.what == UNDECIDED]
+    if undecided:
+        ranges = " ".join(f"--offsets {m.partition}:{m.start}-{m.end - 1}" for m in undecided[:3])
+        many = format_plural(sum(item.end - item.start for item in undecided), "message")
+        raise VerificationFailed(
+            f"at most {many} were either read by a consumer that came back, or skipped: the "
+            "group's offsets moved past them, and no relay did it; they are a possible gap on "
+            "record",
+            subject=f"group {recovery.group} on topic {recovery.topic}",
+            hint=f"all else is handled, and the layout is as it was: `backlogctl cancel "
+            f"{recovery.id}` closes this recovery. Look at the consumers' own log or table: "
+            f"`backlogctl waive GAP` where they were handled, else `backlogctl plan redrive "
+            f"{stream} --from log {ranges}`; `backlogctl gaps {stream}` lists them all",
         )
-
-
-def _look(context: ExpandContext, *, stable: bool) -> tuple[Moved, ...]:
-    return find_moved_commits(
-        context.read_commits(stable=stable),
-        context.read_positions(stable=stable),
-        context.begun,
-        context.recovery.id,
-    )
-
-
-def list_moved(context: ExpandContext) -> tuple[Moved, ...]:
-    """What is on record of it."""
-    return tuple(
-        Moved(event.detail["partition"], event.detail["start"], event.detail["end"], event.action)
-        for event in context.workspace.ledger.events.list(context.recovery.id)
-        if event.action in _SENTENCES
-    )
-
-
-def _record_gaps(context: ExpandContext, skipped: Iterable[Moved]) -> None:
-    why = f"while {context.recovery.id} was at work, somebody set the group's offsets past them"
-    for item in skipped:
-        context.record_gap(OffsetRange(item.partition, item.start, item.end), Cause.SKIPPED, why)
+    if context.copy_group.list_moves():
+        many = format_plural(context.copy_group.count_moved(), "message")
+        raise VerificationFailed(
+            f"the group's offsets were moved past {many} while none of its consumers is known to "
+            "have been there; it was set back, and they are handled now. What else was done to it "
+            "is not known, so the temporary topic is kept",
+            subject=f"group {context.recovery_group} on topic {context.temporary_topic}",
+            hint="the layout is as it was. Look at what the consumers have handled; then "
+            f"`backlogctl cancel {recovery.id}` closes this recovery and deletes the topic",
+        )

@@ -13,7 +13,7 @@ from backlogctl.fanout.disk import DiskCheck
 from backlogctl.fanout.keys import Skew, count_misplaced
 from backlogctl.fanout.layout import Layout, Load, measure_drain
 from backlogctl.fanout.quiet import STATIC_SECONDS
-from backlogctl.fanout.relay.commits import READ_BESIDE, REPEATED, SKIPPED
+from backlogctl.fanout.relay.commits import READ_BESIDE, REPEATED, UNDECIDED
 from backlogctl.fanout.unread import find_unread
 from backlogctl.formats import (
     format_count,
@@ -27,6 +27,7 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import TemporaryTopic
 from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.replay.consumers.copy_group import SET_FORWARD, UNTOLD
 from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
 from backlogctl.replay.engine.guards import warn_about_approval
 from backlogctl.replay.engine.kind import Workspace
@@ -366,9 +367,14 @@ def _say_speed(plan: ExpandPlan) -> str:
 
 UNVERIFIED = "cancelled without verification"
 _OUTSIDE: Mapping[str, str] = {
-    SKIPPED: "Somebody set the group's offsets past what was relayed: what lies between is a gap.",
+    UNDECIDED: "The group's offsets moved past what was relayed: what lies between was either read "
+    "by a consumer that came back, or skipped. It is a possible gap.",
     READ_BESIDE: "A reader of the group committed past what was relayed, so that was left to it.",
     REPEATED: "Somebody set the group's offsets back: what lies between was handled once more.",
+    SET_FORWARD: "Somebody set the offsets of the recovery's group forward: it was set back, and "
+    "what lies between was handled.",
+    UNTOLD: "The offsets of the recovery's group moved, and by whom is not known: it was set back, "
+    "and what lies between was handled, perhaps once more.",
 }
 
 

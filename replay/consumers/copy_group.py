@@ -1,0 +1,246 @@
+"""What a recovery's consumers have really handled of its temporary topic.
+
+The group's commits are the only witness, so it must be known who made them: its consumers, and
+nobody who set them forward while no consumer was there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from backlogctl.clock import Deadline
+from backlogctl.fanout.movers import History, read_history, trace_moves
+from backlogctl.fanout.quiet import await_empty
+from backlogctl.fanout.relay.commits import Moved
+from backlogctl.fanout.unread import count_records
+from backlogctl.formats import Say, format_plural
+from backlogctl.kafka.admin import describe_group_state, read_group_state, set_group_offsets
+from backlogctl.kafka.clients import Admin
+from backlogctl.kafka.groups import Commit, read_commits
+from backlogctl.ledger import Ledger
+from backlogctl.values import LedgerEvent
+
+# Lines of the record.
+REACHED = "the recovery's consumers had come so far"
+SET_FORWARD = "the recovery's group was set forward while none of its consumers was there"
+UNTOLD = "the recovery's group moved, and by whom is not known"
+SET_BACK = "the recovery's group was set back to where its consumers had come"
+KEPT, PASSED = "a message is kept, to be passed", "a message was passed"
+MOVES = (SET_FORWARD, UNTOLD)
+
+# The ledger's clock and the brokers' may differ by so much.
+SLACK = timedelta(minutes=5)
+_SECONDS = 30.0
+_SENTENCES: Mapping[str, str] = {
+    SET_FORWARD: "somebody set the offsets of group {group} forward while none of its consumers "
+    "was there: {many} of partition {p} of {topic} ({start:,} to {end:,}) were handled by nobody",
+    UNTOLD: "the offsets of group {group} moved on partition {p} of {topic} from {start:,} to "
+    "{end:,} ({many}) while nobody looked, by commits without a leader epoch: either its consumers "
+    "handled them, or somebody skipped them. Who may READ __consumer_offsets is told which "
+    "(`backlogctl acl watch {stream}`)",
+}
+
+
+@dataclass
+class CopyGroup:
+    """The group of a recovery's consumers.
+
+    Attributes:
+        record: adds a line to the recovery's record.
+        look: called while it waits; may raise.
+        stop: ends its consumers.
+        within: seconds the group may take to get empty.
+        trusts_simple: where nobody ever joined the group, its commits are those of a reader that
+            assigns its partitions: one was seen to read.
+    """
+
+    ledger: Ledger
+    recovery_id: str
+    stream: str
+    properties: Mapping[str, str]
+    admin: Admin
+    group: str
+    topic: str
+    partitions: int
+    record: Callable[..., None]
+    look: Callable[[], None]
+    stop: Callable[[], None]
+    within: float
+    trusts_simple: Callable[[], bool]
+    _seen: dict[int, int] = field(default_factory=dict)
+    _was_active: bool = False
+
+    def note(self) -> None:
+        """Looks how far its members are: what they committed is theirs where no log tells so."""
+        is_active = read_group_state(self.admin, self.group, Deadline(_SECONDS)).is_active
+        if is_active or self._was_active:
+            self._seen = {p: at for p, at in _list_offsets(self._read()).items() if at is not None}
+        self._was_active = is_active
+
+    def settle(self, say: Say) -> bool:
+        """Puts on record what nobody is known to have handled, and sets the group back to there.
+
+        Returns:
+            Whether it was set back: its consumers have ended, and messages are unread again.
+
+        Raises:
+            GroupActive: it is to be set back, and does not get empty.
+        """
+        now, moved = self._look()
+        if not moved:
+            self._note_reached(now)
+            return False
+        known = {(m.partition, m.start, m.end) for m in self.list_moves()}
+        for item, count in moved:
+            if (item.partition, item.start, item.end) in known:
+                continue
+            place = {"partition": item.partition, "start": item.start, "end": item.end}
+            self.record(item.what, **place, messages=count)
+            told = {**place, "p": item.partition, "many": format_plural(count, "message")}
+            names = {"group": self.group, "topic": self.topic, "stream": self.stream}
+            say(_SENTENCES[item.what].format(**told, **names))
+        self._set_back([item for item, _ in moved], now, say)
+        return True
+
+    def note_stopped(self) -> None:
+        """Its consumers have ended where they are: what somebody else does from now on is known."""
+        self.note()
+        now, moved = self._look()
+        if not moved:
+            self._note_reached(now)
+
+    def list_moves(self) -> tuple[Moved, ...]:
+        """What is on record of it."""
+        return tuple(
+            Moved(e.detail["partition"], e.detail["start"], e.detail["end"], e.action)
+            for e in self._list_events()
+            if e.action in MOVES
+        )
+
+    def count_moved(self) -> int:
+        """Messages of these, in all."""
+        return sum(e.detail["messages"] for e in self._list_events() if e.action in MOVES)
+
+    def _list_events(self) -> tuple[LedgerEvent, ...]:
+        return self.ledger.events.list(self.recovery_id)
+
+    def _read(self) -> dict[int, Commit | None]:
+        numbers = range(self.partitions)
+        return read_commits(
+            self.admin, self.group, self.topic, numbers, Deadline(_SECONDS), require_stable=True
+        )
+
+    def _look(self) -> tuple[dict[int, int | None], list[tuple[Moved, int]]]:
+        """Where the group is; and what nobody is known to have handled, with how many messages."""
+        now = self._read()
+        return _list_offsets(now), self._find(now)
+
+    def _find(self, now: Mapping[int, Commit | None]) -> list[tuple[Moved, int]]:
+        events = self._list_events()
+        known = [e for e in events if e.action in (REACHED, SET_BACK)]
+        reached = _read_numbers(known[-1]) if known else {}
+        ends = {p: one.offset for p, one in now.items() if one is not None}
+        forward = {p: end for p, end in ends.items() if end > reached.get(p, 0)}
+        if not forward:
+            return []
+        first = known[-1] if known else events[0]
+        history = read_history(
+            self.admin,
+            self.group,
+            self.topic,
+            first.at - SLACK,
+            ends,
+            had_members=first.detail.get("had_members", False),
+        )
+        found = []
+        for p, end in sorted(forward.items()):
+            found += self._trace(p, reached.get(p, 0), end, now[p], history)
+        left = self._finish_passes(self._count(found), events)
+        return [] if left and self.trusts_simple() and self._is_simple() else left
+
+    def _is_simple(self) -> bool:
+        return describe_group_state(self.admin, self.group, Deadline(_SECONDS)).is_simple
+
+    def _trace(
+        self, p: int, start: int, end: int, now: Commit | None, history: History | None
+    ) -> list[Moved]:
+        if history is None:
+            start = max(start, self._seen.get(p, 0))
+            is_readers = now is not None and now.epoch is not None
+            return [] if is_readers or start >= end else [Moved(p, start, end, UNTOLD)]
+        return [
+            Moved(p, one.start, one.end, UNTOLD if one.is_read is None else SET_FORWARD)
+            for one in trace_moves(start, end, history.get(p))
+            if not one.is_read
+        ]
+
+    def _count(self, moves: Iterable[Moved]) -> list[tuple[Moved, int]]:
+        """Without those that hold no message: control records are passed over by nobody."""
+        rest, found = list(moves), []
+        while rest:  # one of each partition at a time
+            some = {item.partition: item for item in reversed(rest)}
+            starts = {p: item.start for p, item in some.items()}
+            ends = {p: item.end for p, item in some.items()}
+            counts = count_records(self.properties, self.topic, ends, self.look, starts=starts)
+            found += [(item, counts[p]) for p, item in some.items() if counts[p]]
+            rest = [item for item in rest if item is not some[item.partition]]
+        return sorted(found, key=lambda one: (one[0].partition, one[0].start))
+
+    def _finish_passes(
+        self, moves: Iterable[tuple[Moved, int]], events: Iterable[LedgerEvent]
+    ) -> list[tuple[Moved, int]]:
+        """Without the messages that were passed; one whose `pass` was killed is on record now."""
+        passed: defaultdict[int, set[int]] = defaultdict(set)
+        kept: dict[tuple[int, int], LedgerEvent] = {}
+        for event in events:
+            if event.action in (KEPT, PASSED):
+                place = event.detail["partition"], event.detail["offset"]
+                kept[place] = event
+                if event.action == PASSED:
+                    passed[place[0]].add(place[1])
+        left = []
+        for item, count in moves:
+            inside = [at for p, at in kept if p == item.partition and item.start <= at < item.end]
+            if len(inside) < count:
+                left.append((item, count))
+                continue
+            for at in inside:
+                if at not in passed[item.partition]:
+                    self.record(PASSED, **kept[item.partition, at].detail)
+        return left
+
+    def _note_reached(self, now: Mapping[int, int | None]) -> None:
+        """How far its consumers are, so that the log need not be read from the beginning again."""
+        known = [e for e in self._list_events() if e.action in (REACHED, SET_BACK)]
+        found = {str(p): at for p, at in now.items() if at}
+        if found and (not known or known[-1].detail["offsets"] != found):
+            is_active = read_group_state(self.admin, self.group, Deadline(_SECONDS)).is_active
+            self.record(REACHED, offsets=found, had_members=is_active)
+
+    def _set_back(self, moves: Iterable[Moved], now: Mapping[int, int | None], say: Say) -> None:
+        starts: dict[int, int] = {}
+        for item in moves:
+            starts[item.partition] = min(item.start, starts.get(item.partition, item.start))
+        self.stop()
+        await_empty(self.admin, self.group, self.look, within=self.within)
+        set_group_offsets(self.admin, self.group, self.topic, starts, Deadline(_SECONDS))
+        offsets = {str(p): at for p, at in {**now, **starts}.items() if at}
+        self.record(SET_BACK, offsets=offsets, had_members=False)
+        self._seen, self._was_active = dict(starts), False
+        again = sum((now[p] or 0) - at for p, at in starts.items())
+        say(
+            f"group {self.group} is set back to where its consumers had come: at most "
+            f"{format_plural(again, 'message')} are handled, once more where they were. Who wants "
+            "to leave one out says so with `backlogctl pass`"
+        )
+
+
+def _list_offsets(commits: Mapping[int, Commit | None]) -> dict[int, int | None]:
+    return {p: None if one is None else one.offset for p, one in commits.items()}
+
+
+def _read_numbers(event: LedgerEvent) -> dict[int, int]:
+    return {int(p): at for p, at in event.detail["offsets"].items()}
