@@ -6,10 +6,10 @@ nobody who set them forward while no consumer was there.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from backlogctl.clock import Deadline
 from backlogctl.fanout.movers import History, read_history, trace_moves
@@ -30,6 +30,8 @@ UNTOLD = "the recovery's group moved, and by whom is not known"
 SET_BACK = "the recovery's group was set back to where its consumers had come"
 KEPT, PASSED = "a message is kept, to be passed", "a message was passed"
 MOVES = (SET_FORWARD, UNTOLD)
+# In the recovery's staging: the messages that were passed.
+PASSED_FOLDER = "passed"
 
 # The ledger's clock and the brokers' may differ by so much.
 SLACK = timedelta(minutes=5)
@@ -124,6 +126,10 @@ class CopyGroup:
         """Messages of these, in all."""
         return sum(e.detail["messages"] for e in self._list_events() if e.action in MOVES)
 
+    def list_passed(self) -> Mapping[tuple[int, int], Mapping[str, Any]]:
+        """What was passed on purpose, by partition and offset, with what is on record of it."""
+        return list_passed(self._list_events())
+
     def _list_events(self) -> tuple[LedgerEvent, ...]:
         return self.ledger.events.list(self.recovery_id)
 
@@ -190,17 +196,11 @@ class CopyGroup:
         return sorted(found, key=lambda one: (one[0].partition, one[0].start))
 
     def _finish_passes(
-        self, moves: Iterable[tuple[Moved, int]], events: Iterable[LedgerEvent]
+        self, moves: Iterable[tuple[Moved, int]], events: Sequence[LedgerEvent]
     ) -> list[tuple[Moved, int]]:
         """Without the messages that were passed; one whose `pass` was killed is on record now."""
-        passed: defaultdict[int, set[int]] = defaultdict(set)
-        kept: dict[tuple[int, int], LedgerEvent] = {}
-        for event in events:
-            if event.action in (KEPT, PASSED):
-                place = event.detail["partition"], event.detail["offset"]
-                kept[place] = event
-                if event.action == PASSED:
-                    passed[place[0]].add(place[1])
+        passed = list_passed(events)
+        kept = {(e.detail["partition"], e.detail["offset"]): e for e in events if e.action == KEPT}
         left = []
         for item, count in moves:
             inside = [at for p, at in kept if p == item.partition and item.start <= at < item.end]
@@ -208,7 +208,7 @@ class CopyGroup:
                 left.append((item, count))
                 continue
             for at in inside:
-                if at not in passed[item.partition]:
+                if (item.partition, at) not in passed:
                     self.record(PASSED, **kept[item.partition, at].detail)
         return left
 
@@ -236,6 +236,12 @@ class CopyGroup:
             f"{format_plural(again, 'message')} are handled, once more where they were. Who wants "
             "to leave one out says so with `backlogctl pass`"
         )
+
+
+def list_passed(events: Iterable[LedgerEvent]) -> dict[tuple[int, int], Mapping[str, Any]]:
+    """Messages of a temporary topic that were passed, each kept in a file of its own."""
+    passed = [event.detail for event in events if event.action == PASSED]
+    return {(one["partition"], one["offset"]): one for one in passed}
 
 
 def _list_offsets(commits: Mapping[int, Commit | None]) -> dict[int, int | None]:

@@ -429,9 +429,11 @@ class Verify(Step[ExpandContext]):
             await_movement(context)
         context.details[self.name] = found
         context.found["verified"] = found
+        passed = len(context.copy_group.list_passed())
         context.found["counts"] = {
             "relayed": found["relayed"],
-            "handled": found["written"],
+            "handled": found["written"] - passed,
+            **({"passed": passed} if passed else {}),
             "drained_per_second": _measure_drain(context),
         }
         refuse_moved(context)

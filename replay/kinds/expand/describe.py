@@ -27,7 +27,7 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import TemporaryTopic
 from backlogctl.ledger.steps import has_stopped_consumers
-from backlogctl.replay.consumers.copy_group import SET_FORWARD, UNTOLD
+from backlogctl.replay.consumers.copy_group import SET_FORWARD, UNTOLD, list_passed
 from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
 from backlogctl.replay.engine.guards import warn_about_approval
 from backlogctl.replay.engine.kind import Workspace
@@ -388,12 +388,15 @@ def account_for_expansion(plan: ExpandPlan, record: RecoveryRecord) -> Account:
         rebuilds = (
             f" Draining does not bring these back: `backlogctl plan rebuild {plan.stream}` does."
         )
+    passed = len(list_passed(record.events))
+    left_out = f" {_say_passed(passed, record.recovery)}" if passed else ""
     return Account(
         aim=f"to drain {format_plural(plan.lag, 'unread message')} of topic {plan.topic}",
         achieved=f"{many} of topic {plan.topic} drained, and the layout restored",
-        verified=f"Everything that group {plan.group} had not read was handled with "
+        verified=f"{'All else' if left_out else 'Everything'} that group {plan.group} had not "
+        f"read was handled with "
         f"{plan.consumers:,} consumers instead of {plan.replicas:,}. What was relayed is what was "
-        "written and handled; the group's own consumers are back.",
+        f"written and handled; the group's own consumers are back.{left_out}",
         cancelled="It was cancelled: what had been relayed was handled, and the layout restored."
         if record.steps
         else "It was cancelled before it began. Nothing was changed.",
@@ -463,6 +466,8 @@ def _describe_rest(
         "handled and not committed is handled again, as after any rebalance.",
     ]
     reasons += [_OUTSIDE[action] for action in _OUTSIDE if record.find_last(action)]
+    if passed := list_passed(record.events):
+        reasons.append(_say_passed(len(passed), record.recovery))
     if verification.result == "passed":
         return Unexplained(_compare(verification.checks, counts), reasons=tuple(reasons))
     if not record.burndown:
@@ -474,6 +479,14 @@ def _describe_rest(
         f"{last.temporary_lag:,} in the temporary topic."
     )
     return Unexplained(told, reasons=tuple(reasons))
+
+
+def _say_passed(count: int, recovery: Recovery) -> str:
+    many = format_plural(count, "message")
+    return (
+        f"{many} that the consumers could not handle were passed on purpose, and are kept: "
+        f"`backlogctl plan redrive {recovery.stream} --from passed:{recovery.id}` puts them back."
+    )
 
 
 def _compare(checks: Sequence[Checked], counts: Mapping[str, Any]) -> str:

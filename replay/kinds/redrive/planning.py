@@ -41,6 +41,7 @@ from backlogctl.replay.kinds.redrive.sources import (
     is_unfiltered,
     name_letters,
     open_archive,
+    open_passed,
     parse_offsets,
     read_span,
     require_bounds,
@@ -146,6 +147,8 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
         draft.say(f"verifying archive {planned.archive}")
         archived = open_archive(spark, record)
         planned = planned.model_copy(update={"partitions": archived.manifest.partitions})
+    elif chosen.source.passed is not None:
+        archived = open_passed(spark, chosen.source.passed)
     ranges, warnings = _find_ranges(draft.properties, options, chosen, archived)
     if target.planned is None or target.planned.to is To.OTHER:
         prior = locate_chunks(workspace, prior, target.topic_id, stream.group)
