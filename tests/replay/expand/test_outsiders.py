@@ -11,9 +11,9 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import VerificationFailed
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka import admin as verbs
-from backlogctl.replay.consumers import copy_group
+from backlogctl.replay.consumers import copy_group, outsiders
 from backlogctl.replay.consumers.copy_group import SET_FORWARD, UNTOLD
-from backlogctl.values import Recovery
+from backlogctl.values import Cause, Certainty, Recovery
 from tests.kit.kafka import wait_until
 from tests.replay.expand.oracle import (
     SETTINGS,
@@ -21,7 +21,7 @@ from tests.replay.expand.oracle import (
     find_layout_problems,
     find_unhandled,
 )
-from tests.replay.expand.test_requests import SLOW
+from tests.replay.expand.test_requests import SLOW, find_left, kill_in_the_drain
 from tests.replay.expand.world import WITHIN, World
 
 UNSET: dict[str, str | None] = dict.fromkeys(SETTINGS)
@@ -38,13 +38,13 @@ def leave_in_the_drain(world: World, moment: Literal["paused", "killed"]) -> Rec
     else:
         runner.send_signal(signal.SIGKILL)
     runner.communicate(timeout=WITHIN)
-    world.launcher.stop(world.fleet(Role.RECOVERY, recovery), lambda: None)
     return recovery
 
 
 def set_to_latest(world: World, recovery: Recovery) -> None:
     """The recovery's group, as `kafka-consumer-groups --reset-offsets --to-latest` does it."""
     topic, group = recovery.plan["temporary"]["topic"], recovery.plan["recovery_group"]
+    world.launcher.stop(world.fleet(Role.RECOVERY, recovery), lambda: None)
     numbers = range(recovery.plan["temporary"]["partitions"])
     empty = lambda: not verbs.read_group_state(world.properties, group).is_active  # noqa: E731
     wait_until(empty, what="the recovery's group is empty")
@@ -88,4 +88,66 @@ def test_fault_114_a_cancel_after_it_loses_nothing(world: World) -> None:
     await_handled(world)
     assert find_unhandled(world) == []
     assert SET_FORWARD in list_actions(world, recovery)
+    assert find_layout_problems(world, recovery, UNSET, "cancelled") == []
+
+
+def test_fault_114_commits_without_an_epoch_are_not_taken_for_somebody_elses(world: World) -> None:
+    """The recovery's own consumers, which go on when the runner is killed."""
+    world.set_wrong(Role.RECOVERY, NO_EPOCH="1")
+    recovery = world.plan_approved(rate=1)
+    world.set_speed(Role.RECOVERY, SLOW)
+    runner = world.start("run", recovery.id)
+    world.wait_for_drain(recovery, runner)
+    runner.send_signal(signal.SIGKILL)
+    runner.communicate(timeout=WITHIN)
+    world.set_speed(Role.RECOVERY, None)
+    assert world.run(recovery).state == "verified"
+    assert list_actions(world, recovery).isdisjoint({SET_FORWARD, UNTOLD})
+    await_handled(world)
+    assert find_unhandled(world) == []
+
+
+def read_some(world: World, manner: str) -> int:
+    """A consumer that names its offsets itself comes back, handles some hundreds, and leaves."""
+    wait_until(lambda: not world.find_members(), what="the group is empty")
+    before = world.find_rest()
+    intruder = world.start_intruder(manner, NO_EPOCH="1")
+    wait_until(lambda: world.find_rest() < before - 200, what="it handles some")
+    intruder.terminate()
+    intruder.wait(WITHIN)
+    wait_until(lambda: not world.find_members(), what="it is gone")
+    return before - world.find_rest()
+
+
+def test_fault_115_a_member_that_came_back_has_read_what_it_committed(world: World) -> None:
+    """Though its commits have no leader epoch: nothing is lost, and nothing is put back."""
+    recovery = kill_in_the_drain(world)
+    many = read_some(world, "classic")
+    world.publish(100)
+    world.set_speed(Role.RECOVERY, None)
+    assert world.run(recovery).state == "verified"
+    assert world.open().ledger.gaps.list("orders") == ()
+    assert "are its own, and are not relayed" in world.told.getvalue()
+    await_handled(world)
+    assert find_unhandled(world) == []
+    assert many
+    assert find_layout_problems(world, recovery, UNSET, "verified") == []
+
+
+@pytest.mark.parametrize("manner", ["assign", "classic"])
+def test_fault_115_whether_somebody_read_or_skipped_is_not_known(world: World, manner: str) -> None:
+    """Nobody was in the group; or somebody, and the log of commits may not be read."""
+    recovery = kill_in_the_drain(world)
+    if manner == "classic":
+        world.patch.setattr(outsiders, "read_history", lambda *_, **__: None)
+    many = read_some(world, manner)
+    world.set_speed(Role.RECOVERY, None)
+    with pytest.raises(VerificationFailed, match="either read by a consumer that came back"):
+        world.run(recovery)
+    gaps = world.open().ledger.gaps.list("orders")
+    assert {(gap.cause, gap.certainty) for gap in gaps} == {(Cause.SKIPPED, Certainty.POSSIBLE)}
+    assert sum(gap.count or 0 for gap in gaps) == many
+    await_handled(world)
+    assert find_left(world) == set()
+    assert world.cancel(recovery).state == "cancelled"
     assert find_layout_problems(world, recovery, UNSET, "cancelled") == []
