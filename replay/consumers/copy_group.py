@@ -42,7 +42,7 @@ _SENTENCES: Mapping[str, str] = {
     UNTOLD: "the offsets of group {group} moved on partition {p} of {topic} from {start:,} to "
     "{end:,} ({many}) while nobody looked, by commits without a leader epoch: either its consumers "
     "handled them, or somebody skipped them. Who may READ __consumer_offsets is told which "
-    "(`backlogctl acl watch {stream}`)",
+    "(`backlogctl acl expand {stream}`)",
 }
 
 

@@ -33,6 +33,7 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.groups import read_standing
 from backlogctl.ledger import OPERATOR, Hold
+from backlogctl.replay.consumers.copy_group import list_passed
 from backlogctl.replay.consumers.fleet import (
     CONSUMERS_MISSING,
     CONSUMERS_STAY,
@@ -429,7 +430,7 @@ class Verify(Step[ExpandContext]):
             await_movement(context)
         context.details[self.name] = found
         context.found["verified"] = found
-        passed = len(context.copy_group.list_passed())
+        passed = len(list_passed(context.workspace.ledger.events.list(context.recovery.id)))
         context.found["counts"] = {
             "relayed": found["relayed"],
             "handled": found["written"] - passed,

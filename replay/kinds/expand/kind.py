@@ -76,11 +76,12 @@ class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
     def list_rights(
         self, config: Config, stream: Stream, recovery_id: str, plan: ExpandPlan | None = None
     ) -> tuple[Right, ...]:
-        """A temporary topic is made and deleted, and offsets of two groups are committed."""
+        """A temporary topic is made and deleted, offsets of two groups are committed; and who else
+        commits for them is looked up where that is allowed."""
         from backlogctl.replay.observe.rights import select_rights
 
         holds = plan is None or bool(plan.hold.changes)
-        parts = "see raise expand" if holds else "see expand"
+        parts = "see watch raise expand" if holds else "see watch expand"
         prefix = (plan or config.kafka_ledger).transactional_prefix
         return select_rights(parts, stream, recovery_id, prefix=prefix)
 
