@@ -51,7 +51,7 @@ class KeptRecord:
     headers: Headers
 
 
-def read_record(
+def fetch_record(
     properties: Mapping[str, str], topic: str, partition: int, offset: int, limit: Deadline
 ) -> KeptRecord:
     """The committed record at an offset.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from backlogctl.clock import Deadline
 from backlogctl.kafka.clients import Connection
 from backlogctl.kafka.commit_log import CommitLog, LogCondition, LogRecord
-from backlogctl.kafka.commit_records import CommitRecord
+from backlogctl.kafka.commit_records import CommitRecord, MembersRecord
 
 # An open transaction of any group hides what follows it in the log; most are over within this.
 HISTORY_SECONDS = 20.0
@@ -38,7 +38,7 @@ class LoggedCommit(NamedTuple):
         return bool(self.had_members) or self.has_epoch
 
 
-class Stretch(NamedTuple):
+class Advance(NamedTuple):
     """Offsets `[start, end)` that a commit passed over; `is_read`: by a reader; None: unknown."""
 
     start: int
@@ -49,13 +49,14 @@ class Stretch(NamedTuple):
 History = Mapping[int, Sequence[LoggedCommit]]
 
 
-def read_history(
+def read_commit_history(
     connection: Connection,
     group: str,
     topic: str,
     since: datetime,
     now: Mapping[int, int | None],
     *,
+    is_new: bool = False,
     had_members: bool | None = None,
     limit: Deadline | None = None,
 ) -> History | None:
@@ -63,7 +64,8 @@ def read_history(
 
     Args:
         now: the group's stable commits, which the log must show.
-        had_members: whether the group had members at the beginning; None where that is unknown.
+        is_new: the group was not there before.
+        had_members: whether it had members at some time shortly after `since`; None: unknown.
 
     Returns:
         None where not all of them are known: the log may not be read, or was cleaned since.
@@ -74,12 +76,12 @@ def read_history(
         while True:
             records += log.read(Deadline(deadline.remaining(_READ_SECONDS)))
             state = log.state[group]
-            found = _sort(records, topic, had_members)
+            found = _sort(records, topic, is_new=is_new, had_members=had_members)
             if state.condition is LogCondition.FOLLOWED:
                 break
             # What an open transaction hides is none of these where the last ones are there.
             is_held = state.condition is LogCondition.HELD
-            if is_held and all(_ends_at(found.get(p), at) for p, at in now.items()):
+            if is_held and all(_has(found.get(p, ()), at) for p, at in now.items()):
                 break
             if state.condition is LogCondition.DENIED or deadline.expired:
                 return None
@@ -87,13 +89,17 @@ def read_history(
     return None if state.complete_since > since else found
 
 
-def _ends_at(made: Sequence[LoggedCommit] | None, at: int | None) -> bool:
-    return at is None or (bool(made) and made is not None and made[-1].offset == at)
+def _has(made: Sequence[LoggedCommit], at: int | None) -> bool:
+    return at is None or any(one.offset == at for one in made)
 
 
-def _sort(records: Iterable[LogRecord], topic: str, had_members: bool | None) -> History:
+def _sort(
+    records: Sequence[LogRecord], topic: str, *, is_new: bool, had_members: bool | None
+) -> History:
     found: defaultdict[int, list[LoggedCommit]] = defaultdict(list)
-    members = had_members
+    changed = any(isinstance(record, MembersRecord) for record in records)
+    # Where they changed, nobody knows whether it was before that time or after it.
+    members = False if is_new else None if changed else had_members
     # All records of a group are in one partition of the log. What the brokers tell of its members
     # has the place of the last record, and says nothing of that one.
     for record in sorted(
@@ -107,7 +113,7 @@ def _sort(records: Iterable[LogRecord], topic: str, had_members: bool | None) ->
     return found
 
 
-def trace_moves(start: int, end: int, made: Iterable[LoggedCommit] | None) -> tuple[Stretch, ...]:
+def trace_moves(start: int, end: int, made: Iterable[LoggedCommit] | None) -> tuple[Advance, ...]:
     """How a partition's group came from `start` to `end`, by its commits in between.
 
     A commit that goes back while nobody is there makes whoever comes read again from it, so what
@@ -116,22 +122,22 @@ def trace_moves(start: int, end: int, made: Iterable[LoggedCommit] | None) -> tu
     Args:
         made: None where they are unknown; some of before may be among them.
     """
-    moves: list[Stretch] = []
+    moves: list[Advance] = []
     high = start
     for one in made or ():
         if one.offset > high:
             is_read = True if one.is_readers else one.had_members
-            moves.append(Stretch(high, one.offset, is_read))
+            moves.append(Advance(high, one.offset, is_read))
             high = one.offset
         elif one.offset < high and one.had_members is False:
             high = one.offset
-            moves = [Stretch(m.start, min(m.end, high), m.is_read) for m in moves if m.start < high]
+            moves = [Advance(m.start, min(m.end, high), m.is_read) for m in moves if m.start < high]
     if high < end:
-        moves.append(Stretch(high, end, None))
-    merged: list[Stretch] = []
+        moves.append(Advance(high, end, None))
+    merged: list[Advance] = []
     for move in moves:
         if merged and merged[-1].end == move.start and merged[-1].is_read is move.is_read:
-            merged[-1] = Stretch(merged[-1].start, move.end, move.is_read)
+            merged[-1] = Advance(merged[-1].start, move.end, move.is_read)
         else:
             merged.append(move)
     return tuple(move._replace(end=min(move.end, end)) for move in merged if move.start < end)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from backlogctl.clock import Deadline
-from backlogctl.fanout.movers import History, read_history, trace_moves
+from backlogctl.fanout.movers import History, read_commit_history, trace_moves
 from backlogctl.fanout.quiet import await_empty
 from backlogctl.fanout.relay.commits import Moved
 from backlogctl.fanout.unread import count_records
@@ -36,6 +36,7 @@ PASSED_FOLDER = "passed"
 # The ledger's clock and the brokers' may differ by so much.
 SLACK = timedelta(minutes=5)
 _SECONDS = 30.0
+_NOTE_SECONDS = 5.0
 _SENTENCES: Mapping[str, str] = {
     SET_FORWARD: "somebody set the offsets of group {group} forward while none of its consumers "
     "was there: {many} of partition {p} of {topic} ({start:,} to {end:,}) were handled by nobody",
@@ -77,9 +78,10 @@ class CopyGroup:
 
     def note(self) -> None:
         """Looks how far its members are: what they committed is theirs where no log tells so."""
-        is_active = read_group_state(self.admin, self.group, Deadline(_SECONDS)).is_active
+        is_active = read_group_state(self.admin, self.group, Deadline(_NOTE_SECONDS)).is_active
         if is_active or self._was_active:
-            self._seen = {p: at for p, at in _list_offsets(self._read()).items() if at is not None}
+            now = _list_offsets(self._read(_NOTE_SECONDS))
+            self._seen = {p: at for p, at in now.items() if at is not None}
         self._was_active = is_active
 
     def settle(self, say: Say) -> bool:
@@ -91,7 +93,8 @@ class CopyGroup:
         Raises:
             GroupActive: it is to be set back, and does not get empty.
         """
-        now, moved = self._look()
+        found = self._read()
+        now, moved = _list_offsets(found), self._find(found)
         if not moved:
             self._note_reached(now)
             return False
@@ -107,12 +110,13 @@ class CopyGroup:
         self._set_back([item for item, _ in moved], now, say)
         return True
 
-    def note_stopped(self) -> None:
-        """Its consumers have ended where they are: what somebody else does from now on is known."""
+    def note_reached(self) -> None:
+        """Where its consumers are goes on record, where that is certain: what is done from now on
+        is then known without what the log of commits had before."""
         self.note()
-        now, moved = self._look()
-        if not moved:
-            self._note_reached(now)
+        now = self._read()
+        if not self._find(now, by_epoch=False):
+            self._note_reached(_list_offsets(now))
 
     def list_moves(self) -> tuple[Moved, ...]:
         """What is on record of it."""
@@ -133,18 +137,18 @@ class CopyGroup:
     def _list_events(self) -> tuple[LedgerEvent, ...]:
         return self.ledger.events.list(self.recovery_id)
 
-    def _read(self) -> dict[int, Commit | None]:
-        numbers = range(self.partitions)
-        return read_commits(
-            self.admin, self.group, self.topic, numbers, Deadline(_SECONDS), require_stable=True
-        )
+    def _read(self, within: float = _SECONDS) -> dict[int, Commit | None]:
+        place = (self.admin, self.group, self.topic, range(self.partitions))
+        return read_commits(*place, Deadline(within), require_stable=True)
 
-    def _look(self) -> tuple[dict[int, int | None], list[tuple[Moved, int]]]:
-        """Where the group is; and what nobody is known to have handled, with how many messages."""
-        now = self._read()
-        return _list_offsets(now), self._find(now)
+    def _find(
+        self, now: Mapping[int, Commit | None], *, by_epoch: bool = True
+    ) -> list[tuple[Moved, int]]:
+        """What nobody is known to have handled, with how many messages it is.
 
-    def _find(self, now: Mapping[int, Commit | None]) -> list[tuple[Moved, int]]:
+        Args:
+            by_epoch: where the log may not be read, a commit with a leader epoch is enough.
+        """
         events = self._list_events()
         known = [e for e in events if e.action in (REACHED, SET_BACK)]
         reached = _read_numbers(known[-1]) if known else {}
@@ -152,18 +156,23 @@ class CopyGroup:
         forward = {p: end for p, end in ends.items() if end > reached.get(p, 0)}
         if not forward:
             return []
-        first = known[-1] if known else events[0]
-        history = read_history(
+        made = self.ledger.steps.get(self.recovery_id, "create_topic")
+        if not known and made is None:
+            return []
+        since = known[-1].at if known or made is None else made.first_started_at
+        history = read_commit_history(
             self.admin,
             self.group,
             self.topic,
-            first.at - SLACK,
+            since - SLACK,
             ends,
-            had_members=first.detail.get("had_members", False),
+            is_new=not known,
+            had_members=known[-1].detail["had_members"] if known else False,
         )
         found = []
         for p, end in sorted(forward.items()):
-            found += self._trace(p, reached.get(p, 0), end, now[p], history)
+            one = now[p] if by_epoch else None
+            found += self._trace(p, reached.get(p, 0), end, one, history)
         left = self._finish_passes(self._count(found), events)
         return [] if left and self.trusts_simple() and self._is_simple() else left
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from backlogctl.fanout.movers import History, read_history
+from backlogctl.fanout.movers import History, read_commit_history
 from backlogctl.fanout.relay.commits import (
     READ_BESIDE,
     REPEATED,
@@ -83,7 +83,7 @@ def _read_history(context: StoppingContext[Any], now: Mapping[int, int | None]) 
     if not stopped:
         return None
     group, topic = context.recovery.group, context.recovery.topic
-    return read_history(context.admin, group, topic, stopped[0] - SLACK, now)
+    return read_commit_history(context.admin, group, topic, stopped[0] - SLACK, now)
 
 
 def list_moved(context: StoppingContext[Any]) -> tuple[Moved, ...]:

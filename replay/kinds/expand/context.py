@@ -76,6 +76,8 @@ _ABSENT_SECONDS = 5.0
 _TOPICS_PAUSE_SECONDS = 0.3
 _SAMPLE_EACH = 1.0
 _NOTE_EACH = 5.0
+# The log of commits since then is read each time, and it is cleaned after a while.
+_REACH_EACH = 600.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
 LAGS_SECONDS = 5.0
 _TOPICS_EACH = 2.0
@@ -91,6 +93,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
     _stack: ExitStack = field(default_factory=ExitStack)
     _sample_at: float = 0.0
     _note_at: float = 0.0
+    _reach_at: float = field(default_factory=lambda: time.monotonic() + _REACH_EACH)
     _topics_at: float = 0.0
 
     @property
@@ -344,6 +347,10 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             self._note_at = time.monotonic() + _NOTE_EACH
             with suppress(KafkaFailure):
                 self.copy_group.note()
+        if self.has_temporary and time.monotonic() >= self._reach_at:
+            self._reach_at = time.monotonic() + _REACH_EACH
+            with suppress(KafkaFailure):
+                self.copy_group.note_reached()
 
     def note_sample(self) -> None:
         """A sample of the stream while the guard is in its group.
@@ -516,7 +523,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         if self.has_temporary:
             with suppress(BacklogError):
                 self.launcher.stop(self.fleet, lambda: None)
-                self.copy_group.note_stopped()
+                self.copy_group.note_reached()
 
 
 # Whether somebody else moved one of the two groups.

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, PlanStale, Refused, UsageError, VerificationFailed
-from backlogctl.fanout.kept_record import keep_record, read_record
+from backlogctl.fanout.kept_record import fetch_record, keep_record
 from backlogctl.fanout.launchers.process import ramp_up
 from backlogctl.fanout.quiet import await_empty
 from backlogctl.fanout.relay.commits import fence_relays
@@ -559,7 +559,7 @@ def pass_over(context: ExpandContext, partition: int, offset: int) -> bool:
             subject=f"topic {topic}, partition {partition}, offset {offset}",
             hint="nothing was moved; what lies between would be skipped, or was handled",
         )
-    record = read_record(context.properties, topic, partition, offset, Deadline(_READ_SECONDS))
+    record = fetch_record(context.properties, topic, partition, offset, Deadline(_READ_SECONDS))
     directory = context.workspace.staging_of(context.recovery.id) / PASSED_FOLDER
     file = keep_record(record, directory)  # 3. on the disk
     place = {"partition": partition, "offset": offset, "timestamp": record.timestamp}

@@ -66,7 +66,7 @@ def test_fault_114_the_recovery_group_is_set_forward(
     set_to_latest(world, recovery)
     world.set_speed(Role.RECOVERY, None)
     if not is_logged:  # as without READ on the log of commits
-        world.patch.setattr(copy_group, "read_history", lambda *_, **__: None)
+        world.patch.setattr(copy_group, "read_commit_history", lambda *_, **__: None)
     with pytest.raises(VerificationFailed, match="while none of its consumers") as caught:
         world.run(recovery, resumed=True)
     assert world.read(recovery).state == "failed"
@@ -89,6 +89,23 @@ def test_fault_114_a_cancel_after_it_loses_nothing(world: World) -> None:
     assert find_unhandled(world) == []
     assert SET_FORWARD in list_actions(world, recovery)
     assert find_layout_problems(world, recovery, UNSET, "cancelled") == []
+
+
+def test_fault_114_it_is_set_forward_while_the_runner_works(world: World) -> None:
+    """None of its consumers runs, and somebody is quicker than the runner."""
+    recovery = world.plan_approved(rate=1)
+    world.set_speed(Role.RECOVERY, SLOW)
+
+    def set_forward() -> None:
+        set_to_latest(world, recovery)
+        world.set_speed(Role.RECOVERY, None)
+
+    world.at("p4.7.consumers.started", set_forward)
+    with pytest.raises(VerificationFailed, match="while none of its consumers"):
+        world.run(recovery)
+    await_handled(world)
+    assert find_unhandled(world) == []
+    assert SET_FORWARD in list_actions(world, recovery)
 
 
 def test_fault_114_commits_without_an_epoch_are_not_taken_for_somebody_elses(world: World) -> None:
@@ -139,7 +156,7 @@ def test_fault_115_whether_somebody_read_or_skipped_is_not_known(world: World, m
     """Nobody was in the group; or somebody, and the log of commits may not be read."""
     recovery = kill_in_the_drain(world)
     if manner == "classic":
-        world.patch.setattr(outsiders, "read_history", lambda *_, **__: None)
+        world.patch.setattr(outsiders, "read_commit_history", lambda *_, **__: None)
     many = read_some(world, manner)
     world.set_speed(Role.RECOVERY, None)
     with pytest.raises(VerificationFailed, match="either read by a consumer that came back"):

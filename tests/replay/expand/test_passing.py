@@ -157,7 +157,7 @@ def test_only_the_next_message_of_a_recovery_that_rests_is_passed(world: World) 
 def test_a_record_is_kept_byte_for_byte(world: World, tmp_path: Path) -> None:
     """What Parquet, or Python, would change: no key, an empty value, headers of one name, bytes."""
     from backlogctl.clock import Deadline
-    from backlogctl.fanout.kept_record import keep_record, read_record
+    from backlogctl.fanout.kept_record import fetch_record, keep_record
 
     headers = [("a", b"1"), ("a", None), ("b", b""), ("", b"\xff\x00")]
     producer = make_producer(world.properties, {})
@@ -166,7 +166,7 @@ def test_a_record_is_kept_byte_for_byte(world: World, tmp_path: Path) -> None:
     assert producer.flush(60) == 0
     end = verbs.list_offsets(world.properties, world.topic, range(PARTITIONS), "latest")[1]
     for at, value in zip(range(end - 3, end), (b"", None, b"\x00\xff" * 400_000), strict=True):
-        record = read_record(world.properties, world.topic, 1, at, Deadline(30.0))
+        record = fetch_record(world.properties, world.topic, 1, at, Deadline(30.0))
         assert (record.key, record.value, list(record.headers)) == (None, value, headers)
         file = keep_record(record, tmp_path / "kept")
         (row,) = pq.ParquetFile(tmp_path / "kept" / file.path).read().to_pylist()
