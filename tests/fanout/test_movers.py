@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from backlogctl.clock import utc_now
 from backlogctl.fanout.movers import Advance, LoggedCommit, _sort, read_commit_history, trace_moves
 from backlogctl.kafka import admin as verbs
+from backlogctl.kafka.commit_log import LogRecord
 from backlogctl.kafka.commit_records import CommitRecord, MembersRecord
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
@@ -74,7 +75,7 @@ def test_who_was_there_before_the_first_change_of_members(
     now = utc_now()
     commit = CommitRecord("g", "t", 0, 5, None, "", now, (3, 10))
     joined = MembersRecord("g", 1, True, 1, "consumer", (), now, (3, 11))
-    records = [joined, commit] if changes else [commit]
+    records: list[LogRecord] = [joined, commit] if changes else [commit]
     (made,) = _sort(records, "t", is_new=is_new, had_members=had_members)[0]
     assert made.had_members is found
 

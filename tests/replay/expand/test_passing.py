@@ -159,6 +159,7 @@ def test_a_record_is_kept_byte_for_byte(world: World, tmp_path: Path) -> None:
     from backlogctl.clock import Deadline
     from backlogctl.fanout.kept_record import fetch_record, keep_record
 
+    headers: list[tuple[str, str | bytes | None]]
     headers = [("a", b"1"), ("a", None), ("b", b""), ("", b"\xff\x00")]
     producer = make_producer(world.properties, {})
     for value in (b"", None, b"\x00\xff" * 400_000):
