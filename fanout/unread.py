@@ -68,8 +68,10 @@ def count_records(
     topic: str,
     ends: Mapping[int, int],
     look: Callable[[], None] = lambda: None,
+    *,
+    starts: Mapping[int, int] | None = None,
 ) -> dict[int, int]:
-    """Committed data records of each partition from its beginning up to `ends`.
+    """Committed data records of each partition up to `ends`, from `starts` or its beginning on.
 
     Args:
         look: called between two batches; raises what stops the run.
@@ -78,8 +80,9 @@ def count_records(
         ClusterUnreachable, KafkaFailure: it was not read to the end.
     """
     counts = dict.fromkeys(ends, 0)
-    starts = {number: 0 for number, end in ends.items() if end > 0}
-    for batch in _Reading(properties, topic, starts, ends).batches(look, IDLE_SECONDS):
+    known = starts or {}
+    begins = {n: known.get(n, 0) for n, end in ends.items() if end > known.get(n, 0)}
+    for batch in _Reading(properties, topic, begins, ends).batches(look, IDLE_SECONDS):
         for number, count in batch.counts.items():
             counts[number] += count
     return counts

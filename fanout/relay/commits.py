@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import cast
@@ -18,6 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import Refused
+from backlogctl.fanout.movers import History, trace_moves
 from backlogctl.fanout.relay.interface import name_relay_transactional_id
 from backlogctl.kafka.clients import Admin, make_producer, outlast, seconds_left
 from backlogctl.kafka.errors import translate
@@ -294,10 +295,9 @@ def fence_relays(
 
 # What somebody else did to the group's commits while nobody guarded them.
 #
-# The relay's own position says what was relayed; a commit elsewhere is somebody else's. Only a
-# reader's own commit carries a leader epoch: one without is a reset from outside (KIP-320).
+# The relay's own position says what was relayed; a commit elsewhere is somebody else's.
 
-SKIPPED = "the group was set past what was relayed"
+UNDECIDED = "the group moved past what was relayed, and by whom is not known"
 READ_BESIDE = "somebody else read on past what was relayed"
 REPEATED = "the group was set back behind what was relayed"
 
@@ -317,20 +317,34 @@ def find_moved_commits(
     positions: Mapping[int, CommitWithMetadata],
     begun: Mapping[int, int],
     recovery_id: str,
+    history: Callable[[], History | None] = lambda: None,
 ) -> tuple[Moved, ...]:
     """Where the original group does not stand where the relay left it.
 
     Args:
         begun: where its consumers were stopped; of partitions of which nothing was relayed.
+        history: the group's commits since then; asked only where one went forward. Where they are
+            not known, a commit with a leader epoch is a reader's.
     """
     found = []
+    known: History | None = None
+    is_asked = False
     for number, commit in sorted(commits.items()):
         own = positions[number].offset if number in positions else begun.get(number)
         if own is None or commit.offset == own or commit.is_of(recovery_id):
             continue
         if commit.offset < own:
             found.append(Moved(number, commit.offset, own, REPEATED))
-        else:
-            what = SKIPPED if commit.epoch is None else READ_BESIDE
+            continue
+        if not is_asked:
+            known, is_asked = history(), True
+        if known is None:
+            what = UNDECIDED if commit.epoch is None else READ_BESIDE
             found.append(Moved(number, own, commit.offset, what))
+            continue
+        made = [one for one in known.get(number, ()) if not is_counted(one.metadata, recovery_id)]
+        found += [
+            Moved(number, move.start, move.end, READ_BESIDE if move.is_read else UNDECIDED)
+            for move in trace_moves(own, commit.offset, made)
+        ]
     return tuple(found)

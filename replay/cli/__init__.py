@@ -31,6 +31,7 @@ from backlogctl.replay.cli.recoveries import (
     approve_recovery,
     cancel_recovery,
     list_recoveries,
+    pass_message,
     pause_recovery,
     reject_recovery,
     report_recovery,
@@ -112,6 +113,7 @@ app.command("reject", rich_help_panel=_RECOVER)(reject_recovery)
 app.command("run", rich_help_panel=_RECOVER)(run_recovery)
 app.command("pause", rich_help_panel=_RECOVER)(pause_recovery)
 app.command("resume", rich_help_panel=_RECOVER)(resume_recovery)
+app.command("pass", rich_help_panel=_RECOVER)(pass_message)
 app.command("cancel", rich_help_panel=_RECOVER)(cancel_recovery)
 app.command("report", rich_help_panel=_RECOVER)(report_recovery)
 app.add_typer(archive, name="archive", rich_help_panel=_RECOVER)

@@ -210,6 +210,50 @@ def cancel_recovery(
     session.emit({**document, "next_commands": commands}, Text(message), render_next(*commands))
 
 
+@verb
+def pass_message(
+    session: Session,
+    recovery: Annotated[str, typer.Argument(help="The expansion's id.")],
+    partition: Annotated[int, typer.Option(help="Of its temporary topic.")],
+    offset: Annotated[int, typer.Option(help="Of the message: the next unread one.")],
+) -> None:
+    """Go past a message that an expansion's consumers cannot handle; it is kept.
+
+    The recovery must be paused, or have no runner. The message is kept byte for byte in its
+    staging, and the offset of its group moves by one; `plan redrive STREAM --from passed:RECOVERY`
+    puts it back later.
+    """
+    from backlogctl.errors import LeaseHeld, UsageError
+    from backlogctl.replay.engine.next_commands import list_next_commands
+    from backlogctl.replay.kinds.expand.kind import ExpandKind
+    from backlogctl.replay.present.status import describe_recovery
+    from backlogctl.replay.present.terminal import render_done, render_next
+
+    workspace = session.open_workspace()
+    found = workspace.ledger.recoveries.get(recovery)
+    kind = workspace.kind_of(found)
+    if not isinstance(kind, ExpandKind):
+        raise UsageError(
+            "only an expansion has a temporary topic", subject=f"{found.kind} {recovery}"
+        )
+    try:
+        is_new = kind.pass_message(workspace, found, partition, offset, session.err)
+    except LeaseHeld as held:
+        raise LeaseHeld(
+            held.message,
+            subject=held.subject,
+            hint=f"`backlogctl pause {recovery}` first, and `backlogctl resume {recovery}` after",
+        ) from held
+    found = workspace.ledger.recoveries.get(recovery)
+    told = " is passed, and kept" if is_new else " was passed before; nothing was changed"
+    message = f"offset {offset} of partition {partition}{told}"
+    session.emit(
+        {**describe_recovery(workspace, found), "message": message},
+        render_done(recovery, "passed", f": {message}"),
+        render_next(*list_next_commands(workspace, found)),
+    )
+
+
 _LOOK_SECONDS = 1.0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,11 +17,16 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, PlanStale
 from backlogctl.fanout.temporary_topic import find_changed_settings, find_deleted
 from backlogctl.formats import Say, format_plural
-from backlogctl.kafka.admin import alter_topic_config, committed_offsets
-from backlogctl.kafka.clients import Admin
-from backlogctl.ledger import Ledger
-from backlogctl.replay.consumers.fleet import StoppingContext
-from backlogctl.values import Cause, Certainty, LedgerEvent, OffsetRange
+from backlogctl.kafka.admin import alter_topic_config, committed_offsets, read_topic_id
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.errors import TopicMissing
+from backlogctl.ledger import Ledger, TemporaryTopic
+from backlogctl.replay.consumers.fleet import StoppingContext, find_begun
+from backlogctl.replay.consumers.stopped_group import find_expired_relayed
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import WayOut
+from backlogctl.replay.engine.plan import REWIND
+from backlogctl.values import Cause, Certainty, LedgerEvent, OffsetRange, Recovery
 
 # Lines of the record.
 DRAINED = "the temporary topic is read to its end"
@@ -192,3 +198,77 @@ def note_lost_copy(
         context.say(
             f"{why}: at most {many}, a gap on record: `backlogctl gaps {context.stream.name}`"
         )
+
+
+# Whether it is still there, and how a recovery without it is closed.
+
+# A broker that is behind may not know a topic for a moment: it must be gone for a while.
+ABSENT_SECONDS = 5.0
+_AGAIN_SECONDS = 0.3
+
+
+def refuse_other_copy(admin: Admin, topic: str, topic_id: str) -> None:
+    """The temporary topic is the one that was made.
+
+    Raises:
+        PlanStale: it is gone, or was replaced.
+    """
+    found, _ = find_topic(admin, topic, Deadline(_SECONDS))
+    if found != topic_id:
+        what = "is gone" if not found else f"was replaced: its id is {found}, not {topic_id}"
+        raise PlanStale(
+            f"this recovery's temporary topic {what}",
+            subject=f"topic {topic}",
+            hint="set back (`cancel --rewind`), the group reads all that was relayed once more; "
+            "cancelled without that, what was in it and not handled is a gap on record",
+        )
+
+
+def find_way_out(
+    workspace: Workspace,
+    recovery: Recovery,
+    temporary: TemporaryTopic | None,
+    planned: tuple[str, int],
+    limit: Deadline,
+) -> WayOut:
+    """Where somebody deleted the temporary topic, or part of it, no run goes on: set back, the
+    group reads again all that was relayed, as long as the source has it. Else what was not handled
+    is a gap.
+
+    Args:
+        temporary: None where it was deleted at the end.
+        planned: the source's id and partitions.
+
+    Raises:
+        KafkaFailure: that is not known.
+    """
+    admin = make_admin(workspace.config.clusters[recovery.cluster].client_properties())
+    events = workspace.ledger.events.list(recovery.id)
+    if temporary is None or temporary.topic_id is None:
+        return WayOut()
+    if not is_cut(events) and not _is_gone(admin, temporary, limit):
+        return WayOut()
+    if not workspace.kind_of(recovery).asks_how_to_close(workspace, recovery):
+        return WayOut(is_only=True)
+    begun = find_begun(workspace.ledger, recovery.id)
+    has_all = find_topic(admin, recovery.topic, limit) == planned and not find_expired_relayed(
+        admin, recovery.topic, begun, events, limit=limit
+    )
+    return WayOut((REWIND,) if has_all else (), is_only=True)
+
+
+def _is_gone(admin: Admin, temporary: TemporaryTopic, limit: Deadline) -> bool:
+    absent = Deadline(ABSENT_SECONDS)
+    while True:
+        if find_topic(admin, temporary.name, limit)[0] == temporary.topic_id:
+            return False
+        if absent.expired:
+            return True
+        time.sleep(_AGAIN_SECONDS)
+
+
+def find_topic(admin: Admin, topic: str, limit: Deadline) -> tuple[str, int]:
+    """Its id and partitions; "" where there is no such topic."""
+    with suppress(TopicMissing):
+        return read_topic_id(admin, topic, limit)
+    return "", 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from backlogctl.clock import Deadline
 from backlogctl.fanout.quiet import await_empty
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import committed_offsets, list_offsets, set_group_offsets
+from backlogctl.kafka.clients import Admin
 from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY, ask_doubts
 from backlogctl.replay.consumers.fleet import StoppingContext
-from backlogctl.values import Cause, OffsetRange
+from backlogctl.values import Cause, LedgerEvent, OffsetRange
 
 PUT_BACK = "commits that the group did not have were set to where it was left"
 OVERTAKEN = "retention removed messages that the group had not read"
@@ -115,3 +117,29 @@ def record_expiry(
     if doubt := doubts.get(number):
         why = f"{why}; {MAYBE_EMPTY}: {doubt}"
     context.record_gap(item, Cause.EXPIRED, why, maybe_empty=bool(doubt))
+
+
+def find_expired_relayed(
+    admin: Admin,
+    topic: str,
+    begun: Mapping[int, int],
+    events: Iterable[LedgerEvent],
+    ends: Mapping[int, int] | None = None,
+    limit: Deadline | None = None,
+) -> dict[int, int]:
+    """By partition, offsets that were relayed and that the topic has no more, at most.
+
+    Args:
+        begun: where the group was stopped.
+        events: of the recovery: what had expired before it was relayed was never copied.
+        ends: to where it was relayed; None where that is not known.
+    """
+    lows, starts = list_offsets(admin, topic, begun, "earliest", deadline=limit), dict(begun)
+    for event in events:
+        if event.action != OVERTAKEN:
+            continue
+        number, start, end = (int(event.detail[name]) for name in ("partition", "start", "end"))
+        if start <= starts.get(number, -1):
+            starts[number] = max(starts[number], end)
+    bounds = lows if ends is None else {n: min(lows[n], ends.get(n, 0)) for n in lows}
+    return {number: bounds[number] - at for number, at in starts.items() if bounds[number] > at}

@@ -21,6 +21,7 @@ class Origin(StrEnum):
     LOG = "log"  # the stream's own topic
     ARCHIVE = "archive"
     DEAD_LETTERS = "dlq"
+    PASSED = "passed"  # what an expansion's consumers could not handle, kept as in an archive
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from tests.replay.expand.oracle import (
     find_layout_problems,
     read_log,
 )
+from tests.replay.expand.test_outsiders import set_to_latest
 from tests.replay.expand.world import PARTITIONS, WITHIN, World
 
 BACKLOG = 600
@@ -205,6 +206,12 @@ def _kill_consumers(world: World, recovery: Recovery) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def _set_copy_forward(world: World, recovery: Recovery) -> None:
+    """The recovery's group, while none of its consumers is there."""
+    with suppress(BacklogError, AssertionError):  # it was not made yet, or is gone
+        set_to_latest(world, recovery)
+
+
 ACTS: Mapping[str, Callable[[World, Recovery], None]] = {
     "nothing": lambda world, recovery: None,
     "publish": lambda world, recovery: world.publish(200),
@@ -213,4 +220,5 @@ ACTS: Mapping[str, Callable[[World, Recovery], None]] = {
     "reset to earliest": _reset("earliest"),
     "delete the copy": _delete_copy,
     "a consumer joins": _let_one_join,
+    "set the copy forward": _set_copy_forward,
 }

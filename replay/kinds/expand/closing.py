@@ -17,10 +17,7 @@ from backlogctl.errors import (
     VerificationFailed,
 )
 from backlogctl.fanout.quiet import await_empty
-from backlogctl.fanout.relay.commits import (
-    SKIPPED,
-    fence_relays,
-)
+from backlogctl.fanout.relay.commits import fence_relays
 from backlogctl.fanout.relay.guard import find_others, refuse_others
 from backlogctl.fanout.retention import raise_retention, restore_retention
 from backlogctl.fanout.temporary_topic import (
@@ -37,6 +34,7 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import GroupActive, TopicMissing
 from backlogctl.kafka.groups import read_standing
 from backlogctl.ledger import OPERATOR, Hold
+from backlogctl.replay.consumers.copy_group import list_passed
 from backlogctl.replay.consumers.fleet import (
     CONSUMERS_MISSING,
     CONSUMERS_STAY,
@@ -44,6 +42,7 @@ from backlogctl.replay.consumers.fleet import (
     say_by_hand,
 )
 from backlogctl.replay.consumers.kept_copy import CUT, DRAINED, note_lost_copy
+from backlogctl.replay.consumers.outsiders import record_outsiders, refuse_moved
 from backlogctl.replay.consumers.stopped_group import pass_overtaken, put_back_commits
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.expand.context import (
@@ -51,9 +50,6 @@ from backlogctl.replay.kinds.expand.context import (
     COPY_GONE,
     SOURCE_GONE,
     ExpandContext,
-    delete_recovery_group,
-    list_moved,
-    record_outsiders,
 )
 from backlogctl.values import Step
 from backlogctl_delivery.crashpoints import reach
@@ -113,7 +109,7 @@ class StallWatch:
         unread = context.find_unread()
         if not unread:
             return
-        places = ", ".join(f"{number} from {offset}" for number, offset in sorted(unread.items()))
+        places = ", ".join(f"{n} from {offset}" for n, offset in sorted(unread.items()))
         told = (
             f"nothing was handled for {seconds:.0f} s. Unread in {context.temporary_topic}: "
             f"{format_plural(len(unread), 'partition')} ({places})"
@@ -127,11 +123,14 @@ class StallWatch:
             )
             self._restart()
             return
+        number, first = context.recovery.id, min(unread)
         again = "start them again" if by_people else "they were started again, and it did not help"
         context.say(
-            f"{told}. Either the consumers cannot handle the message there, and it must be "
-            f"committed past; or they handle it and their commit is lost: {again}. Their logs in "
-            f"{context.fleet.directory} tell which"
+            f"{told}. Either the consumers cannot handle the message there, or they handle it and "
+            f"their commit is lost: {again}. Their logs in {context.fleet.directory} tell which. "
+            f"Past a message that they cannot handle: `backlogctl pause {number}`, then "
+            f"`backlogctl pass {number} --partition {first} --offset {unread[first]}` keeps it, "
+            f"then `backlogctl resume {number}`"
         )
 
     def _restart(self) -> None:
@@ -261,6 +260,13 @@ def _read_relayed(context: ExpandContext) -> dict[str, Any]:
 
 
 def _drain_rest(context: ExpandContext) -> None:
+    """Waits until nothing is unread, and it was its consumers who read it."""
+    _await_read(context)
+    while context.settle_copy():
+        _await_read(context)
+
+
+def _await_read(context: ExpandContext) -> None:
     """Waits until nothing is unread; starts the recovery's consumers where they do not run."""
     if not context.find_unread():
         return
@@ -412,7 +418,7 @@ def _prepare_group(context: ExpandContext) -> None:
     with suppress(GroupActive):  # who is there has begun
         put_back_commits(context)
     if not any(event.action == STARTING for event in events):
-        record_outsiders(context, context.say)
+        record_outsiders(context, lambda stable: context.read_positions(stable=stable), context.say)
     context.record(STARTING)
     with suppress(GroupActive):
         pass_overtaken(context)
@@ -463,27 +469,14 @@ class Verify(Step[ExpandContext]):
             await_movement(context)
         context.details[self.name] = found
         context.found["verified"] = found
+        passed = len(list_passed(context.workspace.ledger.events.list(context.recovery.id)))
         context.found["counts"] = {
             "relayed": found["relayed"],
-            "handled": found["written"],
+            "handled": found["written"] - passed,
+            **({"passed": passed} if passed else {}),
             "drained_per_second": _measure_drain(context),
         }
-        _refuse_skipped(context)
-
-
-def _refuse_skipped(context: ExpandContext) -> None:
-    """What was never relayed nor handled is no success, though the layout is as it was."""
-    skipped = [item for item in list_moved(context) if item.what == SKIPPED]
-    if not skipped or context.cancelling:
-        return
-    many = format_plural(sum(item.end - item.start for item in skipped), "message")
-    raise VerificationFailed(
-        f"at most {many} were never handled: somebody set the group's offsets past them while the "
-        "recovery was at work; they are a gap on record",
-        subject=f"group {context.recovery.group} on topic {context.recovery.topic}",
-        hint="all else is handled, and the layout is as it was: cancelled, this recovery is "
-        "closed; a plan of its own puts back what lies in the gap",
-    )
+        refuse_moved(context, context.copy_group)
 
 
 def _compare(context: ExpandContext) -> dict[str, Any]:
@@ -590,7 +583,7 @@ def remove_temporary_topic(context: ExpandContext, *, is_needed: bool = True) ->
         deny_topics=context.workspace.config.guards.deny_topics,
         is_drained=context.is_drained if is_needed else lambda: True,
     )
-    delete_recovery_group(context)
+    context.copy_group.delete(context.say)
 
 
 def _describe_source(context: ExpandContext) -> TopicInfo:

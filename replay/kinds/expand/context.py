@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused
+from backlogctl.errors import (
+    BacklogError,
+    KafkaFailure,
+    LeaseHeld,
+    PlanStale,
+    Refused,
+)
 from backlogctl.fanout.launchers.interface import Fleet, Role
 from backlogctl.fanout.quiet import await_decided, find_undecided
 from backlogctl.fanout.relay.commits import (
-    READ_BESIDE,
-    REPEATED,
-    SKIPPED,
     CommitWithMetadata,
-    Moved,
-    find_commits,
-    find_moved_commits,
     read_positions,
 )
 from backlogctl.fanout.relay.guard import GroupGuard
@@ -28,22 +28,21 @@ from backlogctl.fanout.relay.interface import ConsumerCameBack, RelayTask, Sourc
 from backlogctl.fanout.relay.session import Hooks, RelaySession
 from backlogctl.fanout.temporary_topic import start_recovery_group
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
-from backlogctl.formats import Say, format_plural
-from backlogctl.kafka.admin import committed_offsets, delete_group, list_offsets, read_topic_id
-from backlogctl.kafka.clients import Admin
-from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.admin import committed_offsets
 from backlogctl.kafka.groups import read_standing
 from backlogctl.kafka.raw_fetch import find_codec
 from backlogctl.ledger import BurndownSample, TemporaryTopic
+from backlogctl.replay.consumers.copy_group import CopyGroup
 from backlogctl.replay.consumers.fleet import (
     Answer,
     BrokerRetry,
     StoppingContext,
     fleet_of,
 )
-from backlogctl.replay.consumers.kept_copy import KeptCopy
+from backlogctl.replay.consumers.kept_copy import ABSENT_SECONDS, KeptCopy, refuse_other_copy
+from backlogctl.replay.consumers.outsiders import record_outsiders
 from backlogctl.replay.consumers.stopped_group import (
-    OVERTAKEN,
+    find_expired_relayed,
     note_overtaken,
     put_back_commits,
 )
@@ -51,61 +50,13 @@ from backlogctl.replay.engine.brakes import RoomBrake
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.burndown import BurndownView
-from backlogctl.values import Cause, LedgerEvent, OffsetRange
-
-# Whether the temporary topic is still that of an expansion.
-
-
-def refuse_other_copy(admin: Admin, plan: ExpandPlan, recovery_id: str, topic_id: str) -> None:
-    """The temporary topic is the one that was made.
-
-    Raises:
-        PlanStale: it is gone, or was replaced.
-    """
-    name, found = plan.temporary.topic, None
-    with suppress(TopicMissing):
-        found, _ = read_topic_id(admin, name, Deadline(30.0))
-    if found != topic_id:
-        what = "is gone" if found is None else f"was replaced: its id is {found}, not {topic_id}"
-        raise PlanStale(
-            f"this recovery's temporary topic {what}",
-            subject=f"topic {name}",
-            hint="set back (`cancel --rewind`), the group reads all that was relayed once more; "
-            "cancelled without that, what was in it and not handled is a gap on record",
-        )
-
-
-def find_expired_relayed(
-    admin: Admin,
-    topic: str,
-    begun: Mapping[int, int],
-    events: Iterable[LedgerEvent],
-    ends: Mapping[int, int] | None = None,
-    limit: Deadline | None = None,
-) -> dict[int, int]:
-    """By partition, offsets that were relayed and that the topic has no more, at most.
-
-    Args:
-        begun: where the group was stopped.
-        events: of the recovery: what had expired before it was relayed was never copied.
-        ends: to where it was relayed; None where that is not known.
-    """
-    lows, starts = list_offsets(admin, topic, begun, "earliest", deadline=limit), dict(begun)
-    for event in events:
-        if event.action != OVERTAKEN:
-            continue
-        number, start, end = (int(event.detail[name]) for name in ("partition", "start", "end"))
-        if start <= starts.get(number, -1):
-            starts[number] = max(starts[number], end)
-    bounds = lows if ends is None else {n: min(lows[n], ends.get(n, 0)) for n in lows}
-    return {number: bounds[number] - at for number, at in starts.items() if bounds[number] > at}
-
 
 ASK_SECONDS = 10.0  # then it is said that the brokers are away
-# A broker that is behind may not know a topic for a moment: it must be gone for a while.
-ABSENT_SECONDS = 5.0
 _TOPICS_PAUSE_SECONDS = 0.3
 _SAMPLE_EACH = 1.0
+_NOTE_EACH = 5.0
+# The log of commits since then is read each time, and it is cleaned after a while.
+_REACH_EACH = 600.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
 LAGS_SECONDS = 5.0
 _TOPICS_EACH = 2.0
@@ -127,6 +78,8 @@ class ExpandContext(StoppingContext[ExpandPlan]):
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _sample_at: float = 0.0
+    _note_at: float = 0.0
+    _reach_at: float = field(default_factory=lambda: time.monotonic() + _REACH_EACH)
     _topics_at: float = 0.0
 
     @property
@@ -249,7 +202,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         """The temporary topic, once it was made, is that one; raises PlanStale where it is not."""
         known = self.temporary
         if known is not None and known.topic_id is not None and known.deleted_at is None:
-            refuse_other_copy(self.admin, self.plan, self.recovery.id, known.topic_id)
+            refuse_other_copy(self.admin, self.temporary_topic, known.topic_id)
 
     @cached_property
     def kept_copy(self) -> KeptCopy:
@@ -305,6 +258,29 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             topic=self.temporary_topic,
             group=self.recovery_group,
         )
+
+    @cached_property
+    def copy_group(self) -> CopyGroup:
+        """The group of these consumers."""
+        return CopyGroup(
+            ledger=self.workspace.ledger,
+            recovery_id=self.recovery.id,
+            stream=self.stream.name,
+            properties=self.properties,
+            admin=self.admin,
+            group=self.recovery_group,
+            topic=self.temporary_topic,
+            partitions=self.temporary_partitions,
+            record=self.record,
+            look=self.look,
+            stop=lambda: self.launcher.stop(self.fleet, self.look),
+            within=self.consumers.stop_within.total_seconds(),
+            trusts_simple=lambda: self.is_complete("canary"),
+        )
+
+    def settle_copy(self) -> bool:
+        """What of the copy was handled; whether some of it is unread again."""
+        return self.ask(lambda: self.copy_group.settle(self.say))
 
     @property
     def logs(self) -> Path:
@@ -387,6 +363,14 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             self._sample_at = time.monotonic() + _SAMPLE_EACH
             with suppress(KafkaFailure):  # a broker is away: the next one shows it
                 self.sample()
+        if self.has_temporary and time.monotonic() >= self._note_at:
+            self._note_at = time.monotonic() + _NOTE_EACH
+            with suppress(KafkaFailure):
+                self.copy_group.note()
+        if self.has_temporary and time.monotonic() >= self._reach_at:
+            self._reach_at = time.monotonic() + _REACH_EACH
+            with suppress(KafkaFailure):
+                self.copy_group.note_reached()
 
     def brake_on(self) -> None:
         """From now on the relays wait before the disks of the temporary topic are full."""
@@ -492,6 +476,8 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             topic=self.temporary_topic,
             partitions=self.temporary_partitions,
         )
+        if not self.launcher.count_running(self.fleet):
+            self.settle_copy()  # before somebody goes on behind what nobody handled
         self.launcher.scale(self.fleet, count, self.tick)
 
     @cached_property
@@ -516,7 +502,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         What retention removed in front of a commit is on record as a gap before the relay goes on
         behind it.
         """
-        record_outsiders(self, self.say)
+        record_outsiders(self, lambda stable: self.read_positions(stable=stable), self.say)
         _, lows = note_overtaken(self)
         return [SourceRange(number, low) for number, low in sorted(lows.items())]
 
@@ -582,93 +568,4 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         if self.has_temporary:
             with suppress(BacklogError):
                 self.launcher.stop(self.fleet, lambda: None)
-
-
-# What somebody else did to the group's commits while nobody guarded them.
-
-_SENTENCES: Mapping[str, str] = {
-    SKIPPED: "somebody set the offsets of the group forward: {many} of partition {p} "
-    "({start:,} to {end:,}) were never relayed nor handled. They are a gap on record: "
-    "`backlogctl gaps {stream}`",
-    READ_BESIDE: "a reader of the group committed on partition {p} from {start:,} to {end:,} while "
-    "nobody guarded it: {many} are its own, and are not relayed",
-    REPEATED: "somebody set the offsets of the group back: {many} of partition {p} ({start:,} to "
-    "{end:,}) were read before, and are handled once more",
-}
-
-
-def record_outsiders(context: ExpandContext, say: Say) -> None:
-    """Puts on record what was done to the group, before anything goes on behind it.
-
-    What was skipped becomes an exact gap. Safe to call again.
-    """
-    # What a relay left undecided is waited for only where somebody else has committed.
-    if not _look(context, stable=False):
-        return
-    moved = _look(context, stable=True)
-    known = {(item.partition, item.start, item.end) for item in list_moved(context)}
-    _record_gaps(context, [item for item in moved if item.what == SKIPPED])
-    for item in moved:
-        if (item.partition, item.start, item.end) in known:
-            continue
-        context.record(item.what, partition=item.partition, start=item.start, end=item.end)
-        say(
-            _SENTENCES[item.what].format(
-                many=format_plural(item.end - item.start, "message"),
-                p=item.partition,
-                start=item.start,
-                end=item.end,
-                stream=context.stream.name,
-            )
-        )
-
-
-def _look(context: ExpandContext, *, stable: bool) -> tuple[Moved, ...]:
-    group, topic, numbers = (
-        context.recovery.group,
-        context.recovery.topic,
-        range(context.partitions),
-    )
-    place = (context.admin, group, topic, list(numbers), Deadline(60.0))
-    commits = find_commits(*place, stable=stable)
-    if len(commits) < len(numbers):
-        context.check_topic()  # commits go with their topic: then that is what to say
-    return find_moved_commits(
-        commits,
-        context.read_positions(stable=stable),
-        context.begun,
-        context.recovery.id,
-    )
-
-
-def list_moved(context: ExpandContext) -> tuple[Moved, ...]:
-    """What is on record of it."""
-    return tuple(
-        Moved(event.detail["partition"], event.detail["start"], event.detail["end"], event.action)
-        for event in context.workspace.ledger.events.list(context.recovery.id)
-        if event.action in _SENTENCES
-    )
-
-
-def _record_gaps(context: ExpandContext, skipped: Iterable[Moved]) -> None:
-    why = f"while {context.recovery.id} was at work, somebody set the group's offsets past them"
-    for item in skipped:
-        context.record_gap(OffsetRange(item.partition, item.start, item.end), Cause.SKIPPED, why)
-
-
-# Recovery groups that are of no more use: deleted at the end, or by the stream's next run.
-
-LEFT, GONE = "the recovery's group is still there", "the recovery's group is deleted"
-GROUP_SECONDS = 15.0
-
-
-def delete_recovery_group(context: ExpandContext) -> None:
-    """Deletes this recovery's group; one that stays is told, and does no harm."""
-    try:
-        delete_group(context.admin, context.recovery_group, Deadline(GROUP_SECONDS))
-    except BacklogError as error:
-        context.say(
-            f"group {context.recovery_group} is still there: {error.message}. It is of no more "
-            f"use; the next expansion of {context.stream.name} deletes it"
-        )
-        context.record(LEFT, group=context.recovery_group)
+                self.copy_group.note_reached()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,7 +13,7 @@ from backlogctl.fanout.disk import DiskCheck
 from backlogctl.fanout.keys import Skew, count_misplaced
 from backlogctl.fanout.layout import Layout, Load, measure_drain
 from backlogctl.fanout.quiet import STATIC_SECONDS
-from backlogctl.fanout.relay.commits import READ_BESIDE, REPEATED, SKIPPED
+from backlogctl.fanout.relay.commits import READ_BESIDE, REPEATED, UNDECIDED
 from backlogctl.fanout.unread import find_unread
 from backlogctl.formats import (
     format_count,
@@ -24,18 +22,16 @@ from backlogctl.formats import (
     format_plural,
     format_rate,
 )
-from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
-from backlogctl.kafka.clients import Admin, make_admin
-from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.admin import committed_offsets, list_offsets
+from backlogctl.kafka.clients import make_admin
 from backlogctl.ledger import TemporaryTopic
 from backlogctl.ledger.steps import has_stopped_consumers
-from backlogctl.replay.consumers.fleet import find_begun
-from backlogctl.replay.consumers.kept_copy import is_cut
+from backlogctl.replay.consumers.copy_group import SET_FORWARD, UNTOLD, list_passed
+from backlogctl.replay.consumers.kept_copy import find_topic, find_way_out
 from backlogctl.replay.consumers.members import ask_brokers, find_readers, name_stopped
 from backlogctl.replay.engine.guards import warn_about_approval
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.next_commands import WayOut
-from backlogctl.replay.engine.plan import REWIND
 from backlogctl.replay.engine.values import (
     Account,
     Checked,
@@ -55,7 +51,6 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
-from backlogctl.replay.kinds.expand.context import ABSENT_SECONDS, find_expired_relayed
 from backlogctl.replay.kinds.expand.plan import (
     NAME,
     ExpandPlan,
@@ -373,9 +368,14 @@ def _say_speed(plan: ExpandPlan) -> str:
 
 UNVERIFIED = "cancelled without verification"
 _OUTSIDE: Mapping[str, str] = {
-    SKIPPED: "Somebody set the group's offsets past what was relayed: what lies between is a gap.",
+    UNDECIDED: "The group's offsets moved past what was relayed: what lies between was either read "
+    "by a consumer that came back, or skipped. It is a possible gap.",
     READ_BESIDE: "A reader of the group committed past what was relayed, so that was left to it.",
     REPEATED: "Somebody set the group's offsets back: what lies between was handled once more.",
+    SET_FORWARD: "Somebody set the offsets of the recovery's group forward: it was set back, and "
+    "what lies between was handled.",
+    UNTOLD: "The offsets of the recovery's group moved, and by whom is not known: it was set back, "
+    "and what lies between was handled, perhaps once more.",
 }
 
 
@@ -389,12 +389,15 @@ def account_for_expansion(plan: ExpandPlan, record: RecoveryRecord) -> Account:
         rebuilds = (
             f" Draining does not bring these back: `backlogctl plan rebuild {plan.stream}` does."
         )
+    passed = len(list_passed(record.events))
+    left_out = f" {_say_passed(passed, record.recovery)}" if passed else ""
     return Account(
         aim=f"to drain {format_plural(plan.lag, 'unread message')} of topic {plan.topic}",
         achieved=f"{many} of topic {plan.topic} drained, and the layout restored",
-        verified=f"Everything that group {plan.group} had not read was handled with "
+        verified=f"{'All else' if left_out else 'Everything'} that group {plan.group} had not "
+        f"read was handled with "
         f"{plan.consumers:,} consumers instead of {plan.replicas:,}. What was relayed is what was "
-        "written and handled; the group's own consumers are back.",
+        f"written and handled; the group's own consumers are back.{left_out}",
         cancelled="It was cancelled: what had been relayed was handled, and the layout restored."
         if record.steps
         else "It was cancelled before it began. Nothing was changed.",
@@ -464,6 +467,8 @@ def _describe_rest(
         "handled and not committed is handled again, as after any rebalance.",
     ]
     reasons += [_OUTSIDE[action] for action in _OUTSIDE if record.find_last(action)]
+    if passed := list_passed(record.events):
+        reasons.append(_say_passed(len(passed), record.recovery))
     if verification.result == "passed":
         return Unexplained(_compare(verification.checks, counts), reasons=tuple(reasons))
     if not record.burndown:
@@ -475,6 +480,14 @@ def _describe_rest(
         f"{last.temporary_lag:,} in the temporary topic."
     )
     return Unexplained(told, reasons=tuple(reasons))
+
+
+def _say_passed(count: int, recovery: Recovery) -> str:
+    many = format_plural(count, "message")
+    return (
+        f"{many} that the consumers could not handle were passed on purpose, and are kept: "
+        f"`backlogctl plan redrive {recovery.stream} --from passed:{recovery.id}` puts them back."
+    )
 
 
 def _compare(checks: Sequence[Checked], counts: Mapping[str, Any]) -> str:
@@ -496,7 +509,6 @@ def _compare(checks: Sequence[Checked], counts: Mapping[str, Any]) -> str:
 
 # An offset that is left may be a control record: so few are read.
 _FEW = 20
-_AGAIN_SECONDS = 0.3
 
 
 def describe_expansion(
@@ -517,9 +529,13 @@ def describe_expansion(
         stopped = name_stopped(plan.group, plan.replicas, steps, readers)
     only_there: OnlyThere | None = None
     way_out: WayOut | None = None
+    planned = (plan.topic_id, plan.partition_count)
     if ask and not problem:
         way_out, problem = ask_brokers(
-            recovery, lambda limit: find_way_out(workspace, recovery, plan, limit), None, ask=True
+            recovery,
+            lambda limit: find_way_out(workspace, recovery, temporary, planned, limit),
+            None,
+            ask=True,
         )
     if temporary is not None:
         messages: int | None = None if "canary" in steps else 0
@@ -544,50 +560,6 @@ def describe_expansion(
     )
 
 
-def find_way_out(
-    workspace: Workspace, recovery: Recovery, plan: ExpandPlan, limit: Deadline
-) -> WayOut:
-    """Where somebody deleted the temporary topic, or part of it, no run goes on: set back, the
-    group reads again all that was relayed, as long as the source has it. Else what was not handled
-    is a gap.
-
-    Raises:
-        KafkaFailure: that is not known.
-    """
-    temporary = _find_temporary(workspace, recovery)
-    admin = make_admin(workspace.config.clusters[recovery.cluster].client_properties())
-    events = workspace.ledger.events.list(recovery.id)
-    if temporary is None or temporary.topic_id is None:
-        return WayOut()
-    if not is_cut(events) and not _is_gone(admin, temporary, limit):
-        return WayOut()
-    if not workspace.kind_of(recovery).asks_how_to_close(workspace, recovery):
-        return WayOut(is_only=True)
-    begun = find_begun(workspace.ledger, recovery.id)
-    planned = (plan.topic_id, plan.partition_count)
-    has_all = _find_topic(admin, recovery.topic, limit) == planned and not find_expired_relayed(
-        admin, recovery.topic, begun, events, limit=limit
-    )
-    return WayOut((REWIND,) if has_all else (), is_only=True)
-
-
-def _is_gone(admin: Admin, temporary: TemporaryTopic, limit: Deadline) -> bool:
-    absent = Deadline(ABSENT_SECONDS)
-    while True:
-        if _find_topic(admin, temporary.name, limit)[0] == temporary.topic_id:
-            return False
-        if absent.expired:
-            return True
-        time.sleep(_AGAIN_SECONDS)
-
-
-def _find_topic(admin: Admin, topic: str, limit: Deadline) -> tuple[str, int]:
-    """Its id and partitions; "" where there is no such topic."""
-    with suppress(TopicMissing):
-        return read_topic_id(admin, topic, limit)
-    return "", 0
-
-
 def _find_temporary(workspace: Workspace, recovery: Recovery) -> TemporaryTopic | None:
     known = workspace.ledger.temporary_topics.get(recovery.id)
     return known if known is not None and known.deleted_at is None else None
@@ -607,7 +579,7 @@ def _count_left(
     """
     properties = workspace.config.clusters[recovery.cluster].client_properties()
     admin, topic, numbers = make_admin(properties), temporary.name, range(temporary.partitions)
-    if _find_topic(admin, topic, limit)[0] != temporary.topic_id:
+    if find_topic(admin, topic, limit)[0] != temporary.topic_id:
         raise KafkaFailure(
             "it is gone, with what was in it and not handled", subject=f"topic {topic}"
         )

@@ -16,7 +16,7 @@ from backlogctl.replay.engine.kind import Kind, RunContext, Say, Traits, Workspa
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND, RunOrigin
 from backlogctl.replay.engine.values import Account, RecoveryRecord, RecoveryStatus, Telling
 from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, ExpandOptions, ExpandPlan
-from backlogctl.values import Gap, GapState, Recovery, Step
+from backlogctl.values import FINAL, Gap, GapState, Recovery, Step
 
 if TYPE_CHECKING:
     from backlogctl.kafka.rights import Right
@@ -76,11 +76,12 @@ class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
     def list_rights(
         self, config: Config, stream: Stream, recovery_id: str, plan: ExpandPlan | None = None
     ) -> tuple[Right, ...]:
-        """A temporary topic is made and deleted, and offsets of two groups are committed."""
+        """A temporary topic is made and deleted, offsets of two groups are committed; and who else
+        commits for them is looked up where that is allowed."""
         from backlogctl.replay.observe.rights import select_rights
 
         holds = plan is None or bool(plan.hold.changes)
-        parts = "see raise expand keep" if holds else "see expand keep"
+        parts = "see watch raise expand keep" if holds else "see watch expand keep"
         prefix = (plan or config.kafka_ledger).transactional_prefix
         return select_rights(parts, stream, recovery_id, optional="keep", prefix=prefix)
 
@@ -123,6 +124,39 @@ class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
         restored = "restore" in found and found["restore"].is_complete
         return "canary" in found and not restored
 
+    def pass_message(
+        self,
+        workspace: Workspace,
+        recovery: Recovery,
+        partition: int,
+        offset: int,
+        console: Console,
+    ) -> bool:
+        """Keeps a message that its consumers cannot handle, and moves its group past it.
+
+        Returns:
+            False where that was done before.
+
+        Raises:
+            LeaseHeld: a runner works on it.
+            Refused: it is over, or this is not the next unread message.
+        """
+        from backlogctl.replay.engine.cancelling import open_closing
+        from backlogctl.replay.kinds.expand.context import ExpandContext
+        from backlogctl.replay.kinds.expand.steps import pass_over
+
+        with workspace.ledger.leases.hold(recovery.id) as lease:
+            current = workspace.ledger.recoveries.get(recovery.id)
+            if current.state in FINAL:
+                raise Refused(
+                    f"it is {current.state}, so there is nothing to pass",
+                    subject=f"recovery {recovery.id}",
+                )
+            with open_closing(
+                ExpandContext, workspace, current, lease, context=None, console=console
+            ) as opened:
+                return pass_over(opened, partition, offset)
+
     def tell(self, plan: ExpandPlan, recovery: Recovery) -> Telling:
         """What is behind, how long it takes, and what is done to whom."""
         from backlogctl.replay.kinds.expand.describe import describe_expand_plan
@@ -146,6 +180,8 @@ class ExpandKind(Kind[ExpandPlan, ExpandOptions]):
         told = f"{format_plural(counts['relayed'], 'message')} drained in all"
         if rate := counts["drained_per_second"]:
             told += f" at {format_rate(rate)}"
+        if passed := counts.get("passed"):
+            told += f"; {format_plural(passed, 'message')} passed on purpose, and kept"
         return f"{told}, the layout is as it was"
 
     def say_cancelled(self, recovery: Recovery, ways: Sequence[str] = ()) -> str:

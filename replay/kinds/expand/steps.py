@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import (
@@ -11,8 +12,10 @@ from backlogctl.errors import (
     PlanStale,
     Refused,
     RewindRefused,
+    UsageError,
     VerificationFailed,
 )
+from backlogctl.fanout.kept_record import fetch_record, keep_record
 from backlogctl.fanout.launchers.process import ramp_up
 from backlogctl.fanout.quiet import await_empty
 from backlogctl.fanout.relay.commits import fence_relays
@@ -31,6 +34,7 @@ from backlogctl.kafka.admin import (
 )
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.replay.consumers.copy_group import GONE, GROUP_SECONDS, KEPT, LEFT, PASSED_FOLDER
 from backlogctl.replay.consumers.fleet import (
     find_begin,
 )
@@ -52,10 +56,7 @@ from backlogctl.replay.kinds.expand.closing import (
     restoring_retention,
 )
 from backlogctl.replay.kinds.expand.context import (
-    GONE,
-    GROUP_SECONDS,
     LAGS_SECONDS,
-    LEFT,
     ExpandContext,
 )
 from backlogctl.replay.kinds.expand.plan import ALLOW_DISK, NAME, ExpandPlan
@@ -539,3 +540,58 @@ def close_layout(context: ExpandContext) -> None:
         context.lease.confirm()
         step.complete(context)
         context.end(step.name)
+
+
+# Goes past a message that the consumers cannot handle: it is kept, byte for byte.
+
+_READ_SECONDS = 30.0
+
+
+def pass_over(context: ExpandContext, partition: int, offset: int) -> bool:
+    """Keeps the next unread message of a temporary partition, and moves the group past it.
+
+    Killed anywhere, the same again goes on: what is on record as kept counts only once it is
+    passed.
+
+    Returns:
+        False where it was passed before.
+
+    Raises:
+        UsageError: there is no such partition.
+        Refused: it is not the next unread message.
+        GroupActive: the recovery's consumers do not end.
+    """
+    topic, group = context.temporary_topic, context.recovery_group
+    if not context.has_temporary or context.is_complete("cut_over"):
+        raise Refused(
+            "nothing is unread in its temporary topic", subject=f"recovery {context.recovery.id}"
+        )
+    if not 0 <= partition < context.temporary_partitions:
+        last = context.temporary_partitions - 1
+        raise UsageError(f"partitions are 0 to {last}", subject=f"topic {topic}")
+    context.check_copy()
+    context.launcher.stop(context.fleet, context.look)  # 1. whoever reads would be overtaken
+    within = context.consumers.stop_within.total_seconds()
+    await_empty(context.admin, group, context.look, within=within)
+    context.settle_copy()  # 2. what somebody else set, or a `pass` that was killed
+    if (partition, offset) in context.copy_group.list_passed():
+        return False
+    first = context.find_unread().get(partition)
+    if first != offset:
+        there = "nothing is unread" if first is None else f"the next unread message is at {first}"
+        raise Refused(
+            f"{there} in partition {partition}, and only the next one can be passed",
+            subject=f"topic {topic}, partition {partition}, offset {offset}",
+            hint="nothing was moved; what lies between would be skipped, or was handled",
+        )
+    record = fetch_record(context.properties, topic, partition, offset, Deadline(_READ_SECONDS))
+    directory = context.workspace.staging_of(context.recovery.id) / PASSED_FOLDER
+    file = keep_record(record, directory)  # 3. on the disk
+    place = {"partition": partition, "offset": offset, "timestamp": record.timestamp}
+    context.record(KEPT, **place, file=asdict(file))
+    reach("p4.pass.kept")
+    context.lease.confirm()
+    set_group_offsets(context.admin, group, topic, {partition: offset + 1}, Deadline(30.0))  # 4.
+    reach("p4.pass.moved")
+    context.copy_group.settle(context.say)  # 5. on record
+    return True

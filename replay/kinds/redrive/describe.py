@@ -298,6 +298,8 @@ def _list_actions(plan: RedrivePlan) -> tuple[Action, ...]:
         actions.append(Action("keeps", (f"{kept}those that are put back",)))
     elif plan.source.origin is Origin.ARCHIVE:
         actions.append(Action("keeps", (f"archive {plan.source.archive} as it is",)))
+    elif plan.source.origin is Origin.PASSED:
+        actions.append(Action("keeps", ("the files of what was passed as they are",)))
     return tuple(actions)
 
 

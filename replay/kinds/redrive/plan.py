@@ -31,8 +31,8 @@ class RedriveOptions(Options):
         default=None,
         title="From",
         description="Where the messages are: `log` (the stream's topic), `dlq:TOPIC` (dead "
-        "letters), `archive:R` (what offload R moved), or `unprocessed` (what `audit consumed` "
-        "found in the log).",
+        "letters), `archive:R` (what offload R moved), `passed:R` (what was passed in expansion "
+        "R), or `unprocessed` (what `audit consumed` found in the log).",
         json_schema_extra={"option": "from"},
     )
     since: OptionalMoment = Field(
@@ -130,7 +130,8 @@ NAME: Final = "redrive"
 
 
 class PlannedSource(PlanPart):
-    """Where the messages were read: a topic, or an archive of one."""
+    """Where the messages were read: a topic, or an archive of one; `archive` is the id of the
+    recovery that has them."""
 
     origin: Origin
     topic: str
@@ -148,6 +149,8 @@ class PlannedSource(PlanPart):
         match self.origin:
             case Origin.ARCHIVE:
                 return f"archive {self.archive} of topic {self.topic}"
+            case Origin.PASSED:
+                return f"what was passed in expansion {self.archive}"
             case Origin.DEAD_LETTERS:
                 return f"the dead letters in topic {self.topic}"
             case _:

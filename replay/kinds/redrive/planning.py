@@ -53,6 +53,7 @@ from backlogctl.replay.kinds.redrive.sources import (
     merge_ranges,
     name_letters,
     open_archive,
+    open_passed,
     parse_offsets,
     read_span,
     require_bounds,
@@ -166,6 +167,8 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
         draft.say(f"verifying archive {planned.archive}")
         archived = open_archive(spark, record)
         planned = planned.model_copy(update={"partitions": archived.manifest.partitions})
+    elif chosen.source.passed is not None:
+        archived = open_passed(spark, chosen.source.passed)
     ranges, warnings = _find_ranges(draft.properties, options, chosen, archived)
     if target.planned is None or target.planned.to is To.OTHER:
         prior = locate_chunks(workspace, prior, target.topic_id, stream.group)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from backlogctl.archive_manifest import ArchivedRange, ArchiveFile, ArchiveManifest
 from backlogctl.clock import Deadline
 from backlogctl.config import Stream
 from backlogctl.errors import Refused, UsageError
@@ -14,6 +15,7 @@ from backlogctl.formats import format_count, format_moment
 from backlogctl.kafka.admin import TopicInfo, describe_topic
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import ArchiveRecord
+from backlogctl.replay.consumers.copy_group import PASSED_FOLDER, list_passed
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import Fact
 from backlogctl.replay.injection.archived import ARCHIVE, ArchivedGap
@@ -31,15 +33,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SECONDS = 30.0
-_WAYS = "`--from log`, `--from dlq:TOPIC`, `--from archive:R` or `--from unprocessed`"
+_WAYS = (
+    "`--from log`, `--from dlq:TOPIC`, `--from archive:R`, `--from passed:R` or "
+    "`--from unprocessed`"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveSource:
-    """A source, and its archive's record where it is one."""
+    """A source; its archive's record where it is one, or what was passed."""
 
     planned: PlannedSource
     archive: ArchiveRecord | None = None
+    passed: ArchiveSource | None = None
 
 
 def name_letters(said: str | None) -> str | None:
@@ -75,6 +81,8 @@ def find_source(
         return RedriveSource(_find_dead_letters(workspace, stream, name))
     if word == Origin.ARCHIVE and name:
         return _find_archive(workspace, stream, name)
+    if word == Origin.PASSED and name:
+        return _find_passed(workspace, stream, name)
     raise UsageError(
         f"{said!r} is none" if said else "is required: where are the messages?",
         subject="--from",
@@ -135,6 +143,55 @@ def _find_archive(workspace: Workspace, stream: Stream, name: str) -> RedriveSou
     )
 
 
+def _find_passed(workspace: Workspace, stream: Stream, name: str) -> RedriveSource:
+    """What the record of an expansion says that was passed: no other file counts."""
+    recovery = workspace.ledger.recoveries.get(name)
+    copy = workspace.ledger.temporary_topics.get(name)
+    passed = list_passed(workspace.ledger.events.list(name))
+    if recovery.stream != stream.name or recovery.topic != stream.topic or copy is None:
+        raise UsageError(
+            f"it is no expansion of topic {stream.topic}", subject=f"--from passed:{name}"
+        )
+    if not passed:
+        raise Refused("no message of it was passed", subject=f"recovery {name}")
+    manifest = ArchiveManifest(
+        recovery_id=name,
+        stream=stream.name,
+        cluster=copy.cluster,
+        topic=copy.name,
+        topic_id=copy.topic_id or "",
+        group=recovery.group,
+        partitions=copy.partitions,
+        plan_hash=recovery.plan_hash,
+        made_by="",
+        made_at=copy.created_at,
+        ranges=tuple(ArchivedRange(p, at, at + 1, 1, None, None) for p, at in sorted(passed)),
+        files=tuple(ArchiveFile(**detail["file"]) for _, detail in sorted(passed.items())),
+    )
+    planned = PlannedSource(
+        origin=Origin.PASSED,
+        topic=copy.name,
+        topic_id=manifest.topic_id,
+        partitions=copy.partitions,
+        archive=name,
+    )
+    location = str(workspace.staging_of(name) / PASSED_FOLDER)
+    return RedriveSource(planned, passed=ArchiveSource(location, manifest))
+
+
+def open_passed(spark: SparkSession, passed: ArchiveSource) -> ArchiveSource:
+    """Every file looked at; what a `pass` that was killed has left is none of them.
+
+    Raises:
+        StagingError: names what is missing or damaged.
+    """
+    from backlogctl.spark_backfill.archive.verification import verify_archive
+
+    check = verify_archive(spark, passed.location, passed.manifest)
+    replace(check, unexpected=()).require_good(f"what was passed in {passed.manifest.recovery_id}")
+    return passed
+
+
 def open_archive(spark: SparkSession, record: ArchiveRecord) -> ArchiveSource:
     """Its manifest, and every file looked at.
 
@@ -183,7 +240,7 @@ def require_bounds(options: RedriveOptions) -> None:
         UsageError
     """
     bounds = ("since", "until", "offsets", "key", "where", "everything")
-    if takes_waiting(options):
+    if takes_waiting(options) or (options.source or "").startswith(f"{Origin.PASSED}:"):
         return
     if options.source == WORD:
         if said := [name for name in bounds if getattr(options, name)]:

@@ -18,7 +18,7 @@ from backlogctl.ledger import upgrade
 from backlogctl.replay.consumers import kept_copy
 from backlogctl.replay.engine import brakes
 from backlogctl.replay.kinds.expand.closing import LONGEST_HOLD
-from backlogctl.replay.kinds.expand.plan import REWIND
+from backlogctl.replay.engine.plan import REWIND
 from backlogctl.values import Certainty, Recovery
 from tests.kit.kafka import move_log_start, set_config, wait_until
 from tests.kit.services import Postgres

@@ -207,7 +207,7 @@ class World:
             pid for pid, command in found.items() if "backlogctl.fanout.relay.worker" in command
         ]
 
-    def start_intruder(self, manner: str = "classic") -> subprocess.Popen[str]:
+    def start_intruder(self, manner: str = "classic", **variables: str) -> subprocess.Popen[str]:
         """A consumer of the original group that nobody's launcher knows; it handles and commits.
 
         Args:
@@ -221,6 +221,7 @@ class World:
             "BACKLOG_ROLE": "intruder",
             "MANNER": manner,
             "ORDER_LOG": str(self.log),
+            **variables,
         }
         process = subprocess.Popen(
             [sys.executable, str(CONSUMER)], env=environment, start_new_session=True, text=True
