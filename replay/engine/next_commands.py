@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from backlogctl.config import Stream
-from backlogctl.errors import ConsumersLeft, PlanStale, Refused, RewindRefused, VerificationFailed
+from backlogctl.errors import (
+    ConsumersLeft,
+    PlanStale,
+    Refused,
+    RewindRefused,
+    UnreadLeft,
+    VerificationFailed,
+)
 from backlogctl.monitoring.verdict.commands import look_at_stream, show_recovery
 from backlogctl.replay.engine.approval import check_hash, check_runnable, is_expired
 from backlogctl.replay.engine.brakes import CANARY, OPERATOR
@@ -150,6 +157,8 @@ def _choose_ways(asked: tuple[str, ...], failure: _Failure | None) -> tuple[str,
         ways.remove(REWIND)
     if failure.code == ConsumersLeft.code and LEAVE_CONSUMERS not in ways:
         ways.append(LEAVE_CONSUMERS)
+    if failure.code == UnreadLeft.code and REWIND not in ways:
+        ways.append(REWIND)
     return tuple(ways)
 
 

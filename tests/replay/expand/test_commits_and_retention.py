@@ -9,9 +9,9 @@ import pytest
 
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka.admin import committed_offsets, list_offsets
+from backlogctl.replay.engine.plan import REWIND
 from backlogctl.replay.kinds.expand import closing
 from backlogctl.replay.kinds.expand.context import ExpandContext
-from backlogctl.replay.engine.plan import REWIND
 from backlogctl.values import Cause, Recovery
 from tests.kit.kafka import (
     commit,

@@ -76,7 +76,7 @@ def bring_consumer_back(world: World) -> Recovery:
 
 def end_intruder(world: World) -> None:
     let_go(world)
-    (intruder,) = (one for one in world.started if str(CONSUMER) in list(map(str, one.args)))
+    (intruder,) = (one for one in world.started if str(CONSUMER) in str(one.args))
     intruder.terminate()
     intruder.wait(WITHIN)
     wait_until(lambda: not world.find_members(), what="the group is empty")

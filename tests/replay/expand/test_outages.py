@@ -17,8 +17,8 @@ from backlogctl.kafka.admin import list_offsets, read_topic_overrides
 from backlogctl.ledger import upgrade
 from backlogctl.replay.consumers import kept_copy
 from backlogctl.replay.engine import brakes
-from backlogctl.replay.kinds.expand.closing import LONGEST_HOLD
 from backlogctl.replay.engine.plan import REWIND
+from backlogctl.replay.kinds.expand.closing import LONGEST_HOLD
 from backlogctl.values import Certainty, Recovery
 from tests.kit.kafka import move_log_start, set_config, wait_until
 from tests.kit.services import Postgres
