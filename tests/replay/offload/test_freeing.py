@@ -134,7 +134,8 @@ def test_fault_124_an_open_transaction_keeps_its_segment(make_idle: MakeOffload)
     assert "between nothing and about" in caught.value.message
     assert "open transactions hide the end of partitions 0, 1" in caught.value.message
     assert "--allow frees-nothing`" in caught.value.hint
-    recovery = world.plan_approved(discard=True, allow=("lose", "frees-nothing"))
+    said: dict[str, Any] = {"discard": True, "allow": ("lose", "frees-nothing")}
+    recovery = world.plan_approved(**said)
     assert any("not all of the space" in text for text in recovery.plan["warnings"])
     done = world.run(recovery)
     assert (str(done.state), done.detail["counts"]["freed_bytes"]) == ("verified", 0)
