@@ -592,10 +592,6 @@ def _describe_partitions(request: RedriveRequest, labels: DataFrame) -> tuple[So
         start, end = whole.get(item.partition, (item.start, item.end))
         whole[item.partition] = min(start, item.start), max(end, item.end)
     return tuple(
-        SourcePartition(partition, start, end)
-        if (row := found.get(partition)) is None
-        else SourcePartition(
-            partition, start, end, row["matched"], row["staged"], row["first"], row["last"]
-        )
-        for partition, (start, end) in sorted(whole.items())
+        SourcePartition(partition, *span, *(found[partition][1:] if partition in found else ()))
+        for partition, span in sorted(whole.items())
     )
