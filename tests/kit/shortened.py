@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from backlogctl.clock import Deadline
-from backlogctl.fanout import speed
+from backlogctl.fanout import segments, speed
 from backlogctl.fanout.quiet import await_quiet
 from backlogctl.fanout.relay import guard
 from backlogctl.fanout.temporary_topic import delete_temporary_topic
@@ -127,7 +127,7 @@ def _cut_small(
 
 def shorten_crash(patch: Patch) -> None:
     """An offload that is killed: pieces of some dozens of messages."""
-    from backlogctl.replay.kinds.offload import planning, steps
+    from backlogctl.replay.kinds.offload import context, planning, steps
     from backlogctl.spark_backfill.archive import writing
 
     make_job = steps.make_job
@@ -137,6 +137,9 @@ def shorten_crash(patch: Patch) -> None:
 
     shorten(patch)
     patch(planning, "READINGS_APART", 0.1)
+    # How much is freed is judged elsewhere.
+    patch(context, "FREED_SECONDS", 3.0)
+    patch(segments, "ROLLED_SECONDS", 4.0)
     patch(steps, "make_job", make_small)
     patch(writing, "_PIECES_PER_CORE", 1)
     if STOP_INSTEAD in os.environ:

@@ -20,7 +20,7 @@ import pytest
 
 from backlogctl.config import SparkSection
 from backlogctl.errors import BacklogError
-from backlogctl.replay.kinds.offload.plan import ALLOW_NOTHING, FORWARD
+from backlogctl.replay.kinds.offload.plan import FORWARD
 from backlogctl.values import Recovery
 from examples.stage import SHORT_LIVED_JVM
 from tests.crash.offload.world import DONE, CrashWorld, judge_cancelled, judge_end, judge_offloaded
@@ -152,8 +152,7 @@ class Story:
         if schedule.hanging:
             world.traffic.begin(20)
         world.traffic.mix(40)
-        # A transaction that is open all through it may hold all of the space.
-        recovery = world.plan_approved(allow=(ALLOW_NOTHING,) if schedule.hanging else ())
+        recovery = world.plan_approved()
         with world.traffic.going_on():
             for blow in schedule.blows:
                 self._strike(recovery, blow)

@@ -24,6 +24,7 @@ from backlogctl.kafka.admin import create_topic
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.runner import Run
 from backlogctl.replay.injection.ledger import find_ledger
+from backlogctl.replay.kinds.offload.plan import ALLOW_NOTHING
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.kinds.redrive.planning import plan_redrive
 from backlogctl.spark_backfill.injection.ledger_topic import CLOSED, read_visible
@@ -69,6 +70,11 @@ class CrashWorld(OffloadWorld):
             self.traffic.mix(backlog // 4)
         self.start_originals()
         wait_until(lambda: None not in self.read_commits().values(), what="commits everywhere")
+
+    def plan(self, rate: float = 0.0, **options: Any) -> Recovery:
+        """A transaction that is open all through it may hold all of the space."""
+        allow = (ALLOW_NOTHING, *options.pop("allow", ()))
+        return super().plan(rate, allow=allow, **options)
 
     # What is done to the runners.
 

@@ -15,6 +15,7 @@ from backlogctl.replay.present.status import find_status
 from backlogctl.spark_backfill.archive import writing
 from tests.kit.kafka import wait_until
 from tests.replay.expand.oracle import find_unhandled
+from tests.replay.expand.world import PARTITIONS
 from tests.replay.offload.world import OffloadWorld, await_fresh, find_place, judge_offload
 
 
@@ -38,7 +39,8 @@ def test_fault_43_cancelled_before_the_group_is_moved_nothing_has_happened(
     assert not find_place(recovery).exists()
     assert idle.open().ledger.gaps.list("orders") == ()
     wait_until(lambda: len(idle.list_pids(Role.ORIGINAL)) == 2, what="consumers are back")
-    wait_until(lambda: idle.find_rest() == 0, what="they read all of it")
+    # Nobody commits past the marker that ended a segment.
+    wait_until(lambda: idle.find_rest() <= PARTITIONS, what="they read all of it")
 
 
 def fail(why: str) -> None:
