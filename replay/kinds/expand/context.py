@@ -75,9 +75,36 @@ def find_expired_relayed(
     return {number: lows[number] - at for number, at in begun.items() if lows[number] > at}
 
 
+def find_topic_place(admin: Admin, topic: str, limit: Deadline) -> tuple[str, int]:
+    """Its id and partitions; "" where there is no such topic."""
+    with suppress(TopicMissing):
+        return read_topic_id(admin, topic, limit)
+    return "", 0
+
+
+def is_copy_gone(admin: Admin, temporary: TemporaryTopic, limit: Deadline) -> bool:
+    """Whether the temporary topic that was made is not there."""
+    absent = Deadline(_ABSENT_SECONDS)
+    while True:
+        if find_topic_place(admin, temporary.name, limit)[0] == temporary.topic_id:
+            return False
+        if absent.expired:
+            return True
+        time.sleep(_TOPICS_PAUSE_SECONDS)
+
+
+def source_has_all(
+    admin: Admin, plan: ExpandPlan, begun: Mapping[int, int], limit: Deadline
+) -> bool:
+    """Whether the topic is the planned one, and has all from where its group was stopped."""
+    planned = (plan.topic_id, plan.partition_count)
+    is_same = find_topic_place(admin, plan.topic, limit) == planned
+    return is_same and not find_expired_relayed(admin, plan.topic, begun, limit)
+
+
 ASK_SECONDS = 10.0  # then it is said that the brokers are away
 # A broker that is behind may not know a topic for a moment: it must be gone for a while.
-ABSENT_SECONDS = 5.0
+_ABSENT_SECONDS = 5.0
 _TOPICS_PAUSE_SECONDS = 0.3
 _SAMPLE_EACH = 1.0
 # Where the same is asked again and again: a topic that is gone, or Ctrl-C, is noticed soon.
@@ -213,7 +240,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
 
     def has_copy(self) -> bool:
         """Whether the temporary topic is there, and the one that was made."""
-        limit = Deadline(ABSENT_SECONDS)
+        limit = Deadline(_ABSENT_SECONDS)
         while True:
             try:
                 self.check_copy()

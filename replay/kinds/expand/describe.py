@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -24,9 +22,8 @@ from backlogctl.formats import (
     format_plural,
     format_rate,
 )
-from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_id
-from backlogctl.kafka.clients import Admin, make_admin
-from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.admin import committed_offsets, list_offsets
+from backlogctl.kafka.clients import make_admin
 from backlogctl.ledger import TemporaryTopic
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.replay.consumers.fleet import find_begun
@@ -54,7 +51,11 @@ from backlogctl.replay.engine.values import (
     Verification,
     make_actions,
 )
-from backlogctl.replay.kinds.expand.context import ABSENT_SECONDS, find_expired_relayed
+from backlogctl.replay.kinds.expand.context import (
+    find_topic_place,
+    is_copy_gone,
+    source_has_all,
+)
 from backlogctl.replay.kinds.expand.plan import (
     NAME,
     ExpandPlan,
@@ -495,7 +496,6 @@ def _compare(checks: Sequence[Checked], counts: Mapping[str, Any]) -> str:
 
 # An offset that is left may be a control record: so few are read.
 _FEW = 20
-_AGAIN_SECONDS = 0.3
 
 
 def describe_expansion(
@@ -548,39 +548,16 @@ def find_way_out(
 ) -> WayOut:
     """Where somebody deleted the temporary topic, no run goes on: set back, the group reads again
     all that was relayed, as long as the source has it. Else what was not handled is a gap.
-
-    Raises:
-        KafkaFailure: that is not known.
     """
     temporary = _find_temporary(workspace, recovery)
     admin = make_admin(workspace.config.clusters[recovery.cluster].client_properties())
-    if temporary is None or temporary.topic_id is None or not _is_gone(admin, temporary, limit):
+    if temporary is None or temporary.topic_id is None or not is_copy_gone(admin, temporary, limit):
         return WayOut()
     if not workspace.kind_of(recovery).asks_how_to_close(workspace, recovery):
         return WayOut(is_only=True)
     begun = find_begun(workspace.ledger, recovery.id)
-    planned = (plan.topic_id, plan.partition_count)
-    has_all = _find_topic(admin, recovery.topic, limit) == planned and not find_expired_relayed(
-        admin, recovery.topic, begun, limit
-    )
+    has_all = source_has_all(admin, plan, begun, limit)
     return WayOut((REWIND,) if has_all else (), is_only=True)
-
-
-def _is_gone(admin: Admin, temporary: TemporaryTopic, limit: Deadline) -> bool:
-    absent = Deadline(ABSENT_SECONDS)
-    while True:
-        if _find_topic(admin, temporary.name, limit)[0] == temporary.topic_id:
-            return False
-        if absent.expired:
-            return True
-        time.sleep(_AGAIN_SECONDS)
-
-
-def _find_topic(admin: Admin, topic: str, limit: Deadline) -> tuple[str, int]:
-    """Its id and partitions; "" where there is no such topic."""
-    with suppress(TopicMissing):
-        return read_topic_id(admin, topic, limit)
-    return "", 0
 
 
 def _find_temporary(workspace: Workspace, recovery: Recovery) -> TemporaryTopic | None:
@@ -602,7 +579,7 @@ def _count_left(
     """
     properties = workspace.config.clusters[recovery.cluster].client_properties()
     admin, topic, numbers = make_admin(properties), temporary.name, range(temporary.partitions)
-    if _find_topic(admin, topic, limit)[0] != temporary.topic_id:
+    if find_topic_place(admin, topic, limit)[0] != temporary.topic_id:
         raise KafkaFailure(
             "it is gone, with what was in it and not handled", subject=f"topic {topic}"
         )
