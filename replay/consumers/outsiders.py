@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from backlogctl.clock import Deadline
 from backlogctl.errors import VerificationFailed
 from backlogctl.fanout.movers import History, read_commit_history
 from backlogctl.fanout.relay.commits import (
@@ -13,6 +14,7 @@ from backlogctl.fanout.relay.commits import (
     UNDECIDED,
     CommitWithMetadata,
     Moved,
+    find_commits,
     find_moved_commits,
 )
 from backlogctl.formats import Say, format_plural
@@ -20,6 +22,7 @@ from backlogctl.replay.consumers.copy_group import SLACK, CopyGroup
 from backlogctl.replay.consumers.fleet import STOPPED_AT, StoppingContext
 from backlogctl.values import Cause, Certainty, OffsetRange
 
+_SECONDS = 60.0
 # The relays' own positions; the argument says whether what is undecided is waited for.
 ReadPositions = Callable[[bool], Mapping[int, CommitWithMetadata]]
 
@@ -66,7 +69,15 @@ def _look(
     context: StoppingContext[Any], read_positions: ReadPositions, *, stable: bool
 ) -> tuple[Moved, ...]:
     """Args: `stable`: decided, and with the log of commits, which tells who did it."""
-    commits = context.read_commits(stable=stable)
+    group, topic, numbers = (
+        context.recovery.group,
+        context.recovery.topic,
+        range(context.partitions),
+    )
+    place = (context.admin, group, topic, list(numbers), Deadline(_SECONDS))
+    commits = find_commits(*place, stable=stable)
+    if len(commits) < len(numbers):
+        context.check_topic()  # commits go with their topic: then that is what to say
     now = {number: commit.offset for number, commit in commits.items()}
     return find_moved_commits(
         commits,
