@@ -156,6 +156,8 @@ class RawClient:
         future.add_both(lambda _: done.set())
         if not done.wait(limit.remaining() + 1.0):
             raise TimeoutError
+        if isinstance(future.exception, GeneratorExit):
+            raise ConnectionAbortedError("the client was closed before the broker had answered")
         if future.exception is not None:
             raise future.exception
         result: Result = future.value

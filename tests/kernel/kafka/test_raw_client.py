@@ -56,3 +56,16 @@ def test_one_that_failed_is_not_used_again(settings: dict[str, Any]) -> None:
             raise ZeroDivisionError
         assert not is_open(failed)
         assert ask(settings) is not failed
+
+
+def test_one_that_is_closed_while_it_asks_says_so(settings: dict[str, Any]) -> None:
+    """kafka-python ends what is under way: no error to those who catch those of their work."""
+
+    async def be_closed() -> None:
+        raise GeneratorExit
+
+    with (
+        lend_client(settings, Deadline(60)) as client,
+        pytest.raises(ConnectionError, match="was closed"),
+    ):
+        client.run(be_closed, Deadline(60))
