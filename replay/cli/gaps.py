@@ -37,15 +37,16 @@ def list_gaps(
 ) -> None:
     """List the ranges that a group will never read, and why."""
     from backlogctl.errors import BacklogError
+    from backlogctl.monitoring.verdict.commands import redrive_offsets
     from backlogctl.monitoring.watch.notes import show_takers
     from backlogctl.replay.engine.next_commands import suggest_plans
     from backlogctl.replay.injection.archived import suggest_redrive
-    from backlogctl.replay.injection.unprocessed import is_skipped_in_log
+    from backlogctl.replay.injection.unprocessed import is_skipped_in_log, may_be_skipped_in_log
     from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable
     from backlogctl.replay.observe.stream import choose_streams, sample_streams
     from backlogctl.replay.present.status import describe_gap
     from backlogctl.replay.present.terminal import render_gaps, render_next, render_warnings
-    from backlogctl.values import GapState
+    from backlogctl.values import Certainty, GapState
 
     states = read_states(GapState, state)
     workspace = open_for_looking(session, bootstrap, cluster, group, topic)
@@ -88,9 +89,16 @@ def list_gaps(
             else explain_unrebuildable(ledger, gap, whose[gap.stream])
             for gap in lost
         }
-        for gap_id, reason in reasons.items():
-            if reason:
-                yield f"{gap_id} cannot be put back: {reason}"
+        for gap in lost:
+            stream, is_possible = whose[gap.stream], gap.certainty is Certainty.POSSIBLE
+            if is_possible and may_be_skipped_in_log(ledger, stream, gap):
+                yield (
+                    f"{gap.id} was read, or skipped: the consumers' own log or table tells. Where "
+                    f"it was read, `backlogctl waive {gap.id} --reason ...`; else "
+                    f"`{redrive_offsets(gap.stream, [gap])}`"
+                )
+            elif reasons[gap.id]:
+                yield f"{gap.id} cannot be put back: {reasons[gap.id]}"
         plans = [
             command
             for stream in chosen

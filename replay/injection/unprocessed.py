@@ -30,7 +30,13 @@ def is_in_log(ledger: Ledger, gap: Gap) -> bool:
 
 
 def is_skipped_in_log(ledger: Ledger, stream: Stream, gap: Gap) -> bool:
-    """Whether its group was set past messages that the log has all still, by the newest sample.
+    """Whether its group was set past messages that the log has all still, by the newest sample."""
+    return gap.certainty is not Certainty.POSSIBLE and may_be_skipped_in_log(ledger, stream, gap)
+
+
+def may_be_skipped_in_log(ledger: Ledger, stream: Stream, gap: Gap) -> bool:
+    """The same of messages that a reader may have handled: only its consumers' own log or table
+    tells.
 
     Not where rows are restated: the log has older states of them than the table.
     """
@@ -40,7 +46,6 @@ def is_skipped_in_log(ledger: Ledger, stream: Stream, gap: Gap) -> bool:
         gap.cause is Cause.SKIPPED
         and gap.group == stream.group
         and not restates
-        and gap.certainty is not Certainty.POSSIBLE
         and gap.start is not None
         and newest is not None
         and newest.topic_id == gap.topic_id
@@ -68,12 +73,13 @@ def list_in_log(ledger: Ledger, stream: Stream) -> tuple[Gap, ...]:
 def list_skipped_within(
     ledger: Ledger, stream: Stream, topic_id: str, said: Sequence[OffsetRange]
 ) -> tuple[Gap, ...]:
-    """Open gaps that the group was set past, of which these offsets of the log have all."""
+    """Open gaps that the group was set past, or may have been, of which these offsets of the log
+    have all."""
     return tuple(
         gap
         for gap in ledger.gaps.list(stream.name, [GapState.OPEN])
         if gap.topic_id == topic_id
-        and is_skipped_in_log(ledger, stream, gap)
+        and may_be_skipped_in_log(ledger, stream, gap)
         and any(
             part.partition == gap.partition and part.start <= place.start and place.end <= part.end
             for place in list_unprocessed_offsets([gap])
