@@ -21,6 +21,7 @@ from backlogctl.formats import Say, format_plural
 from backlogctl.kafka.admin import (
     delete_group,
     describe_group_state,
+    list_offsets,
     read_group_state,
     set_group_offsets,
 )
@@ -176,6 +177,12 @@ class CopyGroup:
         forward = {p: end for p, end in ends.items() if end > reached.get(p, 0)}
         if not forward:
             return []
+        # What somebody deleted is told as that (`KeptCopy`), and can be counted no more.
+        lows = list_offsets(self.admin, self.topic, forward, "earliest")
+        reached = {p: max(lows[p], reached.get(p, 0)) for p in forward}
+        forward = {p: end for p, end in forward.items() if end > reached[p]}
+        if not forward:
+            return []
         made = self.ledger.steps.get(self.recovery_id, "create_topic")
         if not known and made is None:
             return []
@@ -192,7 +199,7 @@ class CopyGroup:
         found = []
         for p, end in sorted(forward.items()):
             one = now[p] if by_epoch else None
-            found += self._trace(p, reached.get(p, 0), end, one, history)
+            found += self._trace(p, reached[p], end, one, history)
         left = self._finish_passes(self._count(found), events)
         return [] if left and self.trusts_simple() and self._is_simple() else left
 
