@@ -195,15 +195,15 @@ def _refuse_freeing_nothing(
     context: OffloadContext, ended: Collection[int], ends: Mapping[int, int]
 ) -> None:
     """The plan could not know whether the last segments end."""
-    freeing, own = context.estimate_freed_now(ended, ends), context.recovery.id
+    freeing = context.estimate_freed_now(ended, ends)
     if freeing is not None:
         context.say(freeing.told)
         refuse_freeing_nothing(
             freeing,
             context.plan.allowed,
             context.plan.topic,
-            f"`backlogctl run {own}` tries again; `backlogctl cancel {own}` starts the consumers "
-            f"again, and a new plan with `--allow {ALLOW_NOTHING}` goes on with it",
+            "run again, it tries again; cancelled, the consumers start again, and a new plan with "
+            f"`--allow {ALLOW_NOTHING}` goes on with it",
         )
 
 
@@ -563,8 +563,7 @@ def _judge_freed(context: OffloadContext, freed: int | None) -> None:
             f"the brokers freed nothing of it within their own interval; planned was: {planned}",
             subject=f"topic {context.recovery.topic}",
             hint="look whether a transaction is open for long (`backlogctl transactions list`) and "
-            f"at the brokers' logs; `backlogctl run {context.recovery.id}` measures again, "
-            f"`backlogctl cancel {context.recovery.id}` closes it as it is",
+            "at the brokers' logs; run again, it measures again; cancelled, it is closed as it is",
         )
 
 
