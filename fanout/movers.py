@@ -90,7 +90,8 @@ def read_commit_history(
 
 
 def _has(made: Sequence[LoggedCommit], at: int | None) -> bool:
-    return at is None or any(one.offset == at for one in made)
+    """Whether the last that is seen is where the group stands: an earlier one there proves nothing."""
+    return at is None or (bool(made) and made[-1].offset == at)
 
 
 def _sort(
@@ -116,8 +117,8 @@ def _sort(
 def trace_moves(start: int, end: int, made: Iterable[LoggedCommit] | None) -> tuple[Advance, ...]:
     """How a partition's group came from `start` to `end`, by its commits in between.
 
-    A commit that goes back while nobody is there makes whoever comes read again from it, so what
-    was passed over behind it before does not count.
+    A commit that goes back, and is no reader's for certain, makes whoever comes read again from it,
+    so what was passed over behind it before does not count.
 
     Args:
         made: None where they are unknown; some of before may be among them.
@@ -129,8 +130,9 @@ def trace_moves(start: int, end: int, made: Iterable[LoggedCommit] | None) -> tu
             is_read = True if one.is_readers else one.had_members
             moves.append(Advance(high, one.offset, is_read))
             high = one.offset
-        elif one.offset < high and one.had_members is False:
-            high = one.offset
+        elif one.offset < high and not one.is_readers:
+            # Where nobody knows who was there, it may be of before the start.
+            high = one.offset if one.had_members is False else max(start, one.offset)
             moves = [Advance(m.start, min(m.end, high), m.is_read) for m in moves if m.start < high]
     if high < end:
         moves.append(Advance(high, end, None))

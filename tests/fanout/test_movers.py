@@ -43,6 +43,11 @@ def by_nobody(offset: int) -> LoggedCommit:
             *(10, 95, [by_nobody(90), by_nobody(50), by_member(95)]),
             [Advance(10, 50, False), Advance(50, 95, True)],
         ),
+        # The same, and nobody knows who was in it: what is read behind it is read.
+        (
+            *(10, 95, [LoggedCommit(90, None, False), LoggedCommit(10, None, False), by_member(95)]),
+            [Advance(10, 95, True)],
+        ),
         # A late commit of a member says nothing new.
         (10, 30, [by_member(30), by_member(20)], [Advance(10, 30, True)]),
         # What came before the start; and a reader that is no member, by its epoch.
