@@ -120,11 +120,14 @@ class FreedTally:
     def __init__(self, before: Mapping[tuple[int, int], int]) -> None:
         """Args: `before` are bytes by broker and partition."""
         self._last = dict(before)
+        self._grew = set[tuple[int, int]]()
         self._freed = dict.fromkeys(before, 0)
 
     def note(self, now: Mapping[tuple[int, int], int]) -> None:
         """A later look; replicas that it does not see have not got smaller."""
         for replica in self._last.keys() & now.keys():
+            if now[replica] > self._last[replica]:
+                self._grew.add(replica)
             self._freed[replica] += max(0, self._last[replica] - now[replica])
             self._last[replica] = now[replica]
 
@@ -132,6 +135,11 @@ class FreedTally:
     def freed(self) -> int:
         """Bytes of all replicas."""
         return sum(self._freed.values())
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether what was freed may be less than what was added between two looks."""
+        return not self.freed and bool(self._grew)
 
     @property
     def is_everywhere(self) -> bool:

@@ -90,7 +90,7 @@ def read_commit_history(
 
 
 def _has(made: Sequence[LoggedCommit], at: int | None) -> bool:
-    """Whether the last that is seen is where the group stands: an earlier one there proves nothing."""
+    """Whether the last that is seen is where the group stands; an earlier one proves nothing."""
     return at is None or (bool(made) and made[-1].offset == at)
 
 

@@ -115,6 +115,7 @@ class RoomWatch:
         self._properties, self._topic, self._floor, self._read = properties, topic, floor, read
         self._within = within
         self._was_known = False
+        self._holders = frozenset[int]()
         self.room = Room()
 
     def look(self, wanted: Mapping[int, int]) -> str:
@@ -125,8 +126,14 @@ class RoomWatch:
         """
         found = self._read(self._properties, self._topic, Deadline(self._within))
         self.room = room = measure_room(found, self._floor)
+        asked = {one.broker for one in found.brokers or ()}
+        if room.disks and (away := self._holders - asked):
+            # A disk that is full stops its broker: that makes no room.
+            names = ", ".join(map(str, sorted(away)))
+            return f"how much room the disks of brokers {names} have cannot be read: they are away"
         if room.disks:
             self._was_known = True
+            self._holders = frozenset(disk.broker for disk in room.disks if disk.partitions)
         elif self._was_known:
             return f"how much room the disks of the brokers have cannot be read: {room.unknown}"
         if any(room.fits({partition: size}) for partition, size in wanted.items()) or not wanted:

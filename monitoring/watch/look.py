@@ -401,7 +401,8 @@ def assess_now(
     status = replace(status, known_by="the commit log" if seen.by_log else "samples")
     if status.lost or status.undecided or status.possible:
         status = replace(status, sentence=f"{status.sentence} (known by {status.known_by})")
-    for add in (with_archived_note, with_doubt_note, with_taken_note):
+    status = with_archived_note(status, gaps, sample.topic_id)
+    for add in (with_doubt_note, with_taken_note):
         status = add(status, gaps)
     return with_stopped_warning(ledger, status, facts.recoveries.get(stream.name, ()))
 

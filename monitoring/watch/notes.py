@@ -28,9 +28,15 @@ from backlogctl.values import Cause, Certainty, Gap, GapState, Recovery
 _SETTLED = (GapState.VERIFIED, GapState.WAIVED)
 
 
-def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
+def with_archived_note(
+    status: GroupStatus, gaps: Iterable[Gap], topic_id: str | None
+) -> GroupStatus:
     """The status, with how many messages an offload put aside, or were never handled, and what puts
-    them back."""
+    them back.
+
+    Args:
+        topic_id: of the topic as it is now; offsets of one that was deleted are others.
+    """
     known = _list_unsettled(status, gaps)
     waiting = [gap for gap in known if gap.archive is not None]
     if waiting:
@@ -55,7 +61,7 @@ def with_archived_note(status: GroupStatus, gaps: Iterable[Gap]) -> GroupStatus:
             f"at most {_count(unhandled)} were committed and never handled, and are in the log",
             *([] if all(map(_is_taken, unhandled)) else redrive),
         )
-    return _add_skipped(status, known)
+    return _add_skipped(status, [gap for gap in known if gap.topic_id == topic_id])
 
 
 def _add_skipped(status: GroupStatus, known: Iterable[Gap]) -> GroupStatus:

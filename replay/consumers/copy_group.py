@@ -36,6 +36,7 @@ SET_FORWARD = "the recovery's group was set forward while none of its consumers 
 UNTOLD = "the recovery's group moved, and by whom is not known"
 SET_BACK = "the recovery's group was set back to where its consumers had come"
 LEFT, GONE = "the recovery's group is still there", "the recovery's group is deleted"
+REWOUND = "the group was set back to where its consumers were stopped"
 KEPT, PASSED = "a message is kept, to be passed", "a message was passed"
 MOVES = (SET_FORWARD, UNTOLD)
 # In the recovery's staging: the messages that were passed.
@@ -172,7 +173,7 @@ class CopyGroup:
         """
         events = self._list_events()
         known = [e for e in events if e.action in (REACHED, SET_BACK)]
-        reached = _read_numbers(known[-1]) if known else {}
+        reached = find_handled(events)
         ends = {p: one.offset for p, one in now.items() if one is not None}
         forward = {p: end for p, end in ends.items() if end > reached.get(p, 0)}
         if not forward:
@@ -272,6 +273,12 @@ class CopyGroup:
             f"{format_plural(again, 'message')} are handled, once more where they were. Who wants "
             "to leave one out says so with `backlogctl pass`"
         )
+
+
+def find_handled(events: Iterable[LedgerEvent]) -> dict[int, int]:
+    """By partition, how far a recovery's consumers are known to have handled its copy."""
+    known = [event for event in events if event.action in (REACHED, SET_BACK)]
+    return _read_numbers(known[-1]) if known else {}
 
 
 def list_passed(events: Iterable[LedgerEvent]) -> dict[tuple[int, int], Mapping[str, Any]]:

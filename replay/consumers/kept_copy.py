@@ -21,6 +21,7 @@ from backlogctl.kafka.admin import alter_topic_config, committed_offsets, read_t
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import Ledger, TemporaryTopic
+from backlogctl.replay.consumers.copy_group import find_handled
 from backlogctl.replay.consumers.fleet import StoppingContext, find_begun
 from backlogctl.replay.consumers.stopped_group import find_expired_relayed
 from backlogctl.replay.engine.kind import Workspace
@@ -70,7 +71,9 @@ class KeptCopy:
         deleted = find_deleted(self.admin, self.topic, self.partitions, limit)
         cut = self._cut
         if any(at > cut.deleted.get(number, 0) for number, at in deleted.items()):
-            handled = cut.handled if self._handled is None else self._handled
+            handled: Mapping[int, int] | None = self._handled
+            if handled is None:  # of an earlier run: by the last cut, else by how far it came
+                handled = cut.handled or find_handled(self.ledger.events.list(self.recovery_id))
             cut = self._cut = _Cut({**cut.deleted, **deleted}, handled)
             self.record(CUT, **cut.to_json())
             if not cut.lost:

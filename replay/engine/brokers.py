@@ -91,8 +91,8 @@ class BrokerWatch:
     def _note(self, away: Mapping[str, str]) -> None:
         now = utc_now()
         for name in [name for name in away if name not in self._away]:
+            self._tell(f"{name} is away since {format_moment(now)}: {away[name]}")
             self._away[name] = now
-            self._tell(f"{name} is away since {format_moment(now)}: {away[name]}; waiting for it")
         for name in [name for name in self._away if name not in away]:
             seconds = (now - self._away.pop(name)).total_seconds()
             self._tell(f"{name} is back, after {format_duration(seconds)}")

@@ -66,6 +66,8 @@ def check_room(
         )
     if enough and room.unknown:
         enough, told = None, f"{told}; {room.unknown}"
+    if enough and grown is None:
+        enough = None  # it is, as long as nobody else writes
     return PlannedDisk(needed=needed, usable=disk.usable, enough=enough, told=told), warnings
 
 

@@ -45,7 +45,11 @@ def by_nobody(offset: int) -> LoggedCommit:
         ),
         # The same, and nobody knows who was in it: what is read behind it is read.
         (
-            *(10, 95, [LoggedCommit(90, None, False), LoggedCommit(10, None, False), by_member(95)]),
+            *(
+                10,
+                95,
+                [LoggedCommit(90, None, False), LoggedCommit(10, None, False), by_member(95)],
+            ),
             [Advance(10, 95, True)],
         ),
         # A late commit of a member says nothing new.

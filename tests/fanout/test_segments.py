@@ -75,3 +75,14 @@ def test_what_producers_add_takes_nothing_off_what_is_freed() -> None:
     assert (tally.freed, tally.is_everywhere) == (60, False)
     tally.note({(1, 0): 50})
     assert (tally.freed, tally.is_everywhere) == (160, True)
+
+
+def test_what_producers_add_may_hide_what_is_freed() -> None:
+    """The first look comes when the consumers are back: nothing is not known to be freed."""
+    tally = FreedTally({(1, 0): 100})
+    tally.note({(1, 0): 100})
+    assert (tally.freed, tally.is_hidden) == (0, False)
+    tally.note({(1, 0): 150})
+    assert (tally.freed, tally.is_hidden) == (0, True)
+    tally.note({(1, 0): 140})
+    assert (tally.freed, tally.is_hidden) == (10, False)

@@ -84,7 +84,7 @@ def test_fault_127_putting_back_waits_above_the_floor_and_goes_on(
         fill(shop.properties, BALLAST, 24 * MIB)
         document = plan_copy(shop)
         recovery, disk = document["id"], document["disk"]
-        assert disk["enough"] is True
+        assert disk["enough"] is None, "what others write meanwhile is not known"
         assert COUNT * SIZE < disk["needed"] < 2 * COUNT * SIZE
         usable = read_usable(shop.properties, COPY)
         shop.write_config(limits={"disk_free": f"{usable - MIB} B"})

@@ -34,10 +34,15 @@ from backlogctl.kafka.admin import (
 )
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
-from backlogctl.replay.consumers.copy_group import GONE, GROUP_SECONDS, KEPT, LEFT, PASSED_FOLDER
-from backlogctl.replay.consumers.fleet import (
-    find_begin,
+from backlogctl.replay.consumers.copy_group import (
+    GONE,
+    GROUP_SECONDS,
+    KEPT,
+    LEFT,
+    PASSED_FOLDER,
+    REWOUND,
 )
+from backlogctl.replay.consumers.fleet import find_begin
 from backlogctl.replay.consumers.stopped_group import (
     pass_overtaken,
     put_back_commits,
@@ -378,9 +383,6 @@ CLOSING: tuple[Step[ExpandContext], ...] = (CutOver(), Restore(), Verify(), Remo
 # Ends an expansion before its time: cuts over now and restores the layout, or sets the group back,
 # where no consumer works. While the source still has the messages, nothing that is only in the
 # temporary topic is needed.
-
-
-REWOUND = "the group was set back to where its consumers were stopped"
 
 
 def can_rewind(context: ExpandContext) -> bool:

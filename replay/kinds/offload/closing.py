@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from backlogctl.errors import BacklogError, LeaseHeld, Refused, StagingError, VerificationFailed
+from backlogctl.errors import (
+    BacklogError,
+    KafkaFailure,
+    LeaseHeld,
+    Refused,
+    StagingError,
+    VerificationFailed,
+)
 from backlogctl.kafka.groups import EndsBehind
 from backlogctl.replay.engine.archives import name_owner
 from backlogctl.replay.engine.plan import find_identity
@@ -37,8 +44,9 @@ def close_offload(context: OffloadContext) -> None:
         except LeaseHeld:
             raise
         # Ends that are not to be trusted may stay so for long; the consumers do not wait for it.
-        except (Refused, StagingError, VerificationFailed, EndsBehind) as error:
-            if step.name == "restore":
+        except (KafkaFailure, Refused, StagingError, VerificationFailed, EndsBehind) as error:
+            passes = isinstance(error, KafkaFailure) and error.retryable
+            if step.name == "restore" or (passes and not isinstance(error, EndsBehind)):
                 raise
             given_up = error
             _give_up(context, step.name, error)

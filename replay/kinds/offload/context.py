@@ -398,6 +398,9 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         if not is_known:
             self.say(f"how much was freed is unknown: {reason or 'no broker told its size'}")
             return None
+        if tally.is_hidden:
+            self.say("how much was freed is unknown: producers have written more than that since")
+            return None
         return tally.freed
 
     def _find_check_seconds(self) -> float:

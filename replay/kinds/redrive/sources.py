@@ -15,7 +15,7 @@ from backlogctl.formats import format_count, format_moment
 from backlogctl.kafka.admin import TopicInfo, describe_topic
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import ArchiveRecord
-from backlogctl.replay.consumers.copy_group import PASSED_FOLDER, list_passed
+from backlogctl.replay.consumers.copy_group import PASSED_FOLDER, REWOUND, list_passed
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import Fact
 from backlogctl.replay.injection.archived import ARCHIVE, ArchivedGap
@@ -147,13 +147,20 @@ def _find_passed(workspace: Workspace, stream: Stream, name: str) -> RedriveSour
     """What the record of an expansion says that was passed: no other file counts."""
     recovery = workspace.ledger.recoveries.get(name)
     copy = workspace.ledger.temporary_topics.get(name)
-    passed = list_passed(workspace.ledger.events.list(name))
+    events = workspace.ledger.events.list(name)
+    passed = list_passed(events)
     if recovery.stream != stream.name or recovery.topic != stream.topic or copy is None:
         raise UsageError(
             f"it is no expansion of topic {stream.topic}", subject=f"--from passed:{name}"
         )
     if not passed:
         raise Refused("no message of it was passed", subject=f"recovery {name}")
+    if any(event.action == REWOUND for event in events):
+        raise Refused(
+            "its group was set back, and reads again what was passed: put back it would be there "
+            "twice",
+            subject=f"recovery {name}",
+        )
     manifest = ArchiveManifest(
         recovery_id=name,
         stream=stream.name,

@@ -516,6 +516,16 @@ def test_what_brokers_never_told_is_said_and_what_they_told_is_waited_for() -> N
     assert "cannot be read: not granted" in told[1]
 
 
+def test_a_broker_that_goes_with_its_full_disk_makes_no_room() -> None:
+    full, wide = BrokerLogDirs(1, 0, 90 * MIB, {0: 1}), BrokerLogDirs(2, 50 * MIB, 90 * MIB, {1: 1})
+    moved = LogDirs((replace(wide, partitions={0: 1, 1: 1}), replace(full, partitions={})))
+    brake = make_brake(LogDirs((full, wide)), LogDirs((wide,)), moved, LogDirs((wide,)))
+    told = [brake.look(coming(p0=MIB)) for _ in range(4)]
+    assert "disk of broker 1" in told[0]
+    assert "disks of brokers 1 have cannot be read: they are away" in told[1]
+    assert told[2:] == ["", ""], "it has none of the topic any more"
+
+
 def test_a_real_broker_whose_disk_is_nearly_full(tmp_path: Path) -> None:
     with EmbeddedKafka.start(tmp_path, disk_bytes=96 * MIB) as kafka:
         client = kafka.client_properties
