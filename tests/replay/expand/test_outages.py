@@ -10,10 +10,10 @@ from contextlib import suppress
 import pytest
 
 from backlogctl.clock import utc_now
-from backlogctl.errors import LeaseHeld, LedgerError, PlanStale
+from backlogctl.errors import LeaseHeld, LedgerError, PlanStale, VerificationFailed
 from backlogctl.fanout.launchers import Role
 from backlogctl.formats import format_moment
-from backlogctl.kafka.admin import list_offsets, read_topic_overrides
+from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_overrides
 from backlogctl.ledger import upgrade
 from backlogctl.replay.consumers import kept_copy
 from backlogctl.replay.engine import brakes
@@ -22,7 +22,8 @@ from backlogctl.replay.kinds.expand.closing import LONGEST_HOLD
 from backlogctl.values import Certainty, Recovery
 from tests.kit.kafka import move_log_start, set_config, wait_until
 from tests.kit.services import Postgres
-from tests.replay.expand.oracle import judge
+from tests.replay.expand.oracle import await_handled, find_unhandled, judge
+from tests.replay.expand.test_outsiders import leave_in_the_drain
 from tests.replay.expand.test_requests import find_left
 from tests.replay.expand.test_rewinding import fail_the_canary, find_problems
 from tests.replay.expand.world import World
@@ -153,6 +154,21 @@ def test_fault_119_what_was_deleted_of_the_copy_is_a_gap(world: World) -> None:
     count = int(gaps[0].reason.partition("at most ")[2].split()[0].replace(",", ""))
     assert 0 < len(left) <= count
     assert "can no longer be counted" in world.told.getvalue()
+
+
+def test_fault_119_what_is_deleted_in_a_pause_and_was_handled_is_no_loss(world: World) -> None:
+    """How far its consumers had come is on record; only the number can be verified no more."""
+    recovery = leave_in_the_drain(world, "paused")
+    name, group = recovery.plan["temporary"]["topic"], recovery.plan["recovery_group"]
+    numbers = range(recovery.plan["temporary"]["partitions"])
+    commits = committed_offsets(world.properties, group, name, numbers)
+    move_log_start(world.properties, name, {n: at for n, at in commits.items() if at})
+    world.set_speed(Role.RECOVERY, None)
+    with pytest.raises(VerificationFailed, match="can no longer be counted"):
+        world.run(recovery, resumed=True)
+    assert "all of that was handled before" in world.told.getvalue()
+    await_handled(world)
+    assert find_unhandled(world) == []
 
 
 def test_fault_119_settings_that_would_delete_the_copy_are_set_again(world: World) -> None:

@@ -138,6 +138,18 @@ def test_fault_114_a_pass_that_is_killed(world: World, point: str) -> None:
     assert len(find_unhandled(world)) == is_passed
 
 
+def test_what_was_passed_is_not_put_back_where_the_group_reads_it_again(world: World) -> None:
+    recovery = leave_in_the_drain(world, "paused")
+    pass_message(world, recovery, find_next(world, recovery))
+    world.set_speed(Role.RECOVERY, None)
+    world.call("cancel", recovery.id, "--rewind")
+    planned = ("plan", "redrive", "orders", "--from", f"passed:{recovery.id}")
+    refused = world.call(*planned, code=Refused.exit_code)
+    assert "put back it would be there twice" in " ".join(refused.err.split())
+    await_handled(world)
+    assert find_unhandled(world) == []
+
+
 def test_only_the_next_message_of_a_recovery_that_rests_is_passed(world: World) -> None:
     recovery = leave_in_the_drain(world, "paused")
     partition, offset = find_next(world, recovery)
