@@ -81,7 +81,9 @@ def measure_chunk(chunk: Chunk) -> int:
     return chunk.bytes + chunk.count * MESSAGE_BYTES
 
 
-def count_fitting(wave: Mapping[int, Sequence[Chunk]], room: Room) -> dict[int, int]:
+def count_fitting(
+    wave: Mapping[int, Sequence[Chunk]], room: Room, least: int = 0
+) -> dict[int, int]:
     """How many chunks of each slot there is room for together: the first one of each first."""
     wanted: dict[int, int] = {}
     kept = dict.fromkeys(wave, 0)
@@ -93,7 +95,7 @@ def count_fitting(wave: Mapping[int, Sequence[Chunk]], room: Room) -> dict[int, 
             if room.fits({**wanted, slot: size}):
                 wanted[slot] = size
                 kept[slot] += 1
-    return kept
+    return {slot: max(least, count) for slot, count in kept.items()}
 
 
 def choose_pace(count: int, rate: float | None, width: int, parallelism: int) -> float | None:

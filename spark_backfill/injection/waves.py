@@ -438,9 +438,8 @@ class _Injection:
         started, before = time.monotonic(), self._injected
         self._follow()
         tasks = [self._make_task(slot, len(slots)) for slot in slots]
-        fitting = count_fitting({task.slot: task.chunks for task in tasks}, room)
-        tasks = [replace(t, chunks=t.chunks[:n]) for t in tasks if (n := fitting[t.slot])]
-        self._run_tasks(tasks)
+        fit = count_fitting({task.slot: task.chunks for task in tasks}, room)
+        self._run_tasks([replace(t, chunks=t.chunks[:n]) for t in tasks if (n := fit[t.slot])])
         self._waves += 1
         self._report()
         rate = self._job.messages_per_second
@@ -500,10 +499,11 @@ class _Injection:
         lost, rounds, limit = 0, 0, Deadline(self._job.patience)
         while tasks:
             if rounds:
-                self._brakes.check(self._progress([task.slot for task in tasks]))
+                room = self._brakes.check(self._progress([task.slot for task in tasks]))
                 self._follow()
-                tasks = [replace(self._make_task(t.slot, len(tasks)), chunks=t.chunks, after="")
-                         for t in tasks]  # fmt: skip
+                fit = count_fitting({t.slot: t.chunks for t in tasks}, room, least=1)
+                tasks = [replace(self._make_task(t.slot, len(tasks)), after="",
+                                 chunks=t.chunks[:fit[t.slot]]) for t in tasks]  # fmt: skip
             rounds += 1
             self._check_target()
             try:
