@@ -36,7 +36,7 @@ _TIERED = "remote.storage.enable"
 ROLL_MS = 1_000
 ROLLED_SECONDS = 15.0
 # Until every broker has the lowered value.
-_SLACK_SECONDS = 0.5
+_SLACK_SECONDS = 1.0
 # Clocks differ by less; batches that are dated further ahead come from no clock.
 _AHEAD_MS = 60_000
 _ASK_SECONDS = 30.0
@@ -179,14 +179,13 @@ def end_segments(
         ClusterUnreachable, KafkaFailure: offsets cannot be read.
     """
     admin = connect(connection)
+    # What comes until every broker has the lowered value may end nothing.
+    _wait(_SLACK_SECONDS, look)
     newest = list_newest_times(admin, topic, partitions, Deadline(_ASK_SECONDS))
     ahead = _list_ahead(newest)
     latest = max((at / 1000 for n, at in newest.items() if n not in ahead), default=0.0)
     # Until each segment's first batch is old enough, by the clocks of those who wrote it.
-    settled = Deadline(max(0.0, latest - time.time()) + ROLL_MS / 1000 + _SLACK_SECONDS)
-    while not settled.expired:
-        look()
-        time.sleep(_PAUSE_SECONDS)
+    _wait(max(0.0, latest - time.time()) + ROLL_MS / 1000, look)
     limit, sure = Deadline(ROLLED_SECONDS), frozenset(partitions) - ahead
     # A batch of a producer that is that much newer has ended it already.
     now = list_newest_times(admin, topic, partitions, Deadline(_ASK_SECONDS))
@@ -207,5 +206,12 @@ def end_segments(
         passed = {number: ends[number] for number in sure if stable[number] >= ends[number]}
         if len(passed) == len(sure) or limit.expired:
             return passed
+        look()
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _wait(seconds: float, look: Callable[[], None]) -> None:
+    limit = Deadline(seconds)
+    while not limit.expired:
         look()
         time.sleep(_PAUSE_SECONDS)
