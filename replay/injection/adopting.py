@@ -370,7 +370,7 @@ def list_next(found: Adoption) -> list[str]:
     if found.known is None and found.manifest is not None and not found.ended:
         name = found.recovery_id
         commands += [f"backlogctl approve {name} --by NAME", f"backlogctl run {name}"]
-    if found.missing and found.recovery is not None:
-        kind, stream = found.recovery.kind, found.recovery.stream
-        commands.append(f"backlogctl plan {kind} {stream} --allow {ALLOW_IDS}")
+    # A redrive is planned with its source and its bounds, as it was before.
+    if found.missing and found.recovery is not None and found.recovery.kind == "rebuild":
+        commands.append(f"backlogctl plan rebuild {found.recovery.stream} --allow {ALLOW_IDS}")
     return commands
