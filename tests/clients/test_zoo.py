@@ -20,7 +20,7 @@ from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.monitoring.watch.look import HORIZON, look_at_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.clients import building
-from tests.clients.zoo import JOBS, KINDS, PRODUCERS, Client
+from tests.clients.zoo import JOBS, KINDS, Client
 from tests.conftest import MakeTopic
 from tests.kit.kafka import StreamStub, properties_of, publish, read_all, wait_until
 
@@ -190,7 +190,7 @@ def test_poison_goes_to_a_dead_letter_topic(
 
 
 def test_every_client_has_a_locked_version() -> None:
-    for name, kind in {**KINDS, **PRODUCERS}.items():
+    for name, kind in KINDS.items():
         assert kind.version[0].isdigit(), name
 
 

@@ -5,7 +5,7 @@
         client.stop()
 
 A client writes a line `partition offset` into its record when it has handled a message, and before
-it commits it: the record is the oracle. A third word is another topic, or a producer's outcome.
+it commits it: the record is the oracle. A third word is another topic.
 """
 
 from __future__ import annotations
@@ -102,10 +102,6 @@ KINDS: Mapping[str, Kind] = {
     "kafka-python": Kind("Python", "kafka-python", "kafka_python", "", "by itself"),
 }
 JOBS = ("java-range", "java-map", "franz")
-PRODUCERS: Mapping[str, Kind] = {
-    f"producer-{mode}": Kind("Java", _CLIENTS, "Producing", mode, "", None, "")
-    for mode in ("plain", "idempotent", "acks0", "micros", "commit", "abort", "open")
-}
 _HAVE_SETTINGS = {
     _CLIENTS,
     _SPRING,
@@ -128,8 +124,6 @@ class Client:
         once: a job, one of JOBS: it reads up to where the end was at its start, commits and leaves.
         out: the topic into which Kafka Streams writes.
         dlq: the topic for values that begin with `poison` (Streams, Connect).
-        count: how many messages a producer sends.
-        each: how many are in one transaction.
         settings: of the client, in the library's words. Go's, Node's, kafka-python and Connect
             take none.
     """
@@ -147,11 +141,9 @@ class Client:
         once: bool = False,
         out: str = "",
         dlq: str = "",
-        count: int = 0,
-        each: int = 100,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self.kind = {**KINDS, **PRODUCERS}[kind]
+        self.kind = KINDS[kind]
         assert not once or kind in JOBS, f"{kind} is no job"
         assert not settings or self.kind.library in _HAVE_SETTINGS, f"{kind} takes no settings"
         self.record = record
@@ -168,8 +160,6 @@ class Client:
             "state": f"{record}.{kind}.state",
             "out": out,
             "dlq": dlq,
-            "count": str(count),
-            "each": str(each),
             **{f"set.{name}": value for name, value in (settings or {}).items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
@@ -222,7 +212,7 @@ class Client:
         """What it handled of its topic, in that order.
 
         Args:
-            of: another topic that it reads too; of a producer, an outcome: `sent`, `committed`...
+            of: another topic that it reads too.
         """
         third = [of] if of else []
         return [(int(line[0]), int(line[1])) for line in self.lines() if line[2:] == third]

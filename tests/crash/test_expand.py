@@ -36,10 +36,11 @@ def kill_at(world: World, recovery: Recovery, point: str) -> None:
     assert world.read(recovery).state == "running"
 
 
-def test_fault_01_killed_at_one_step_after_the_other(world: World) -> None:
+@pytest.mark.parametrize("points", [RUN_AGAIN[::3], RUN_AGAIN], ids=["every third", "each"])
+def test_fault_01_killed_at_one_step_after_the_other(world: World, points: list[str]) -> None:
     """Each run begins where the one before was killed, and comes to the next point."""
     recovery = world.plan_approved(rate=HOLDING)
-    for point in RUN_AGAIN:
+    for point in points:
         kill_at(world, recovery, point)
         world.publish(40)
     world.run(recovery)

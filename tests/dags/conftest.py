@@ -30,6 +30,9 @@ _SETTINGS = {
     "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "2",
     # Files do not change while the tests run.
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
+    # A file that was read slowly is still there: its DAGs would be taken for deleted.
+    "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "600",
+    "AIRFLOW__DAG_PROCESSOR__STALE_DAG_THRESHOLD": "3600",
     # Nobody kills a supervisor or the scheduler here: on a busy machine one is only slow.
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "180",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "180",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
+from uuid import uuid4
 
 import pytest
+from airflow.providers.standard.triggers import hitl
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
@@ -124,24 +128,6 @@ def test_no_no_answer_and_an_answer_elsewhere(airflow: Airflow, slots: Slots) ->
         assert told in airflow.xcom(run, "report", "reason")
 
 
-def test_an_answer_elsewhere_goes_on_in_seconds(airflow: Airflow, slots: Slots) -> None:
-    """Approved in the shell, and replaced by a newer plan."""
-    taken, old = Asked.take(slots), Asked.take(slots)
-    elsewhere = [asked.trigger(airflow) for asked in (taken, old)]
-    for run in elsewhere:
-        airflow.await_question(run, "rebuild.approve")
-        airflow.await_parked(run, "rebuild.approve")
-    approve_plan(taken.workspace, taken.read(), by="shell")
-    newer = old.plan()
-    airflow.await_state(elsewhere[0], "rebuild.approve", {"success"}, within=120)
-    assert airflow.xcom(elsewhere[0], "rebuild.approve")["approved_by"] == "shell"
-    airflow.mark(elsewhere[0], "failed")
-    airflow.await_run(elsewhere[1], {"failed"})
-    reason = airflow.xcom(elsewhere[1], "report", "reason")
-    assert reason == f"{old.first} was superseded: {newer.id} took its place"
-    assert old.workspace.ledger.recoveries.get(newer.id).state is S.PLANNED
-
-
 # The rest is the operator without Airflow around it.
 
 
@@ -151,11 +137,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
     @contextmanager
     def open_it(context: Context, person: Approver | None = None) -> Iterator[Workspace]:
-        assert person is not None
-        with translated_errors(), acting_as(person):
+        with translated_errors(), acting_as(person) if person else nullcontext():
             yield opened
 
     monkeypatch.setattr(questions, "opened", open_it)
+    monkeypatch.setattr(questions, "load", lambda: load_config(tmp_path / "backlog.yaml"))
     return opened
 
 
@@ -163,17 +149,46 @@ def answer(
     recovery: Recovery, option: str = APPROVE, plan_hash: str = "", **user: str
 ) -> Mapping[str, Any]:
     """What the operator does with an answer; without a user it is that of the timeout."""
-    plan = {"recovery": recovery.id, "plan_hash": plan_hash or recovery.plan_hash}
     event = {
         "chosen_options": [option],
         "params_input": {},
         "responded_at": utc_now(),
         "responded_by_user": user or None,
     }
+    return complete(recovery, event, plan_hash)
+
+
+def complete(recovery: Recovery, event: dict[str, Any], plan_hash: str = "") -> Mapping[str, Any]:
+    """What the operator does with an event of its trigger."""
+    plan = {"recovery": recovery.id, "plan_hash": plan_hash or recovery.plan_hash}
     found: Mapping[str, Any] = ApprovePlan(task_id="approve", plan=plan).execute_complete(
         cast("Context", {"ti": MagicMock(try_number=1, max_tries=20)}), event
     )
     return found
+
+
+def wait(recovery: Recovery, monkeypatch: pytest.MonkeyPatch, within: float) -> dict[str, Any]:
+    """The event with which a parked task goes on; nobody answers in Airflow."""
+    nothing = SimpleNamespace(response_received=False, chosen_options=None, responded_at=utc_now())
+    for name in ("get_hitl_detail_content_detail", "update_hitl_detail_response"):
+        monkeypatch.setattr(hitl, name, lambda **_: nothing)
+    trigger = questions.AnswerTrigger(
+        recovery_id=recovery.id,
+        ti_id=uuid4(),
+        options=[APPROVE, REJECT],
+        defaults=[REJECT],
+        params={},
+        timeout_datetime=utc_now() + timedelta(seconds=within),
+        poke_interval=0.01,
+    )
+
+    async def await_event() -> dict[str, Any]:
+        event = await anext(trigger.run())
+        await trigger.cleanup()
+        found: dict[str, Any] = event.payload
+        return found
+
+    return asyncio.run(await_event())
 
 
 def expire(desk: Workspace, recovery: Recovery) -> Recovery:
@@ -227,6 +242,38 @@ def test_fault_44_an_answer_in_the_shell_stands(desk: Workspace) -> None:
         answer(approved, REJECT)
     with pytest.raises(AirflowException, match="was cancelled; nothing was approved"):
         answer(approved, id="bob", name="bob")
+
+
+def test_fault_44_a_parked_task_goes_on_with_what_was_said_elsewhere(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Approved in the shell, rejected there, or replaced by a newer plan."""
+    refused = store_plan(desk)
+    reject_plan(desk, refused, by="shell", reason="not tonight")
+    event = wait(refused, monkeypatch, 60)
+    assert event == {questions.ELSEWHERE: True}
+    with pytest.raises(AirflowSkipException, match=f"{refused.id} was rejected by shell"):
+        complete(refused, event)
+    old = store_plan(desk)
+    newer = store_plan(desk)
+    assert wait(old, monkeypatch, 60) == event
+    told = f"{old.id} was superseded: {newer.id} took its place"
+    with pytest.raises(AirflowSkipException, match=told):
+        complete(old, event)
+    approve_plan(desk, newer, by="shell")
+    assert wait(newer, monkeypatch, 60) == event
+    assert complete(newer, event)["approved_by"] == "shell"
+
+
+def test_fault_63_nobodys_answer_in_time_is_a_no(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = store_plan(desk)
+    with pytest.raises(AirflowSkipException, match="nobody answered in time"):
+        complete(planned, wait(planned, monkeypatch, 0.1))
+    found = desk.ledger.recoveries.get(planned.id)
+    assert (found.state, found.detail["by"]) == (S.REJECTED, "nobody")
+    assert read_actions(desk, planned.id) == ["planned", "rejected"]
 
 
 def test_fault_44_another_recovery_is_in_the_way(desk: Workspace) -> None:

@@ -25,11 +25,11 @@ from backlogctl.replay.observe.stream import note_stream
 from backlogctl.values import ChunkState, Recovery, RecoveryState
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.conftest import TakeShop, TakeWorld
-from tests.dags.expansion import APPROVE, WORK, Expansion, relaying, start
+from tests.dags.expansion import APPROVE, WORK, relaying, start
 from tests.dags.offloads import APPROVE as APPROVE_OFFLOAD
 from tests.dags.offloads import RESTORE, SlotOffload, start_offload, take_offload
 from tests.dags.offloads import WORK as OFFLOAD
-from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, drop_table
+from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, SlotWorld, drop_table
 from tests.kit.kafka import wait_until
 from tests.kit.recoveries import read_actions
 from tests.replay.expand.oracle import judge
@@ -83,10 +83,11 @@ def check_verified(airflow: Airflow, desk: Workspace, run: DagRun, recovery_id: 
 
 
 @pytest.mark.timeout(600)
-def test_fault_39_from_the_form_to_verified_and_again(
-    airflow: Airflow, take_shop: TakeShop
+def test_fault_38_39_from_the_form_to_verified_and_again(
+    airflow: Airflow, take_shop: TakeShop, spark: SparkSession
 ) -> None:
-    """Planned by oncall, refused to oncall, approved by a second person; cleared: no new sends."""
+    """Planned by oncall, refused to oncall, approved by a second person; its task is killed in the
+    middle of the injection, and tried again; cleared: no new sends."""
     shop = take_shop("second")
     # Without a stream there is no default; a field that does not exist is not left out.
     for wrong in ({}, {"strem": shop.stream}):
@@ -122,7 +123,15 @@ def test_fault_39_from_the_form_to_verified_and_again(
     assert "another person must approve" in airflow.logs(run, APPROVE_REBUILD, 1)
 
     airflow.answer(run, APPROVE_REBUILD, user="second")
+    airflow.await_state(run, CARRY_OUT, {"running"}, within=200)
+    await_middle(desk, planned.id)
+    task = airflow.find_task(run, CARRY_OUT)
+    family = list_family(task)
+    task.kill()
+    await_end(family, 120)
     check_verified(airflow, desk, run, planned.id)
+    assert airflow.read_task(run, CARRY_OUT)["try_number"] == 2
+    assert "lease taken over" in read_actions(desk, planned.id)
     shop.check_same_set()
     verified = desk.ledger.recoveries.get(planned.id)
     assert verified.approved_by == "second"
@@ -134,12 +143,11 @@ def test_fault_39_from_the_form_to_verified_and_again(
     assert links["Report"].endswith(f"/backlogctl/reports/{planned.id}")
 
     ends, actions = shop.read_ends(), read_actions(desk, planned.id)
-    for cleared in ("rebuild.plan", "choose"):
-        airflow.clear(run, cleared)
-        check_verified(airflow, desk, run, planned.id)
-        assert shop.read_ends() == ends
-        assert read_actions(desk, planned.id) == actions
-        assert len(desk.ledger.recoveries.list(stream=shop.stream)) == 1
+    airflow.clear(run, "choose")
+    check_verified(airflow, desk, run, planned.id)
+    assert shop.read_ends() == ends
+    assert read_actions(desk, planned.id) == actions
+    assert len(desk.ledger.recoveries.list(stream=shop.stream)) == 1
 
 
 @pytest.mark.timeout(900)
@@ -186,12 +194,12 @@ def await_progress(shop: SlotShop) -> None:
     wait_until(lambda: len(shop.read_injected()) > sent, 240, what="it goes on")
 
 
-def check_outlives(expansion: Expansion) -> None:
+def check_outlives(airflow: Airflow, world: SlotWorld) -> None:
     """The original consumers belong to nobody: no task, no worker, no Airflow's process group."""
-    pids = expansion.world.list_pids(Role.ORIGINAL)
+    pids = world.list_pids(Role.ORIGINAL)
     assert len(pids) == 2
     for pid in pids:
-        assert os.getsid(pid) not in (os.getsid(0), expansion.airflow.standalone.pid)
+        assert os.getsid(pid) not in (os.getsid(0), airflow.standalone.pid)
         above = [parent.cmdline() for parent in psutil.Process(pid).parents()]
         assert not any("worker --" in " ".join(words) for words in above), above
         told = Path(f"/proc/{pid}/environ").read_text()
@@ -227,7 +235,7 @@ def test_fault_38_39_killed_in_the_relay_tried_again_and_cleared(
     assert judge(world, one.recovery) == []
     assert one.task["try_number"] == 2
     assert one.list_actions().count("taken over") == 1
-    check_outlives(one)
+    check_outlives(airflow, world)
 
     before = one.list_actions(), world.list_pids(Role.ORIGINAL)
     airflow.clear(one.run, "choose")
@@ -279,7 +287,7 @@ def test_fault_43_marked_failed_while_it_archives(airflow: Airflow, world: SlotO
     assert airflow.read_states(one.run)[RESTORE] == "success"
     assert one.now.state == "cancelled"
     assert world.read_lows() == before
-    assert len(world.list_pids(Role.ORIGINAL)) == 2
+    check_outlives(airflow, world)
     assert not list(find_place(one.recovery).rglob("*.parquet"))
     assert world.open().ledger.gaps.list(world.stream) == ()
 

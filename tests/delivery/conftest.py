@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,11 +24,21 @@ from tests.delivery.kit import Answerer, Base, ServeGrpc, Shop, Teller, make_set
 from tests.kit.services import EmbeddedRedis
 
 
-@pytest.fixture
-def own_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """A broker that a test stops."""
-    with EmbeddedKafka.start(tmp_path / "kafka", properties={"num.partitions": "1"}) as running:
+@pytest.fixture(scope="module")
+def module_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    place = tmp_path_factory.mktemp("kafka")
+    with EmbeddedKafka.start(place, properties={"num.partitions": "1"}) as running:
         yield running
+
+
+@pytest.fixture
+def own_kafka(module_kafka: EmbeddedKafka) -> Iterator[EmbeddedKafka]:
+    """A broker that a test stops; the next one of its file finds it running."""
+    yield module_kafka
+    if module_kafka._nodes[0].alive():
+        os.kill(module_kafka.pid, signal.SIGCONT)
+    else:
+        module_kafka.restart()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -512,6 +513,8 @@ def check_all(bootstrap: str, topic: str, partitions: int = 1) -> SequenceChecke
 
 
 def make_topic_on(kafka: EmbeddedKafka, name: str) -> str:
+    """One of a test's own; returns its name."""
+    name = f"{name}-{uuid.uuid4().hex[:8]}"
     admin = Admin({"bootstrap.servers": kafka.bootstrap})
     create_topic(admin, name, partitions=1, replication=1, config={}, deadline=Deadline(60))
     return name

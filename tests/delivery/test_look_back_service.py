@@ -205,7 +205,7 @@ def test_fault_45_forwarded_and_parked_as_failed_is_told_and_keeps_its_id(
     own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
     soon = timedelta(seconds=3)
     pauses = {"pause": soon, "longest_pause": soon, "lease": soon}
-    settings = make_settings(topic=own, group="g", max_forwards=2, **pauses)
+    settings = make_settings(topic=own, group=own, max_forwards=2, **pauses)
     teller = Teller(pg_database, settings)
     for number in ("0", "1"):
         teller.prepare(number, topic=out, value=os.urandom(1_000))
@@ -242,7 +242,7 @@ def test_fault_49_look_back_without_brokers_says_so_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     own, out = make_topic_on(own_kafka, "own"), make_topic_on(own_kafka, "out")
-    settings = make_settings(topic=own, group="g")
+    settings = make_settings(topic=own, group=own)
     teller = Teller(pg_database, settings)
     said: list[Any] = []
     for number in range(20):
@@ -273,11 +273,12 @@ def test_a_client_that_no_broker_answers_is_made_anew(
     own_kafka: EmbeddedKafka, pg_database: LookBackDatabase
 ) -> None:
     """Its connections stand, so it reports no error: it has to ask."""
-    settings = make_settings(topic=make_topic_on(own_kafka, "own"), group="g")
+    own = make_topic_on(own_kafka, "own")
+    settings = make_settings(topic=own, group=own)
     admin = make_admin({"bootstrap.servers": own_kafka.bootstrap})
     said: list[Any] = []
     with run_instance(pg_database, settings, own_kafka.bootstrap, said):
-        wait_until(lambda: describe_group_state(admin, "g").members, what="it is in its group")
+        wait_until(lambda: describe_group_state(admin, own).members, what="it is in its group")
         os.kill(own_kafka.pid, signal.SIGSTOP)
         # Before the client itself gives up a request, which takes it a minute.
         wait_until(lambda: [part for part, error in said if error is not None], 45, "it is said")

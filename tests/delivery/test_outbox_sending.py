@@ -21,10 +21,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, Refused, UsageError
-from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.clients import make_admin
 from backlogctl.replay.cli import main
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, OutboxSender, Settings, claims
@@ -35,7 +32,7 @@ from backlogctl_delivery.outbox.database import State, clock_ms, messages
 from backlogctl_delivery.outbox.in_flight import InFlight
 from backlogctl_delivery.outbox.messages import Message
 from tests.conftest import MakeTopic
-from tests.delivery.kit import FAST, Shop, list_own, read_id
+from tests.delivery.kit import FAST, Shop, list_own, make_topic_on, read_id
 from tests.kit.kafka import properties_of, wait_until
 from tests.kit.processes import ROOT, start_backlogctl
 from tests.kit.secured import start_secured
@@ -260,7 +257,7 @@ def test_fault_49_kafka_is_away_for_an_hour(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A clock that runs fast: one warning, fewer and fewer attempts, nothing parked."""
-    hurry = _speed_up(monkeypatch, 200)
+    hurry = _speed_up(monkeypatch, 400)
     settings = Settings(
         scan_every=timedelta(seconds=0.05),
         lease=timedelta(seconds=4),
@@ -268,13 +265,13 @@ def test_fault_49_kafka_is_away_for_an_hour(
         first_interval=timedelta(seconds=0.1),
         longest_interval=timedelta(seconds=1),
     )
-    make_orders(own_kafka.bootstrap)
+    name = make_topic_on(own_kafka, "orders")
     with Shop(pg_url, own_kafka.bootstrap) as shop:
         with caplog.at_level(logging.INFO), shop.sending(settings) as sender:
-            shop.add("orders", "k0")
+            shop.add(name, "k0")
             shop.await_sent(1)
             own_kafka.kill()
-            shop.add("orders", *[f"k{number}" for number in range(20)])
+            shop.add(name, *[f"k{number}" for number in range(20)])
             began = hurry()
             wait_until(lambda: sender.counts.away > 0, what="an attempt found nobody")
             wait_until(lambda: hurry() - began > 3_600, what="an hour has passed")
@@ -286,7 +283,7 @@ def test_fault_49_kafka_is_away_for_an_hour(
             own_kafka.restart()
             shop.await_sent(21)
         assert sender.counts.refused == 0
-        assert set(shop.read_ids("orders")) == {id_ for (id_,) in shop.list_rows("message_id")}
+        assert set(shop.read_ids(name)) == {id_ for (id_,) in shop.list_rows("message_id")}
 
 
 def test_fault_53_what_is_old_is_purged_in_batches_with_a_bound(
@@ -340,14 +337,14 @@ def test_fault_45_forwarded_but_marked_as_failed_is_told_and_keeps_its_id(
 ) -> None:
     """The broker took it and its answer was lost; the row says failed, then parked by a person."""
     settings = replace(FAST, lease=timedelta(seconds=16), delivery_timeout=timedelta(seconds=6))
-    make_orders(own_kafka.bootstrap)
+    name = make_topic_on(own_kafka, "orders")
     with Shop(pg_url, own_kafka.bootstrap) as shop:
         desk = OutboxAdmin(shop.database)
-        (first,) = shop.add("orders", "a")
+        (first,) = shop.add(name, "a")
         with shop.sending(settings):
             shop.await_sent(1)
             os.kill(own_kafka.pid, signal.SIGSTOP)  # what is sent waits in its socket
-            (second,) = shop.add("orders", "a")
+            (second,) = shop.add(name, "a")
 
             def has_failed() -> bool:
                 return any("Kafka may have it" in (error or "") for (error,) in errors(shop))
@@ -359,7 +356,7 @@ def test_fault_45_forwarded_but_marked_as_failed_is_told_and_keeps_its_id(
         def is_there() -> bool:
             # Its controller has taken the broker for dead: leaders' epochs are new.
             with suppress(KafkaFailure):
-                return shop.read_ids("orders") == [first, second]
+                return shop.read_ids(name) == [first, second]
             return False
 
         wait_until(is_there, what="it is there")
@@ -369,7 +366,7 @@ def test_fault_45_forwarded_but_marked_as_failed_is_told_and_keeps_its_id(
         assert desk.retry([2]) == 1
         with shop.sending(settings):
             shop.await_sent(2)
-        assert shop.read_ids("orders") == [first, second, second]
+        assert shop.read_ids(name) == [first, second, second]
 
 
 def errors(shop: Shop) -> list[Any]:
@@ -383,11 +380,6 @@ def test_a_row_whose_lease_ends_is_sent_by_another(pg_shop: Shop, topic: MakeTop
     with pg_shop.sending(FAST):
         pg_shop.await_sent(2)
     assert pg_shop.read_ids(name) == given
-
-
-def make_orders(bootstrap: str) -> None:
-    admin = make_admin(properties_of(bootstrap))
-    create_topic(admin, "orders", partitions=1, replication=1, config={}, deadline=Deadline(60))
 
 
 def _speed_up(patch: pytest.MonkeyPatch, factor: int) -> Callable[[], float]:

@@ -196,6 +196,7 @@ def test_references_are_not_taken_where_they_would_be_shown() -> None:
 
 
 @given(SECRETS)
+@settings(max_examples=20)  # as above: the more, the slower each
 def test_fault_59_a_secret_is_in_no_text_of_the_configuration(secret: str) -> None:
     config = load(
         *with_property(

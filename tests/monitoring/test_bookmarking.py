@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclOperation,
-    ResourceType,
-)
 
 from backlogctl.clock import Deadline
 from backlogctl.config.streams import Expr, Identity
-from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
+from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import Admin, make_admin, make_producer
 from backlogctl.kafka.peek import peek_at
-from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets import bookmarks
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import take_sample
-from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.values import Bookmark
 from backlogctl_delivery.stamps import MESSAGE_ID, hash_identity
 from tests.conftest import MakeTopic
@@ -40,9 +33,7 @@ from tests.kit.kafka import (
     properties_of,
     publish,
     set_offsets_raw,
-    wait_until,
 )
-from tests.kit.secured import allow_all, deny, start_guarded
 
 Looks = list[dict[int, int]]
 PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
@@ -339,52 +330,3 @@ def test_a_stream_without_source_has_no_bookmarks(here: Watched, looks: Looks) -
         assert here.observe(stream).unmarked is None
         assert here.read_marks(stream) == []
     assert looks == []
-
-
-# Bookmarks of a topic that may not be read: a broker with rules of access.
-
-
-def test_the_watch_says_once_that_it_may_not_read(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    with open_ledger(url) as ledger, start_guarded(tmp_path) as guarded:
-        properties = properties_of(guarded.addresses)
-        verbs.create_topic(properties, "orders", partitions=1)
-        publish(properties, "orders", {0: 3})
-        set_offsets_raw(properties, "service", "orders", {0: 1})
-        deny(guarded, ResourceType.TOPIC, "orders", AclOperation.READ)
-        # What reads without joining needs nothing of the group that it names.
-        deny(guarded, ResourceType.GROUP, "backlogctl-reader", AclOperation.DESCRIBE)
-        deny(guarded, ResourceType.GROUP, "backlogctl-reader", AclOperation.READ)
-        stream = RebuiltStub("orders", "service")
-        cluster = SimpleNamespace(client_properties=lambda: properties)
-        config = SimpleNamespace(
-            clusters={"main": cluster},
-            streams={"orders": stream},
-            watch=SimpleNamespace(commit_log=True),
-        )
-        told: list[tuple[str, BacklogError | None]] = []
-        seen: list[object] = []
-        stop = threading.Event()
-        thread = threading.Thread(
-            target=watch_streams,
-            args=(config, ledger, timedelta(seconds=0.2), stop, seen.append),
-            kwargs={"on_outage": lambda *what: told.append(what)},
-        )
-        wait_until(
-            lambda: isinstance(observe_stream(ledger, stream, guarded).unmarked, KafkaFailure),
-            what="the broker knows the rules",
-        )
-        thread.start()
-        try:
-            wait_until(lambda: len(seen) >= 3)
-            ((what, error),) = told
-            assert what == "bookmarks of stream orders"
-            assert error is not None
-            assert "access denied" in str(error)
-            allow_all(guarded, ResourceType.TOPIC, "orders")
-            wait_until(lambda: len(told) > 1)
-            assert told[1:] == [("bookmarks of stream orders", None)]
-            assert read_marks(ledger, guarded, stream) == [(0, 1, 1)]
-        finally:
-            stop.set()
-            thread.join(PATIENT)

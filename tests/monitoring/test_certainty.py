@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.rights import Operation, Resource, Right
 from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY, limit_certainty
 from backlogctl.monitoring.offsets.lag import FirstMessage, read_firsts
@@ -22,7 +20,6 @@ from backlogctl.values import Cause, Certainty, Gap, GapState
 from tests.conftest import MakeTopic
 from tests.kit.kafka import StreamStub, leave_at, move_log_start, publish
 from tests.kit.ledger import NOON, make_gap
-from tests.kit.secured import start_secured
 from tests.kit.transactions import run_transactions
 
 WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))
@@ -131,23 +128,6 @@ def test_fault_91_a_transaction_among_plain_messages_is_remembered(
     move_log_start(properties, stream.topic, {0: end})
     observe_stream(ledger, stream, properties)
     assert list_gaps(ledger) == [(2, end)]
-
-
-def test_fault_91_who_may_not_ask_claims_nothing_exact(tmp_path: Path) -> None:
-    rights = [
-        Right(Resource.TOPIC, "orders", Operation.DESCRIBE, ""),
-        Right(Resource.GROUP, "service", Operation.DESCRIBE, ""),
-    ]
-    stream = StreamStub("orders", "service")
-    with start_secured(tmp_path) as secured, open_ledger(f"sqlite:///{tmp_path}/l.db") as ledger:
-        create_topic(secured.properties, "orders", partitions=1)
-        publish(secured.properties, "orders", {0: 9})
-        leave_at(secured.properties, "service", "orders", {0: 2})
-        move_log_start(secured.properties, "orders", {0: 5})
-        observe_stream(ledger, stream, secured.add_user("little", rights))
-        assert list_gaps(ledger) == [(2, 5)]
-        (gap,) = ledger.gaps.list()
-        assert "whether they are is unknown" in gap.reason
 
 
 def test_a_place_that_has_expired_meanwhile_is_not_taken_for_empty(

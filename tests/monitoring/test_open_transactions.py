@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import make_producer
-from backlogctl.kafka.rights import Operation, Resource, Right
 from backlogctl.kafka.transactions import OpenTransaction, TransactionFate, abort_transaction
-from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.doctor.checks import CheckLevel
 from backlogctl.monitoring.doctor.group import judge_transactions
 from backlogctl.monitoring.metrics.groups import write_groups
@@ -34,7 +30,6 @@ from backlogctl.values import PartitionSample, Sample
 from tests.conftest import MakeTopic
 from tests.kit.kafka import StreamStub, await_markers, publish, set_offsets_raw
 from tests.kit.ledger import NOON
-from tests.kit.secured import start_secured
 from tests.kit.transactions import leave_open, run_transactions, write_hanging
 
 WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))
@@ -259,41 +254,6 @@ def test_fault_90_the_watch_tells_it_with_the_second_sample(
     assert told[0] is Verdict.OK, "it may be one that ends in a moment"
     assert told[-1] is Verdict.BLOCKED
     assert len(told) <= 2 + MOMENT / timedelta(seconds=2) + 1
-
-
-def test_fault_90_who_may_not_ask_is_told_so(tmp_path: Path) -> None:
-    read = [
-        Right(Resource.TOPIC, "orders", operation, "")
-        for operation in (Operation.READ, Operation.DESCRIBE_CONFIGS)
-    ]
-    group = Right(Resource.GROUP, "service", Operation.DESCRIBE, "")
-    describe = Right(Resource.TOPIC, "orders", Operation.DESCRIBE, "")
-    with start_secured(tmp_path) as secured, open_ledger(f"sqlite:///{tmp_path}/l.db") as ledger:
-        create_topic(secured.properties, "orders", partitions=1)
-        publish(secured.properties, "orders", {0: 3})
-        leave_open(secured.properties, "orders", "left")
-        set_offsets_raw(secured.properties, "service", "orders", {0: 3})
-
-        half = look(ledger, secured.add_user("half", [*read, group]), "orders", "service")
-        assert half.verdict is Verdict.BLOCKED
-        assert re.search(r"\(producer \d+, epoch 0, partition 0\)", half.sentence)
-        assert "whether anybody will end it is not known" in half.sentence
-        told = {one.what: str(one) for one in half.unseen}
-        assert "DESCRIBE on them is missing" in told["transactions"]
-
-        # A login that kafka-python cannot do asks nobody, as Kerberos does not.
-        unchecked = {
-            **secured.login("half"),
-            "enable.ssl.certificate.verification": "false",
-        }
-        for properties in (unchecked, secured.add_user("blind", [describe, group])):
-            status = look(ledger, properties, "orders", "service")
-            assert (status.verdict, status.held) == (Verdict.BLOCKED, 1)
-            assert "1 message lies behind an open transaction" in status.sentence
-            assert "by whom is not known" in status.sentence
-            assert "transactions" in {one.what for one in status.unseen}
-            (command,) = [one for one in status.next_commands if one.startswith("kafka-")]
-            assert command.endswith("describe-producers --topic orders --partition 0")
 
 
 def test_the_transaction_of_a_producer_that_goes_on_may_take_longer() -> None:

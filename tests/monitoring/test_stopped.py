@@ -189,8 +189,8 @@ def test_a_layout_that_is_restored_is_told_no_more(ledger: Ledger) -> None:
     assert with_stopped_warning(ledger, seen) == seen
 
 
-SAMPLES = 500  # a look in the wrong order is wrong among the first hundred
-LOG_STARTS = 200  # fewer, and it was no moving log start that was sampled
+SAMPLES = 250  # a look in the wrong order is wrong among the first hundred
+LOG_STARTS = 100  # fewer, and it was no moving log start that was sampled
 LONG = 600.0  # seconds, on a busy machine
 FULL = 10_000  # messages that wait to be sent
 WRONG_ORDER_TRIES = 20_000

@@ -1,11 +1,13 @@
-"""What a user may not see is unknown, and said (fault 85); lags beside those of Kafka's tool."""
+"""What a user may not see is unknown, and said (faults 85, 90, 91); lags beside Kafka's own tool."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,18 +28,21 @@ from backlogctl.monitoring.groups.sampler import GroupSampler
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.metrics.groups import write_groups
 from backlogctl.monitoring.metrics.scrape import Exported, Scrape
-from backlogctl.monitoring.verdict.status import GroupStatus
+from backlogctl.monitoring.offsets.observation import observe_stream
+from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.watch.board import Board, ClusterPass
 from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.web.app import HealthCheck
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import add_rules
+from backlogctl.values import Certainty
 from tests.kit.java import run_line, write_script
 from tests.kit.kafka import (
     StreamStub,
     delete_group,
     join,
+    leave_at,
     move_log_start,
     properties_of,
     publish,
@@ -46,27 +51,40 @@ from tests.kit.kafka import (
 )
 from tests.kit.prometheus import scrape
 from tests.kit.secured import SecuredKafka, start_secured
+from tests.kit.transactions import leave_open
 from tests.monitoring.group_world import Topic, make_world
-from tests.monitoring.test_bookmarking import RebuiltStub
+from tests.monitoring.test_bookmarking import RebuiltStub, read_marks
 
 STREAM = RebuiltStub("orders", "service")
 WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))
-# Offsets and commits, and nothing else.
-LITTLE = (
-    Right(Resource.TOPIC, "orders", Operation.DESCRIBE, "read offsets"),
-    Right(Resource.GROUP, "service", Operation.DESCRIBE, "read commits"),
-)
+
+
+def list_little(topic: str, group: str) -> tuple[Right, Right]:
+    """Offsets and commits, and nothing else."""
+    return (
+        Right(Resource.TOPIC, topic, Operation.DESCRIBE, "read offsets"),
+        Right(Resource.GROUP, group, Operation.DESCRIBE, "read commits"),
+    )
+
+
+LITTLE = list_little("orders", "service")
 SETTINGS = Right(Resource.TOPIC, "orders", Operation.DESCRIBE_CONFIGS, "read retention")
+READ = Right(Resource.TOPIC, "orders", Operation.READ, "read ages")
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    """A topic whose retention goes by time and by size, and a group that is behind."""
+    """A topic whose retention goes by time and by size, with a group that is behind; another topic,
+    and two groups that are one message behind."""
     config = {"retention.ms": "3600000", "retention.bytes": "1000000"}
     with start_secured(tmp_path_factory.mktemp("secured")) as found:
         create_topic(found.properties, "orders", partitions=1, config=config)
         publish(found.properties, "orders", {0: 9})
         set_offsets_raw(found.properties, "service", "orders", {0: 2})
+        create_topic(found.properties, "bills", partitions=1)
+        publish(found.properties, "bills", {0: 9})
+        set_offsets_raw(found.properties, "billing", "bills", {0: 8})
+        set_offsets_raw(found.properties, "hidden", "bills", {0: 8})
         yield found
 
 
@@ -97,13 +115,14 @@ def test_who_may_see_all_is_told_nothing(secured: SecuredKafka, ledger: Ledger) 
     rights = [
         *LITTLE,
         SETTINGS,
-        Right(Resource.TOPIC, "orders", Operation.READ, "read ages"),
+        READ,
         Right(Resource.CLUSTER, "kafka-cluster", Operation.DESCRIBE, "read disks"),
     ]
     assert look(ledger, secured.add_user("all", rights)).unseen == ()
 
 
 def test_the_watch_says_it_once_and_is_degraded(secured: SecuredKafka, ledger: Ledger) -> None:
+    """Bookmarks are noted from the moment on that the topic may be read."""
     properties = secured.add_user("watcher", LITTLE)
     cluster = SimpleNamespace(client_properties=lambda: properties)
     config: Any = SimpleNamespace(
@@ -126,34 +145,29 @@ def test_the_watch_says_it_once_and_is_degraded(secured: SecuredKafka, ledger: L
     thread.start()
     try:
         wait_until(lambda: board.seen.version >= 3)
+        assert sorted(what for what, _ in told) == [
+            "bookmarks of stream orders",
+            "commit log of cluster main",
+            "retention of stream orders",
+        ]
+        assert "access denied" in str(dict(told)["bookmarks of stream orders"])
+        add_rules(make_admin(secured.properties), make_bindings([READ], "User:watcher"))
+        wait_until(lambda: len(told) > 3, what="it may read the topic now")
     finally:
         stop.set()
         thread.join(60)
-    assert sorted(what for what, _ in told) == [
-        "bookmarks of stream orders",
-        "commit log of cluster main",
-        "retention of stream orders",
-    ]
+    assert told[3:] == [("bookmarks of stream orders", None)]
+    assert read_marks(ledger, make_admin(secured.properties), STREAM) == [(0, 2, 2)]
     ready = HealthCheck(board, lambda: True, timedelta(seconds=30), (), ()).check_readiness()
     assert ready.code == 200
     assert ready.body["status"] == "degraded"
     assert any("retention" in text for text in ready.body["unseen"]["orders"])
 
 
-READ = Right(Resource.TOPIC, "orders", Operation.READ, "read ends")
+BILLS = (*list_little("bills", "billing"), replace(SETTINGS, name="bills"))
+READ_BILLS = replace(READ, name="bills")
 ALL_GROUPS = Right(Resource.CLUSTER, "kafka-cluster", Operation.DESCRIBE, "list all groups")
 HIDDEN = Right(Resource.GROUP, "hidden", Operation.DESCRIBE, "read its commits")
-
-
-@pytest.fixture(scope="module")
-def secured_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    """A topic, and two groups that are one message behind."""
-    with start_secured(tmp_path_factory.mktemp("secured")) as found:
-        create_topic(found.properties, "orders", partitions=1)
-        publish(found.properties, "orders", {0: 9})
-        set_offsets_raw(found.properties, "service", "orders", {0: 8})
-        set_offsets_raw(found.properties, "hidden", "orders", {0: 8})
-        yield found
 
 
 def make_survey(properties: Mapping[str, str]) -> Survey:
@@ -169,10 +183,10 @@ def look_at_cluster(properties: Mapping[str, str], times: int = 1) -> ClusterPas
 
 
 def test_fault_85_groups_that_may_not_be_listed_are_unknown(
-    secured_groups: SecuredKafka, tmp_path: Path
+    secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    done = look_at_cluster(secured_groups.add_user("little", [*LITTLE, SETTINGS, READ]))
-    assert [status.group for status in done.groups] == ["service"], "the broker hides the other"
+    done = look_at_cluster(secured.add_user("lister", [*BILLS, READ_BILLS]))
+    assert [status.group for status in done.groups] == ["billing"], "the broker hides the other"
     (unseen,) = done.unseen
     assert str(unseen).startswith("unknown: which other groups")
     assert "may not list all groups (DESCRIBE on the cluster is missing)" in str(unseen)
@@ -188,11 +202,11 @@ def test_fault_85_groups_that_may_not_be_listed_are_unknown(
     assert ready.body["unseen"] == {"cluster main": [str(unseen)]}
 
 
-def test_who_may_see_all_groups_is_told_nothing(secured_groups: SecuredKafka) -> None:
+def test_who_may_see_all_groups_is_told_nothing(secured: SecuredKafka) -> None:
     done = look_at_cluster(
-        secured_groups.add_user("all", [*LITTLE, SETTINGS, READ, ALL_GROUPS, HIDDEN]), times=2
+        secured.add_user("all-groups", [*BILLS, READ_BILLS, ALL_GROUPS, HIDDEN]), times=2
     )
-    assert [status.group for status in done.groups] == ["hidden", "service"]
+    assert [status.group for status in done.groups] == ["billing", "hidden"]
     assert done.unseen == ()
     assert [status.unseen for status in done.groups] == [(), ()]
     # Without an authorizer everything may be seen; that the world below says so too, is its part.
@@ -207,28 +221,26 @@ def test_a_broker_that_does_not_tell_is_no_proof_of_all_groups() -> None:
 
 
 def test_fault_85_retention_and_ends_of_groups_that_may_not_be_read(
-    secured_groups: SecuredKafka,
+    secured: SecuredKafka,
 ) -> None:
-    done = look_at_cluster(secured_groups.add_user("blind", [*LITTLE, ALL_GROUPS]), times=2)
-    assert done.unreadable == 1
+    done = look_at_cluster(secured.add_user("blind", [*BILLS[:2], ALL_GROUPS]), times=2)
+    assert done.unreadable == 2
     (status,) = done.groups
     assert [one.what for one in status.unseen] == ["retention", "tails"]
     assert status.seconds_to_loss is None
     assert status.lag == 1, "it counts, since nobody knows better"
     (unseen,) = done.unseen
     assert unseen.what == "tails"
-    assert "may not read 1 topic (orders): READ is missing" in str(unseen)
-    done = look_at_cluster(
-        secured_groups.add_user("sighted", [*LITTLE, SETTINGS, READ, ALL_GROUPS]), times=2
-    )
+    assert "may not read 1 topic (bills): READ is missing" in str(unseen)
+    done = look_at_cluster(secured.add_user("sighted", [*BILLS, READ_BILLS, ALL_GROUPS]), times=2)
     assert (done.groups[0].unseen, done.unseen) == ((), ())
 
 
 def test_fault_85_the_end_of_a_stream_that_may_not_be_read(
-    secured_groups: SecuredKafka, tmp_path: Path
+    secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    properties = secured_groups.add_user("streaming", [*LITTLE, SETTINGS, ALL_GROUPS])
-    stream = StreamStub("orders", "service")
+    properties = secured.add_user("streaming", [*BILLS, ALL_GROUPS])
+    stream = StreamStub("bills", "billing")
     with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         status = look_at_stream(ledger, stream, properties, WATCH, Deadline(30.0)).status
     told = {one.what: str(one) for one in status.unseen}
@@ -236,8 +248,8 @@ def test_fault_85_the_end_of_a_stream_that_may_not_be_read(
     assert "access denied" in told["tails"]
 
 
-def test_what_is_hidden_is_said_once_and_when_it_ends(secured_groups: SecuredKafka) -> None:
-    properties = secured_groups.add_user("watcher", [*LITTLE, SETTINGS, READ])
+def test_what_is_hidden_is_said_once_and_when_it_ends(secured: SecuredKafka) -> None:
+    properties = secured.add_user("group-watcher", [*BILLS, READ_BILLS])
     told: list[tuple[str, BacklogError | None]] = []
     board = Board()
     survey = make_survey(properties)
@@ -248,10 +260,58 @@ def test_what_is_hidden_is_said_once_and_when_it_ends(secured_groups: SecuredKaf
         assert what == "the list of groups of cluster main"
         assert error is not None
         assert "unknown" in str(error)
-        add_rules(
-            make_admin(secured_groups.properties), make_bindings([ALL_GROUPS], "User:watcher")
-        )
+        add_rules(make_admin(secured.properties), make_bindings([ALL_GROUPS], "User:group-watcher"))
         wait_until(lambda: told[1:] == [(what, None)], what="it may list all groups now")
+
+
+def test_fault_90_who_may_not_ask_for_transactions_is_told_so(
+    secured: SecuredKafka, ledger: Ledger
+) -> None:
+    describe, group = list_little("held", "holding")
+    read = [
+        replace(describe, operation=operation)
+        for operation in (Operation.READ, Operation.DESCRIBE_CONFIGS)
+    ]
+    create_topic(secured.properties, "held", partitions=1)
+    publish(secured.properties, "held", {0: 3})
+    leave_open(secured.properties, "held", "left")
+    set_offsets_raw(secured.properties, "holding", "held", {0: 3})
+    stream = StreamStub("held", "holding")
+
+    def look_as(properties: dict[str, str]) -> GroupStatus:
+        return look_at_stream(ledger, stream, properties, WATCH, Deadline(60.0)).status
+
+    half = look_as(secured.add_user("half", [*read, group]))
+    assert half.verdict is Verdict.BLOCKED
+    assert re.search(r"\(producer \d+, epoch 0, partition 0\)", half.sentence)
+    assert "whether anybody will end it is not known" in half.sentence
+    told = {one.what: str(one) for one in half.unseen}
+    assert "DESCRIBE on them is missing" in told["transactions"]
+
+    # A login that kafka-python cannot do asks nobody, as Kerberos does not.
+    unchecked = {**secured.login("half"), "enable.ssl.certificate.verification": "false"}
+    for properties in (unchecked, secured.add_user("blind-to-holders", [describe, group])):
+        status = look_as(properties)
+        assert (status.verdict, status.held) == (Verdict.BLOCKED, 1)
+        assert "1 message lies behind an open transaction" in status.sentence
+        assert "by whom is not known" in status.sentence
+        assert "transactions" in {one.what for one in status.unseen}
+        (command,) = [one for one in status.next_commands if one.startswith("kafka-")]
+        assert command.endswith("describe-producers --topic held --partition 0")
+
+
+def test_fault_91_who_may_not_read_claims_no_exact_loss(
+    secured: SecuredKafka, ledger: Ledger
+) -> None:
+    create_topic(secured.properties, "expired", partitions=1)
+    publish(secured.properties, "expired", {0: 9})
+    leave_at(secured.properties, "late", "expired", {0: 2})
+    move_log_start(secured.properties, "expired", {0: 5})
+    properties = secured.add_user("describer", list_little("expired", "late"))
+    observe_stream(ledger, StreamStub("expired", "late"), properties)
+    (gap,) = ledger.gaps.list()
+    assert (gap.start, gap.end, gap.certainty, gap.maybe_empty) == (2, 5, Certainty.BOUNDED, True)
+    assert "whether they are is unknown" in gap.reason
 
 
 def test_one_denied_topic_does_not_take_the_turns_of_others() -> None:
@@ -401,7 +461,7 @@ def test_300_groups_are_as_far_behind_as_kafkas_own_tool_says(
         again = list_all_rows(look_at_all(properties))
     ours = list_all_rows(seen)
     assert ours == again, "nothing moves"
-    assert {status.group_state for status in seen} >= {"empty", "stable", "preparing_rebalancing"}
+    assert {status.group_state for status in seen} >= {"simple", "stable", "preparing_rebalancing"}
     committed = {place: row for place, row in ours.items() if row.committed is not None}
     assert len({group for group, _, _ in committed}) >= 300 - 1  # without the one that is deleted
     assert committed == {p: row for p, row in theirs.items() if row.committed is not None}

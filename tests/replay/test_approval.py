@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backlogctl.clock import utc_now
+from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import load_config
 from backlogctl.errors import ApprovalNeeded, BacklogError, InvalidTransition, Refused
 from backlogctl.fanout.disk import DiskCheck
@@ -32,6 +32,7 @@ from backlogctl.replay.engine.kind import TERMS_CHANGED, Workspace, choose_stric
 from backlogctl.replay.engine.next_commands import list_next_commands
 from backlogctl.replay.engine.plan import Approver, acting_as, find_identity
 from backlogctl.replay.engine.runner import check_startable
+from backlogctl.replay.injection import ledger as fencing
 from backlogctl.replay.observe import retention
 from backlogctl.replay.observe.retention import hold_stream, release_due, release_stream
 from backlogctl.replay.opening import open_workspace
@@ -108,8 +109,11 @@ def test_of_a_plan_whose_place_was_taken_the_newer_one_is_named(desk: Workspace)
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.PAUSED, S.FAILED])
-def test_a_cancel_that_failed_is_what_comes_next(desk: Workspace, state: RecoveryState) -> None:
+def test_a_cancel_that_failed_is_what_comes_next(
+    desk: Workspace, state: RecoveryState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It stays asked for: a run would not go on with the work."""
+    monkeypatch.setattr(fencing, "Deadline", lambda _: Deadline(1.0))
     recovery = store_approved(desk).id
     for each in dict.fromkeys((S.RUNNING, state)):
         desk.ledger.recoveries.advance(recovery, each, "ada")

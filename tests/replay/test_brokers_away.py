@@ -48,7 +48,6 @@ def write_config(directory: Path, bootstrap: str, **streams: Any) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("status",),
         ("status", "orders"),
         ("doctor",),
         ("plan", "expand", "orders"),

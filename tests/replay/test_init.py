@@ -187,8 +187,6 @@ def test_what_cannot_be_chosen_is_said(world: World) -> None:
     assert "goes with --bootstrap" in world.call("init", "--all", code=2)[1]
     assert "does not take this name" in world.init("--group", "*{env*", code=5)[1]
     assert not (world.directory / "backlog.yaml").exists()
-    nobody = world.call("init", "--bootstrap", "127.0.0.1:1", "--all", code=1)[1]
-    assert "127.0.0.1:1" in nobody
 
 
 def test_a_file_is_kept_without_force(world: World) -> None:

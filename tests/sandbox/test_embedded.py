@@ -63,24 +63,29 @@ def _values(bootstrap: str, name: str, count: int) -> list[bytes | None]:
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
-def test_data_and_port_survive_a_restart(tmp_path: Path, kill: bool) -> None:
+def test_data_survive_restarts_and_a_port_that_is_taken(tmp_path: Path) -> None:
     with EmbeddedKafka.start(tmp_path) as kafka:
-        before, old = kafka.bootstrap, kafka.pid
+        before = kafka.bootstrap
         _create(before, "orders")
         _produce(before, "orders", b"one")
-        if kill:
-            kafka.kill()
-        else:
-            kafka.stop()
-        assert not is_running(old)
-        kafka.restart()
-        assert kafka.bootstrap == before
-        assert kafka.pid != old
-        _produce(kafka.bootstrap, "orders", b"two")
-        assert _values(kafka.bootstrap, "orders", 2) == [b"one", b"two"]
+        for end, value in ((kafka.stop, b"two"), (kafka.kill, b"three")):
+            old = kafka.pid
+            end()
+            assert not is_running(old)
+            kafka.restart()
+            assert kafka.bootstrap == before
+            assert kafka.pid != old
+            _produce(kafka.bootstrap, "orders", value)
         last = kafka.pid
     assert not is_running(last)
+    port = int(before.rpartition(":")[2])
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind((HOST, port))
+        squatter.listen()
+        with EmbeddedKafka.start(tmp_path) as kafka:
+            assert not kafka.bootstrap.endswith(f":{port}")
+            assert _values(kafka.bootstrap, "orders", 3) == [b"one", b"two", b"three"]
 
 
 @pytest.mark.kafka
@@ -90,21 +95,6 @@ def test_a_broker_starts_from_the_classes_that_were_kept(tmp_path: Path) -> None
     with EmbeddedKafka.start(tmp_path / "kafka", jvm=(f"-Xlog:class+load:file={loaded}",)):
         sources = loaded.read_text()
     assert sources.count("shared objects file (top)") > 5000
-
-
-@pytest.mark.kafka
-def test_a_directory_is_used_again_when_its_ports_are_taken(tmp_path: Path) -> None:
-    with EmbeddedKafka.start(tmp_path) as kafka:
-        old = int(kafka.bootstrap.rpartition(":")[2])
-        _create(kafka.bootstrap, "orders")
-        _produce(kafka.bootstrap, "orders", b"one")
-    with socket.socket() as squatter:
-        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        squatter.bind((HOST, old))
-        squatter.listen()
-        with EmbeddedKafka.start(tmp_path) as kafka:
-            assert not kafka.bootstrap.endswith(f":{old}")
-            assert _values(kafka.bootstrap, "orders", 1) == [b"one"]
 
 
 @pytest.mark.kafka

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -85,9 +85,13 @@ def open_request(**source: Any) -> tuple[RebuildRequest, MessageRules]:
 
 
 def basis_of(
-    proof: Proof = PROVED, spans: tuple[LogSpan, ...] = LOG, **source: Any
+    proof: Proof = PROVED,
+    spans: tuple[LogSpan, ...] = LOG,
+    topic_config: Mapping[str, str] | None = None,
+    **source: Any,
 ) -> VerdictBasis:
     request, rules = open_request(**source)
+    request = replace(request, topic_config=topic_config or {})
     counts = LabelCounts({LOST: {0: 10}}, 0, 0, 0)
     named = rules.source.consumed is not None and not rules.source.mutable
     placement = GapPlacement(cast(Any, None), {0: None}, consumed=named)
@@ -159,6 +163,12 @@ def warnings_of(request: RebuildRequest, rules: MessageRules, *, unique: bool = 
     warnings: list[str] = []
     warn_about_rules(request, access, rules, warnings)
     return "\n".join(warnings)
+
+
+def test_fault_19_what_compaction_removed_cannot_be_counted() -> None:
+    assert basis_of().holes == ""
+    compacted = basis_of(topic_config={"cleanup.policy": "compact,delete"})
+    assert compacted.holes == "the topic is compacted"
 
 
 def test_rules_that_can_hide_a_lost_message_are_told() -> None:

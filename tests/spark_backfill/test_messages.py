@@ -47,29 +47,25 @@ def test_message_ids_are_those_of_the_stamps(spark: SparkSession) -> None:
     assert [row["id"] for row in made] == [make_message_id("orders", (a, b), v) for a, b, v in rows]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2026-11-21 01:02:03.000004", "2026-11-21T00:02:03.000004Z"),
-        ("2026-11-21T01:02:03", "2026-11-21T00:02:03.000000Z"),
-        ("2026-11-21 01:02", "2026-11-21T00:02:00.000000Z"),
-        ("2026-11-21T01:02:03.5Z", "2026-11-21T01:02:03.500000Z"),
-        ("2026-11-21 01:02:03+05:30", "2026-11-20T19:32:03.000000Z"),
-        ("2026-07-21 01:02:03", "2026-07-20T23:02:03.000000Z"),
-        ("2026-11-21 01:02:03.0000004", None),
-        ("2026-02-30 01:02:03", None),
-        ("yesterday", None),
-        ("1763683323", None),
-        ("", None),
-    ],
-)
-def test_sqlite_times_are_parsed_by_us(
-    spark: SparkSession, text: str, expected: str | None
-) -> None:
-    frame = world.make_frame(spark, [(text,)], "t string")
-    row = frame.selectExpr(parse_time_text("t", "Europe/Berlin")).first()
-    assert row is not None
-    assert row[0] == expected
+TIMES = [
+    ("2026-11-21 01:02:03.000004", "2026-11-21T00:02:03.000004Z"),
+    ("2026-11-21T01:02:03", "2026-11-21T00:02:03.000000Z"),
+    ("2026-11-21 01:02", "2026-11-21T00:02:00.000000Z"),
+    ("2026-11-21T01:02:03.5Z", "2026-11-21T01:02:03.500000Z"),
+    ("2026-11-21 01:02:03+05:30", "2026-11-20T19:32:03.000000Z"),
+    ("2026-07-21 01:02:03", "2026-07-20T23:02:03.000000Z"),
+    ("2026-11-21 01:02:03.0000004", None),
+    ("2026-02-30 01:02:03", None),
+    ("yesterday", None),
+    ("1763683323", None),
+    ("", None),
+]
+
+
+def test_sqlite_times_are_parsed_by_us(spark: SparkSession) -> None:
+    frame = world.make_frame(spark, [(text,) for text, _ in TIMES], "t string")
+    made = frame.select("t", F.expr(parse_time_text("t", "Europe/Berlin")).alias("made")).collect()
+    assert {row["t"]: row["made"] for row in made} == dict(TIMES)
 
 
 def test_fault_34_postgres_values_are_exact_or_quarantined(
@@ -474,6 +470,8 @@ def test_rows_read_in_the_wrong_zone(
     with pytest.raises(Refused, match="no row was lost among 0 candidates") as refused:
         world.plan(spark, made)
     assert suspected in refused.value.hint
+    if database == "sqlite":
+        return  # what is made of it then is of no database
     until = now + timedelta(days=1)
     planned = world.plan(spark, replace(made, since=now - timedelta(hours=1), until=until))
     assert suspected in planned.warnings

@@ -536,18 +536,6 @@ def test_ids_are_static_and_never_an_injections() -> None:
 
 # Where the relay places messages, and what that costs at its start.
 
-KEYS = [b"a", b"order-17", None, b"", "käse".encode(), b"order-17", None, b"x" * 300]
-
-
-@pytest.mark.parametrize("partitioner", sorted(PARTITIONERS))
-def test_keys_go_where_the_partitioner_says_and_the_others_take_turns(partitioner: str) -> None:
-    placed = PARTITIONERS[partitioner](pa.array(KEYS, pa.binary()), 30).tolist()
-    found = Router("key", partitioner, 30, turn=5).place(KEYS)
-    assert [place for place, key in zip(found, KEYS, strict=True) if key is not None] == [
-        place for place in placed if place >= 0
-    ]
-    assert (found[2], found[6]) == (7, 11)
-
 
 def test_round_robin_goes_on_where_it_was() -> None:
     router = Router("round_robin", "murmur2", 3, turn=4)

@@ -20,9 +20,7 @@ from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 from backlogctl.kafka.commit_log import COMMIT_LOG, CommitLog, LogCondition, LogRecord, LogState
 from backlogctl.kafka.commit_records import CommitRecord, MembersRecord, find_log_partition
 from backlogctl.kafka.groups import EndsBehind
-from backlogctl.kafka.rights import Operation, Resource, Right
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl_delivery.kafka import AccessDenied
 from tests.borrowing import start_kafka
 from tests.kit.java import join_streams_group
 from tests.kit.kafka import (
@@ -36,7 +34,6 @@ from tests.kit.kafka import (
     set_offsets_raw,
     wait_until,
 )
-from tests.kit.secured import SecuredKafka, start_secured
 
 FOLLOWED, HELD = LogCondition.FOLLOWED, LogCondition.HELD
 
@@ -597,58 +594,3 @@ def test_a_leader_dies_and_comes_back(tmp_path: Path, group: str) -> None:
             follow.read_until()
             assert unrepeated(follow.commits(second)) == [1, 2, 3]
             assert follow.state.complete_since < follow.list_commits(second)[0].at
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    with start_secured(tmp_path_factory.mktemp("secured")) as found:
-        create_topic(found.properties, "orders", partitions=1)
-        set_offsets_raw(found.properties, "order-service", "orders", {0: 2})
-        yield found
-
-
-LOG_RIGHTS = [
-    Right(Resource.TOPIC, COMMIT_LOG, operation, "see each commit")
-    for operation in (Operation.DESCRIBE, Operation.READ)
-]
-
-
-@pytest.mark.parametrize("rights", [[], LOG_RIGHTS[:1]])
-def test_who_may_not_read_the_log_is_told_and_may_later(
-    secured: SecuredKafka, rights: list[Right], unique: str
-) -> None:
-    properties = secured.add_user(unique, rights)
-    with CommitLog(properties, ["order-service"], utc_now()) as log:
-        follow = Follower(log)
-        follow.read_until(LogCondition.DENIED)
-        follow.read_until(LogCondition.DENIED)
-        assert isinstance(follow.state.error, AccessDenied)
-        assert "topic __consumer_offsets" in str(follow.state.error)
-        assert follow.state.complete_to is None
-        secured.add_user(unique, LOG_RIGHTS)
-        set_offsets_raw(secured.properties, "order-service", "orders", {0: 3})
-        follow.read_until()
-        assert follow.commits("order-service")[-1] == 3
-        # It may not list the group.
-        assert follow.members("order-service")[-1] is None
-
-
-def test_holes_that_cannot_be_looked_at_may_be_commits(secured: SecuredKafka, unique: str) -> None:
-    """kafka-python, which reads the batches' headers, takes no certificate as text."""
-    properties = secured.add_user(unique, LOG_RIGHTS)
-    text = {**properties, "ssl.ca.pem": Path(properties["ssl.ca.location"]).read_text()}
-    del text["ssl.ca.location"]
-    since = utc_now()
-    producer = make_producer(secured.properties, {"transactional.id": unique})
-    producer.init_transactions(30)
-    with (
-        CommitLog(properties, ["order-service"], since) as log,
-        CommitLog(text, ["order-service"], since) as blind,
-    ):
-        begin_commit(producer, secured.properties, TopicPartition("orders", 0, 4, "order-service"))
-        producer.commit_transaction(30)
-        for log_of, is_whole in ((log, True), (blind, False)):
-            follow = Follower(log_of)
-            follow.read_until()
-            assert follow.commits("order-service")[-1] == 4
-            assert (follow.state.complete_since == since) is is_whole

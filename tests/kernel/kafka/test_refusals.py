@@ -12,22 +12,27 @@ from pathlib import Path
 from weakref import WeakSet
 
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-from backlogctl.clock import Deadline
-from backlogctl.errors import ClusterUnreachable, KafkaFailure
+from backlogctl.clock import Deadline, utc_now
+from backlogctl.errors import ClusterUnreachable, KafkaFailure, Refused
 from backlogctl.kafka.admin import committed_offsets, list_offsets, read_group_state, read_metadata
 from backlogctl.kafka.bulk import BulkReader
-from backlogctl.kafka.clients import Admin, Properties, make_admin
+from backlogctl.kafka.clients import Admin, Properties, make_admin, make_producer
+from backlogctl.kafka.commit_log import COMMIT_LOG, CommitLog, LogCondition
 from backlogctl.kafka.errors import explain_encryption
 from backlogctl.kafka.group_types import read_group_type
-from backlogctl.kafka.rights import Operation, Resource, Right, read_rights
+from backlogctl.kafka.rights import CLUSTER_NAME, Operation, Resource, Right, read_rights
+from backlogctl.kafka.transactions import TransactionFate, abort_transaction, read_open_transactions
 from backlogctl.sandbox.secured import Security
-from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
-from tests.kit.kafka import forward, wait_until
+from backlogctl_delivery.kafka import AccessDenied, EncryptionRefused, LoginRefused
+from tests.kernel.kafka.test_commit_log import Follower, begin_commit
+from tests.kit.kafka import forward, set_offsets_raw, wait_until
 from tests.kit.recoveries import write_config
 from tests.kit.secured import SecuredKafka, start_secured
 from tests.kit.shop import call_main
+from tests.kit.transactions import leave_open, write_hanging
 
 WRONG = "not-the-password-at-all"
 GIVEN = 120.0  # seconds that a call may take; none of them is waited for
@@ -56,6 +61,7 @@ CALLS: dict[str, Callable[[Properties], object]] = {
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     with start_secured(tmp_path_factory.mktemp("secured")) as found:
         make_topic(found.properties, "orders")
+        set_offsets_raw(found.properties, "order-service", "orders", {0: 2})
         yield found
 
 
@@ -101,9 +107,14 @@ def test_an_unknown_mechanism_is_said_with_the_known_ones(secured: SecuredKafka)
     assert "supported mechanisms: SCRAM-SHA-512" in error.message
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate that no broker here has."""
+    return Path(Security.make(tmp_path_factory.mktemp("other")).ca)
+
+
 @pytest.mark.parametrize("name", ["state", "rights"])
-def test_a_certificate_of_nobody_known(secured: SecuredKafka, name: str, tmp_path: Path) -> None:
-    other = Security.make(tmp_path / "other").ca
+def test_a_certificate_of_nobody_known(secured: SecuredKafka, name: str, other: Path) -> None:
     error = fail(CALLS[name], {**secured.properties, "ssl.ca.location": str(other)})
     assert isinstance(error, EncryptionRefused)
     assert "self-signed certificate" in error.message
@@ -205,3 +216,93 @@ def test_a_group_that_may_not_be_described_is_told_as_that(secured: SecuredKafka
     with pytest.raises(KafkaFailure, match=r"[Gg]roup authorization failed"):
         CALLS["commits"](properties)
     assert time.monotonic() - began < SOON
+
+
+# What a login that is taken may not do: what lies open, and the log of commits.
+
+
+def test_what_may_not_be_asked_is_said(secured: SecuredKafka) -> None:
+    topic_read = Right(Resource.TOPIC, "sales", Operation.READ, "")
+    every_id = Right(Resource.TRANSACTIONAL_ID, "*", Operation.DESCRIBE, "", asked="anyone")
+    write_id = Right(Resource.TRANSACTIONAL_ID, "*", Operation.WRITE, "", asked="anyone")
+    alter = Right(Resource.CLUSTER, CLUSTER_NAME, Operation.ALTER, "")
+    for name in ("sales", "bills"):
+        make_topic(secured.properties, name)
+    leave_open(secured.properties, "sales", "left")
+    write_hanging(secured.properties, "bills")
+    blind = secured.add_user("blind", [Right(Resource.TOPIC, "sales", Operation.DESCRIBE, "")])
+    with pytest.raises(AccessDenied, match="open transactions"):
+        read_open_transactions(blind, "sales", [0])
+
+    reader = secured.add_user("reader", [topic_read])
+    (found,) = read_open_transactions(reader, "sales", [0])
+    assert (found.transactional_id, found.fate) == (None, TransactionFate.UNKNOWN)
+    with pytest.raises(Refused, match="not known whether its coordinator"):
+        abort_transaction(reader, found)
+
+    looker = secured.add_user("looker", [topic_read, every_id])
+    (found,) = read_open_transactions(looker, "sales", [0])
+    assert (found.transactional_id, found.fate) == ("left", TransactionFate.ONGOING)
+    with pytest.raises(AccessDenied) as denied:
+        abort_transaction(looker, found)
+    assert denied.value.hint == "`Write` on its transactional id must be granted"
+    writer = secured.add_user("writer", [topic_read, every_id, write_id])
+    abort_transaction(writer, found)
+
+    bills = Right(Resource.TOPIC, "bills", Operation.READ, "")
+    weak = secured.add_user("weak", [bills, every_id])
+    (hanging,) = read_open_transactions(weak, "bills", [0])
+    assert hanging.fate is TransactionFate.HANGING
+    with pytest.raises(AccessDenied) as denied:
+        abort_transaction(weak, hanging)
+    assert denied.value.hint == "`Alter` on the cluster must be granted"
+    strong = secured.add_user("strong", [bills, every_id, alter])
+    abort_transaction(strong, hanging)
+    assert list_offsets(secured.properties, "bills", [0], "latest", "read_committed") == {0: 6}
+
+
+LOG_RIGHTS = [
+    Right(Resource.TOPIC, COMMIT_LOG, operation, "see each commit")
+    for operation in (Operation.DESCRIBE, Operation.READ)
+]
+
+
+@pytest.mark.parametrize("rights", [[], LOG_RIGHTS[:1]])
+def test_who_may_not_read_the_log_is_told_and_may_later(
+    secured: SecuredKafka, rights: list[Right], unique: str
+) -> None:
+    properties = secured.add_user(unique, rights)
+    with CommitLog(properties, ["order-service"], utc_now()) as log:
+        follow = Follower(log)
+        follow.read_until(LogCondition.DENIED)
+        follow.read_until(LogCondition.DENIED)
+        assert isinstance(follow.state.error, AccessDenied)
+        assert "topic __consumer_offsets" in str(follow.state.error)
+        assert follow.state.complete_to is None
+        secured.add_user(unique, LOG_RIGHTS)
+        set_offsets_raw(secured.properties, "order-service", "orders", {0: 3})
+        follow.read_until()
+        assert follow.commits("order-service")[-1] == 3
+        # It may not list the group.
+        assert follow.members("order-service")[-1] is None
+
+
+def test_holes_that_cannot_be_looked_at_may_be_commits(secured: SecuredKafka, unique: str) -> None:
+    """kafka-python, which reads the batches' headers, takes no certificate as text."""
+    properties = secured.add_user(unique, LOG_RIGHTS)
+    text = {**properties, "ssl.ca.pem": Path(properties["ssl.ca.location"]).read_text()}
+    del text["ssl.ca.location"]
+    since = utc_now()
+    producer = make_producer(secured.properties, {"transactional.id": unique})
+    producer.init_transactions(30)
+    with (
+        CommitLog(properties, ["order-service"], since) as log,
+        CommitLog(text, ["order-service"], since) as blind,
+    ):
+        begin_commit(producer, secured.properties, TopicPartition("orders", 0, 4, "order-service"))
+        producer.commit_transaction(30)
+        for log_of, is_whole in ((log, True), (blind, False)):
+            follow = Follower(log_of)
+            follow.read_until()
+            assert follow.commits("order-service")[-1] == 4
+            assert (follow.state.complete_since == since) is is_whole

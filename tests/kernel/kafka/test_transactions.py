@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from backlogctl.clock import utc_now
 from backlogctl.errors import KafkaFailure, Refused
-from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_producer
-from backlogctl.kafka.rights import CLUSTER_NAME, Operation, Resource, Right
 from backlogctl.kafka.transactions import (
     OpenTransaction,
     TransactionFate,
@@ -19,10 +17,8 @@ from backlogctl.kafka.transactions import (
     find_transactional,
     read_open_transactions,
 )
-from backlogctl_delivery.kafka import AccessDenied
 from tests.conftest import MakeTopic
 from tests.kit.kafka import move_log_start, publish, read_all
-from tests.kit.secured import start_secured
 from tests.kit.transactions import leave_open, run_transactions, write_hanging
 
 
@@ -105,47 +101,6 @@ def test_the_leader_remembers_who_wrote_in_transactions_when_all_of_it_is_gone(
     assert idempotent.flush(90) == 0
     move_log_start(properties, name, {0: end, 1: 4})
     assert find_transactional(properties, name, range(3)) == {0: True, 1: False, 2: False}
-
-
-def test_what_may_not_be_asked_is_said(tmp_path: Path) -> None:
-    topic_read = Right(Resource.TOPIC, "orders", Operation.READ, "")
-    every_id = Right(Resource.TRANSACTIONAL_ID, "*", Operation.DESCRIBE, "", asked="anyone")
-    write_id = Right(Resource.TRANSACTIONAL_ID, "*", Operation.WRITE, "", asked="anyone")
-    alter = Right(Resource.CLUSTER, CLUSTER_NAME, Operation.ALTER, "")
-    with start_secured(tmp_path) as secured:
-        create_topic(secured.properties, "orders", partitions=1)
-        create_topic(secured.properties, "bills", partitions=1)
-        leave_open(secured.properties, "orders", "left")
-        write_hanging(secured.properties, "bills")
-        blind = secured.add_user("blind", [Right(Resource.TOPIC, "orders", Operation.DESCRIBE, "")])
-        with pytest.raises(AccessDenied, match="open transactions"):
-            read_open_transactions(blind, "orders", [0])
-
-        reader = secured.add_user("reader", [topic_read])
-        (found,) = read_open_transactions(reader, "orders", [0])
-        assert (found.transactional_id, found.fate) == (None, TransactionFate.UNKNOWN)
-        with pytest.raises(Refused, match="not known whether its coordinator"):
-            abort_transaction(reader, found)
-
-        looker = secured.add_user("looker", [topic_read, every_id])
-        (found,) = read_open_transactions(looker, "orders", [0])
-        assert (found.transactional_id, found.fate) == ("left", TransactionFate.ONGOING)
-        with pytest.raises(AccessDenied) as denied:
-            abort_transaction(looker, found)
-        assert denied.value.hint == "`Write` on its transactional id must be granted"
-        writer = secured.add_user("writer", [topic_read, every_id, write_id])
-        abort_transaction(writer, found)
-
-        bills = Right(Resource.TOPIC, "bills", Operation.READ, "")
-        weak = secured.add_user("weak", [bills, every_id])
-        (hanging,) = read_open_transactions(weak, "bills", [0])
-        assert hanging.fate is TransactionFate.HANGING
-        with pytest.raises(AccessDenied) as denied:
-            abort_transaction(weak, hanging)
-        assert denied.value.hint == "`Alter` on the cluster must be granted"
-        strong = secured.add_user("strong", [bills, every_id, alter])
-        abort_transaction(strong, hanging)
-        assert read_stable_end(dict(secured.properties), "bills") == 6
 
 
 def test_a_login_that_kafka_python_cannot_do_is_said() -> None:

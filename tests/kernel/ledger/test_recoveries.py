@@ -122,22 +122,27 @@ def test_gap_of_an_approved_recovery_is_not_taken(ledger: Ledger) -> None:
 
 
 def test_only_the_allowed_transitions(ledger: Ledger, raw: Engine) -> None:
-    for before, after in product(S, S):
-        name = f"{before}-to-{after}"
+    for before in S:
+        name = f"{before}-to-itself"
         recovery = bring_to(ledger, plan(ledger, stream=name), *WAY_TO[before])
         events = len(ledger.events.list(recovery.id))
-        if after in ALLOWED.get(before, ()):
+        for after in sorted(set(S) - ALLOWED.get(before, set())):
+            with pytest.raises(InvalidTransition, match=f"is {before}.* cannot become {after}"):
+                bring_to(ledger, recovery, after)
+            if before is not after:
+                statement = (
+                    f"UPDATE backlog_recoveries SET state = '{after}' WHERE stream = '{name}'"
+                )
+                with pytest.raises(DBAPIError, match="backlog refuses"):
+                    change(raw, statement)
+            assert ledger.recoveries.get(recovery.id).state is before
+            assert len(ledger.events.list(recovery.id)) == events
+        for after in ALLOWED.get(before, ()):
+            stream = f"{before}-to-{after}"
+            recovery = bring_to(ledger, plan(ledger, stream=stream), *WAY_TO[before])
+            events = len(ledger.events.list(recovery.id))
             assert bring_to(ledger, recovery, after).state is after
             assert len(ledger.events.list(recovery.id)) == events + 1
-            continue
-        with pytest.raises(InvalidTransition, match=f"is {before}.* cannot become {after}"):
-            bring_to(ledger, recovery, after)
-        if before is not after:
-            statement = f"UPDATE backlog_recoveries SET state = '{after}' WHERE stream = '{name}'"
-            with pytest.raises(DBAPIError, match="backlog refuses"):
-                change(raw, statement)
-        assert ledger.recoveries.get(recovery.id).state is before
-        assert len(ledger.events.list(recovery.id)) == events
 
 
 def test_gaps_are_open_again_after_a_recovery_that_will_not_run(ledger: Ledger) -> None:

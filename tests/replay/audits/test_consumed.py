@@ -193,7 +193,7 @@ def test_a_healthy_busy_group_shows_nothing(empty_shop: Shop) -> None:
     handle(shop, [])
     amid = 0
     with consuming(shop, seconds=0.4):
-        for turn in range(6):
+        for turn in range(3):
             rows = [make_order(number) for number in range(turn * 1000, turn * 1000 + 1000)]
             publish_orders(shop.bootstrap, shop.topic, rows)
             known = len(read_handled(shop))

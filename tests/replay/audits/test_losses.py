@@ -213,6 +213,9 @@ def test_what_was_never_handled_is_put_back_at_night(empty_shop: Shop) -> None:
         str(number).encode() for number in left_out
     )
     assert not shop.open().ledger.gaps.list(shop.stream, [GapState.OPEN])
+    found = shop.call("audit", "consumed", shop.stream, *SETTLED, "--json").document
+    assert "coming-again" in {one["check"] for one in found["findings"]}
+    assert (found["verdict"], found["missing"]) == ("clean", 0)
 
 
 def test_a_cancelled_redrive_opens_its_gaps_again(empty_shop: Shop) -> None:

@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclOperation,
-    ResourceType,
-)
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.config import Stream
-from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 from backlogctl.kafka.groups import describe_group_state
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
@@ -25,13 +20,9 @@ from backlogctl.monitoring.doctor.facts import Topic
 from backlogctl.monitoring.doctor.producers import judge_producers
 from backlogctl.monitoring.producers import reader
 from backlogctl.monitoring.producers.reader import NewestLog, read_newest_log
-from backlogctl.replay.doctor.stream import examine_stream
-from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl_delivery.kafka import AccessDenied
 from tests.conftest import MakeTopic
 from tests.kit.kafka import join, leave_at, properties_of, publish, set_offsets_raw, wait_until
-from tests.kit.secured import deny, start_guarded
 from tests.monitoring.producers.makers import Log, fold
 from tests.replay.doctor.world import examine, make_workspace
 
@@ -320,30 +311,3 @@ def test_an_epoch_that_was_raised_is_told_with_what_it_may_mean() -> None:
     assert "not all that was asked for" in found.found
     assert "may be missing" in found.found
     assert list(judge_producers("orders", topic, replace(seen, profile=fold([Log()])))) == []
-
-
-def test_a_right_that_is_missing_is_said(tmp_path: Path) -> None:
-    with start_guarded(tmp_path) as guarded:
-        properties = properties_of(guarded.addresses)
-        create_topic(properties, "orders", partitions=1)
-        publish(properties, "orders", {0: 3})
-        deny(guarded, ResourceType.TOPIC, "orders", AclOperation.READ)
-        admin = make_admin(properties)
-
-        def is_denied() -> bool:
-            try:
-                read_newest_log(admin, properties, "orders", (0,), None, Deadline(30))
-            except AccessDenied as error:
-                return "`Read` on topic orders must be granted" in str(error)
-            return False
-
-        wait_until(is_denied, what="the broker knows the rule")
-        found = examine_stream(*_open(tmp_path, properties)).findings
-        unread = [one.found for one in found if one.check == "unread"]
-        assert any("the headers of its newest batches could not be read" in one for one in unread)
-        assert not any(one.check in CHECKS for one in found)
-
-
-def _open(directory: Path, properties: dict[str, str]) -> tuple[Workspace, Stream]:
-    workspace = make_workspace(directory, properties)
-    return workspace, workspace.config.stream("orders")

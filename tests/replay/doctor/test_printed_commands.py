@@ -1,17 +1,17 @@
 """Every command that a finding or a status prints, carried out on brokers: it loses nothing.
 
-Each row of the table is a situation. What the doctor and `status` print of it is pasted into a
+Each row of the tables is a situation. What the doctor and `status` print of it is pasted into a
 shell, one after the other, and after each the unread messages are still there and writes with
-acks=all are taken.
+acks=all are taken. What the doctor finds of a topic on three brokers is told here too.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-import sys
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
@@ -23,17 +23,17 @@ import typer
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from backlogctl.kafka.admin import create_topic, list_offsets
-from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.clients import Admin, make_admin, make_producer
 from backlogctl.kafka.groups import committed_offsets
 from backlogctl.kafka.topics import read_metadata
-from backlogctl.monitoring.doctor.checks import CheckFinding
+from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.monitoring.verdict.commands import GroupTrouble, advise_on_group
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.cli import app
 from backlogctl.replay.doctor.stream import examine_stream
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kit.java import run_line, write_script
+from tests.kit.java import run_line
 from tests.kit.kafka import (
     commit,
     delete_topic,
@@ -44,9 +44,9 @@ from tests.kit.kafka import (
     set_offsets_raw,
     wait_until,
 )
-from tests.kit.secured import start_secured
 from tests.kit.shop import call_main
-from tests.replay.doctor.world import SOURCE, make_table, make_workspace
+from tests.replay.doctor.world import SOURCE, list_levels, make_table, make_workspace
+from tests.replay.doctor.world import examine as look_at
 
 HOUR, DAY = 3_600_000, 86_400_000
 TABLE = "CREATE TABLE orders (order_id TEXT PRIMARY KEY, updated_at TEXT)"
@@ -61,23 +61,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
         yield kafka
 
 
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with Kafka's tools and `backlogctl`, as they are on a PATH."""
-    folder = tmp_path_factory.mktemp("shell")
-    for name, tool in (
-        ("kafka-configs.sh", "ConfigCommand"),
-        ("kafka-topics.sh", "TopicCommand"),
-        ("kafka-consumer-groups.sh", "consumer.group.ConsumerGroupCommand"),
-    ):
-        write_script(folder / name, tool)
-    ours = folder / "backlogctl"
-    where = f"PYTHONPATH={Path(__file__).parents[3]}"
-    ours.write_text(f'#!/bin/sh\n{where} exec {sys.executable} -m backlogctl.replay.cli "$@"\n')
-    ours.chmod(0o755)
-    return folder
-
-
 @dataclass(frozen=True)
 class Place:
     """A topic of one partition, its group, and how far that had read."""
@@ -89,7 +72,6 @@ class Place:
 
     def check(self) -> None:
         """What was unread is there, and what is written with acks=all is taken."""
-        await_retention(self.properties)
         assert list_offsets(self.properties, self.topic, [0], "earliest")[0] <= self.read
         (at,) = committed_offsets(self.properties, self.group, self.topic, [0]).values()
         assert at is not None
@@ -130,7 +112,7 @@ class Situation:
     is_late: bool = False
 
 
-TABLE_OF_SITUATIONS = (
+REPLICAS = (
     Situation(
         "one replica",
         ("replication-factor", "flush"),
@@ -171,6 +153,8 @@ TABLE_OF_SITUATIONS = (
             **OFTEN,
         },
     ),
+)
+RETENTION = (
     Situation(
         "short retention", ("retention",), {"retention.ms": str(HOUR), "segment.ms": "600000"}
     ),
@@ -207,46 +191,57 @@ TABLE_OF_SITUATIONS = (
 )
 
 
-@pytest.mark.parametrize("situation", TABLE_OF_SITUATIONS, ids=lambda one: one.name)
+@dataclass(frozen=True)
+class Mending:
+    """A situation on the brokers, and what is printed of it."""
+
+    situation: Situation
+    place: Place
+    workspace: Workspace
+    directory: Path
+    commands: tuple[str, ...]
+
+    @classmethod
+    def begin(cls, situation: Situation, properties: Mapping[str, str], directory: Path) -> Mending:
+        directory.mkdir()
+        place = make_place(properties, situation)
+        make_table(directory, TABLE, "CREATE INDEX i ON orders (updated_at)")
+        workspace = make_workspace(directory, properties, place.topic, place.group, source=SOURCE)
+        findings = {one.check: one for one in examine(workspace)}
+        assert set(situation.checks) <= set(findings), situation.name
+        for name in situation.words:
+            assert findings[name].commands == (), situation.name
+            assert findings[name].mend, situation.name
+        commands = [command for one in findings.values() for command in one.commands]
+        assert commands or situation.words, situation.name
+        return cls(situation, place, workspace, directory, tuple(commands))
+
+    def end(self) -> None:
+        """All that a command mends is mended."""
+        left = {one.check for one in examine(self.workspace)}
+        mended = set(self.situation.checks) - set(self.situation.words)
+        assert not mended & left - {"retention", "min-insync-replicas"}, self.situation.name
+
+
+@pytest.mark.parametrize("situations", [REPLICAS, RETENTION], ids=["replicas", "retention"])
 def test_a_printed_command_loses_nothing(
-    three: EmbeddedKafka, shell: Path, tmp_path: Path, situation: Situation
+    three: EmbeddedKafka, shell: Path, tmp_path: Path, situations: tuple[Situation, ...]
 ) -> None:
+    """Of all situations the first command, then of all the second, and so on."""
     properties = properties_of(three.bootstrap)
-    place = make_place(properties, situation)
-    make_table(tmp_path, TABLE, "CREATE INDEX i ON orders (updated_at)")
-    workspace = make_workspace(tmp_path, properties, place.topic, place.group, source=SOURCE)
-    findings = {one.check: one for one in examine(workspace)}
-    assert set(situation.checks) <= set(findings)
-    for name in situation.words:
-        assert findings[name].commands == ()
-        assert findings[name].mend
-    pasted = 0
-    for finding in findings.values():
-        for command in finding.commands:
-            run_line(command, shell, tmp_path)
-            place.check()
-            pasted += 1
-    assert pasted or situation.words
-    left = {one.check for one in examine(workspace)}
-    mended = set(situation.checks) - set(situation.words)
-    assert not mended & left - {"retention", "min-insync-replicas"}
-
-
-def test_a_command_for_a_cluster_with_logins_names_the_login(
-    shell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with start_secured(tmp_path) as secured:
-        create_topic(secured.properties, "orders", partitions=1)
-        set_offsets_raw(secured.properties, "service", "orders", {0: 0})
-        monkeypatch.setenv("PASSWORD", secured.properties["sasl.password"])
-        login = {**secured.properties, "sasl.password": "${env:PASSWORD}"}
-        (tmp_path / "admin.properties").write_text(secured.write_java_properties())
-        workspace = make_workspace(tmp_path, login)
-        commands = [line for one in examine(workspace) for line in one.commands]
-        assert any("flush.messages=1" in line for line in commands)
-        for line in commands:
-            run_line(line, shell, tmp_path)
-        assert "flush" not in {one.check for one in examine(workspace)}
+    mendings = [
+        Mending.begin(one, properties, tmp_path / f"{number}")
+        for number, one in enumerate(situations)
+    ]
+    for turn in range(max(len(one.commands) for one in mendings)):
+        pasted = [one for one in mendings if turn < len(one.commands)]
+        for one in pasted:
+            run_line(one.commands[turn], shell, one.directory)
+        await_retention(properties)
+        for one in pasted:
+            one.place.check()
+    for one in mendings:
+        one.end()
 
 
 @pytest.mark.parametrize(
@@ -345,33 +340,37 @@ def test_a_group_beyond_the_end_goes_on_where_nothing_is_skipped(
     assert committed_offsets(properties, group, name, [0, 1]) == {0: goes_on_at, 1: 7}
 
 
-def test_a_group_goes_on_where_its_log_was_cut_back(shell: Path, tmp_path: Path) -> None:
+def test_a_group_goes_on_where_its_log_was_cut_back(
+    three: EmbeddedKafka, shell: Path, tmp_path: Path
+) -> None:
     """By an unclean election: 40 messages are gone, and the 20 that came since are unread."""
-    with EmbeddedKafka.start(tmp_path / "kafka", brokers=3) as kafka:
-        properties = properties_of(kafka.bootstrap)
-        admin = make_admin(properties)
-        config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
-        new = NewTopic("orders", 1, replica_assignment=[[2, 3]], config=config)
-        admin.create_topics([new])["orders"].result(60)
-        wait_until(lambda: find_isr(admin) == (2, {2, 3}), what="both replicas are in sync")
-        publish(properties, "orders", {0: 60})
-        kafka.kill(3)
-        wait_until(lambda: find_isr(admin) == (2, {2}), what="one replica is left")
-        publish(properties, "orders", {0: 40})
-        make_workspace(tmp_path, properties)
-        commit(properties, "service", "orders", {0: 90})
-        call_main(("status", "orders"), tmp_path, {})
-        kafka.kill(2)
-        kafka.restart(3)
-        wait_until(lambda: find_isr(admin) == (3, {3}), what="who was behind leads")
-        publish(properties, "orders", {0: 20})
-        assert list_offsets(properties, "orders", [0], "latest") == {0: 80}
+    properties, name = properties_of(three.bootstrap), f"topic-{uuid.uuid4().hex[:8]}"
+    admin, group = make_admin(properties), f"group-{uuid.uuid4().hex[:8]}"
+    config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    new = NewTopic(name, 1, replica_assignment=[[2, 3]], config=config)
+    admin.create_topics([new])[name].result(60)
+    wait_until(lambda: find_isr(admin, name) == (2, {2, 3}), what="both replicas are in sync")
+    publish(properties, name, {0: 60})
+    three.kill(3)
+    wait_until(lambda: find_isr(admin, name) == (2, {2}), what="one replica is left")
+    publish(properties, name, {0: 40})
+    make_workspace(tmp_path, properties, name, group)
+    commit(properties, group, name, {0: 90})
+    call_main(("status", "orders"), tmp_path, {})
+    three.kill(2)
+    three.restart(3)
+    try:
+        wait_until(lambda: find_isr(admin, name) == (3, {3}), what="who was behind leads")
+        publish(properties, name, {0: 20})
+        assert list_offsets(properties, name, [0], "latest") == {0: 80}
         paste_status(shell, tmp_path, "the log was cut back, and what the group had read of it")
-        assert committed_offsets(properties, "service", "orders", [0]) == {0: 60}
+        assert committed_offsets(properties, group, name, [0]) == {0: 60}
+    finally:
+        three.restart(2)
 
 
-def find_isr(admin: Admin) -> tuple[int, set[int]]:
-    found = read_metadata(admin, "orders").topics["orders"].partitions
+def find_isr(admin: Admin, topic: str) -> tuple[int, set[int]]:
+    found = read_metadata(admin, topic).topics[topic].partitions
     return (found[0].leader, set(found[0].isrs)) if 0 in found else (-1, set())
 
 
@@ -408,3 +407,115 @@ def make_place(properties: Mapping[str, str], situation: Situation) -> Place:
 
 def examine(workspace: Workspace) -> tuple[CheckFinding, ...]:
     return examine_stream(workspace, workspace.config.stream("orders")).findings
+
+
+# What is found of a topic, and nothing else.
+
+GOOD = {"min.insync.replicas": "2"}
+
+
+@pytest.fixture
+def look(three: EmbeddedKafka, tmp_path: Path) -> Callable[..., dict[str, CheckFinding]]:
+    """Makes a topic that its group has read, and examines it."""
+
+    def make(*, replication: int = 3, **config: str) -> dict[str, CheckFinding]:
+        name = f"topic-{uuid.uuid4().hex[:8]}"
+        properties = properties_of(three.bootstrap)
+        settings = {**GOOD, **{key.replace("_", "."): value for key, value in config.items()}}
+        create_topic(properties, name, partitions=2, replication=replication, config=settings)
+        if int(settings["min.insync.replicas"]) <= replication:
+            publish(properties, name, {0: 5, 1: 5})
+            set_offsets_raw(properties, "service", name, {0: 5, 1: 5})
+        return look_at(make_workspace(tmp_path, properties, name))
+
+    return make
+
+
+def test_nothing_is_found_where_all_is_well(look: Callable[..., dict[str, CheckFinding]]) -> None:
+    assert look() == {}
+
+
+@pytest.mark.parametrize(
+    ("replication", "config", "expected"),
+    [
+        (1, {"min_insync_replicas": "1"}, {"replication-factor": "loses", "flush": "loses"}),
+        (
+            1,
+            {"min_insync_replicas": "1", "flush_messages": "1"},
+            {"replication-factor": "loses"},
+        ),
+        (
+            1,
+            {"min_insync_replicas": "2", "flush_messages": "1"},
+            {
+                "replication-factor": "loses",
+                "min-insync-replicas": "stops",
+                "under-replicated": None,
+            },
+        ),
+        (
+            2,
+            {"min_insync_replicas": "1"},
+            {"replication-factor": "warns", "min-insync-replicas": "loses"},
+        ),
+        (2, {}, {"replication-factor": "warns", "min-insync-replicas": "stops"}),
+        (3, {"min_insync_replicas": "1"}, {"min-insync-replicas": "loses"}),
+        (3, {"min_insync_replicas": "3"}, {"min-insync-replicas": "stops"}),
+        (
+            3,
+            {"unclean_leader_election_enable": "true"},
+            {"unclean-leader-election": "loses"},
+        ),
+        (3, {"flush_messages": "1"}, {"flush": "warns"}),
+        (3, {"flush_ms": "1000"}, {"flush": "warns"}),
+        (
+            3,
+            {"retention_ms": "3600000", "segment_ms": "600000"},
+            {"retention": "loses"},
+        ),
+        (3, {"retention_ms": str(2 * DAY), "segment_ms": str(DAY)}, {"retention": "warns"}),
+        (3, {"retention_ms": str(4 * DAY)}, {"segments": "warns"}),
+        (3, {"retention_ms": str(8 * DAY)}, {"offsets-retention": "warns"}),
+        (3, {"retention_ms": "-1"}, {"offsets-retention": "warns"}),
+        (3, {"cleanup_policy": "compact"}, {"compaction": "loses"}),
+        (3, {"max_message_bytes": "600"}, {"message-size": "warns"}),
+        (3, {"max_message_bytes": "500"}, {"message-size": "stops"}),
+    ],
+)
+def test_each_misconfiguration_is_found(
+    look: Callable[..., dict[str, CheckFinding]],
+    replication: int,
+    config: dict[str, str],
+    expected: dict[str, str | None],
+) -> None:
+    """And nothing else is."""
+    found = list_levels(look(replication=replication, **config))
+    found.pop("under-replicated", None)
+    assert found == {name: level for name, level in expected.items() if level}
+
+
+def test_a_finding_says_what_was_read_and_what_mends_it(
+    look: Callable[..., dict[str, CheckFinding]], three: EmbeddedKafka
+) -> None:
+    (finding,) = look(unclean_leader_election_enable="true").values()
+    assert finding.found == "unclean.leader.election.enable is true"
+    assert finding.commands == (
+        f"kafka-configs.sh --bootstrap-server {three.bootstrap} --alter --entity-type topics "
+        f"--entity-name {finding.subject.removeprefix('topic ')} --add-config "
+        "unclean.leader.election.enable=false",
+    )
+    assert finding.to_json()["page"] == "docs/doctor.md#unclean-leader-election"
+
+
+def test_messages_from_the_future(three: EmbeddedKafka, tmp_path: Path) -> None:
+    properties = properties_of(three.bootstrap)
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    config = {**GOOD, "message.timestamp.after.max.ms": str(365 * DAY)}
+    create_topic(properties, name, partitions=1, replication=3, config=config)
+    producer = make_producer(properties)
+    producer.produce(name, b"later", timestamp=int(time.time() * 1000) + DAY)
+    assert producer.flush(30) == 0
+    set_offsets_raw(properties, "service", name, {0: 1})
+    finding = look_at(make_workspace(tmp_path, properties, name))["future-timestamps"]
+    assert finding.level is CheckLevel.WARNS
+    assert "ahead of this host's clock" in finding.found

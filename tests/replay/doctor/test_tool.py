@@ -6,8 +6,7 @@ import json
 import re
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
+from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.commit_log import COMMIT_LOG
 from backlogctl.kafka.rights import Operation, Resource
 from backlogctl.kafka.topics import read_metadata
 from backlogctl.monitoring.doctor import facts
 from backlogctl.monitoring.doctor.checks import CATALOGUE, CheckFinding, CheckLevel
+from backlogctl.monitoring.producers.reader import read_newest_log
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.doctor import stream
 from backlogctl.replay.doctor import stream as examining
@@ -35,9 +36,11 @@ from backlogctl.replay.observe.rights import SEE, list_rights
 from backlogctl.replay.web import checkups
 from backlogctl.replay.web.exporter import open_exporter
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl_delivery.kafka import AccessDenied
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
 from tests.conftest import MakeTopic
+from tests.kit.java import run_line
 from tests.kit.kafka import join, properties_of, publish, set_offsets_raw, wait_until
 from tests.kit.prometheus import Scraped
 from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
@@ -166,6 +169,40 @@ def test_a_login_that_only_watches_is_asked_for_nothing_else(
     assert {"rights", "unread", "sources", "spark"} <= set(found)
     assert found["rights"]["level"] == "stops"
     assert "name `jobs` without" in found["rights"]["mend"]
+
+
+def test_a_command_for_a_cluster_with_logins_names_the_login(
+    secured: SecuredKafka, shell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_topic(secured.properties, "bills", partitions=1)
+    set_offsets_raw(secured.properties, "service", "bills", {0: 0})
+    monkeypatch.setenv("PASSWORD", secured.properties["sasl.password"])
+    login = {**secured.properties, "sasl.password": "${env:PASSWORD}"}
+    (tmp_path / "admin.properties").write_text(secured.write_java_properties())
+    workspace = make_workspace(tmp_path, login, "bills")
+    commands = [line for one in examine(workspace).values() for line in one.commands]
+    assert any("flush.messages=1" in line for line in commands)
+    for line in commands:
+        run_line(line, shell, tmp_path)
+    assert "flush" not in examine(workspace)
+
+
+def test_headers_that_may_not_be_read_are_said(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCTOR_PASSWORD", PASSWORD)
+    by_name = {"sasl.password": "${env:DOCTOR_PASSWORD}"}
+    everyone = make_workspace(tmp_path, {**secured.properties, **by_name})
+    seeing = list_rights(everyone.kinds, SEE, everyone.config, everyone.config.stream("orders"))
+    reading = (Resource.TOPIC, "orders", Operation.READ)
+    others = [one for one in seeing if (one.resource, one.name, one.operation) != reading]
+    login = secured.add_user("no-reader", others)
+    with pytest.raises(AccessDenied, match="`Read` on topic orders must be granted"):
+        read_newest_log(make_admin(login), login, "orders", (0,), None, Deadline(30))
+    workspace = make_workspace(tmp_path, {**login, **by_name})
+    found = examine_stream(workspace, workspace.config.stream("orders")).findings
+    unread = [one.found for one in found if one.check == "unread"]
+    assert any("the headers of its newest batches could not be read" in one for one in unread)
 
 
 def run_doctor(directory: Path) -> dict[str, dict[str, str]]:
@@ -444,122 +481,7 @@ def test_every_finding_names_a_check() -> None:
     assert len(named) > 30
 
 
-DAY = 86_400_000
 GOOD = {"min.insync.replicas": "2"}
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """As a cluster should be."""
-    with EmbeddedKafka.start(tmp_path_factory.mktemp("three") / "kafka", brokers=3) as kafka:
-        yield kafka
-
-
-@pytest.fixture
-def look(three: EmbeddedKafka, tmp_path: Path) -> Callable[..., dict[str, CheckFinding]]:
-    """Makes a topic that its group has read, and examines it."""
-
-    def make(*, replication: int = 3, **config: str) -> dict[str, CheckFinding]:
-        name = f"topic-{uuid.uuid4().hex[:8]}"
-        properties = properties_of(three.bootstrap)
-        settings = {**GOOD, **{key.replace("_", "."): value for key, value in config.items()}}
-        create_topic(properties, name, partitions=2, replication=replication, config=settings)
-        if int(settings["min.insync.replicas"]) <= replication:
-            publish(properties, name, {0: 5, 1: 5})
-            set_offsets_raw(properties, "service", name, {0: 5, 1: 5})
-        return examine(make_workspace(tmp_path, properties, name))
-
-    return make
-
-
-def test_nothing_is_found_where_all_is_well(look: Callable[..., dict[str, CheckFinding]]) -> None:
-    assert look() == {}
-
-
-@pytest.mark.parametrize(
-    ("replication", "config", "expected"),
-    [
-        (1, {"min_insync_replicas": "1"}, {"replication-factor": "loses", "flush": "loses"}),
-        (
-            1,
-            {"min_insync_replicas": "1", "flush_messages": "1"},
-            {"replication-factor": "loses"},
-        ),
-        (
-            1,
-            {"min_insync_replicas": "2", "flush_messages": "1"},
-            {
-                "replication-factor": "loses",
-                "min-insync-replicas": "stops",
-                "under-replicated": None,
-            },
-        ),
-        (
-            2,
-            {"min_insync_replicas": "1"},
-            {"replication-factor": "warns", "min-insync-replicas": "loses"},
-        ),
-        (2, {}, {"replication-factor": "warns", "min-insync-replicas": "stops"}),
-        (3, {"min_insync_replicas": "1"}, {"min-insync-replicas": "loses"}),
-        (3, {"min_insync_replicas": "3"}, {"min-insync-replicas": "stops"}),
-        (
-            3,
-            {"unclean_leader_election_enable": "true"},
-            {"unclean-leader-election": "loses"},
-        ),
-        (3, {"flush_messages": "1"}, {"flush": "warns"}),
-        (3, {"flush_ms": "1000"}, {"flush": "warns"}),
-        (
-            3,
-            {"retention_ms": "3600000", "segment_ms": "600000"},
-            {"retention": "loses"},
-        ),
-        (3, {"retention_ms": str(2 * DAY), "segment_ms": str(DAY)}, {"retention": "warns"}),
-        (3, {"retention_ms": str(4 * DAY)}, {"segments": "warns"}),
-        (3, {"retention_ms": str(8 * DAY)}, {"offsets-retention": "warns"}),
-        (3, {"retention_ms": "-1"}, {"offsets-retention": "warns"}),
-        (3, {"cleanup_policy": "compact"}, {"compaction": "loses"}),
-        (3, {"max_message_bytes": "600"}, {"message-size": "warns"}),
-        (3, {"max_message_bytes": "500"}, {"message-size": "stops"}),
-    ],
-)
-def test_each_misconfiguration_is_found(
-    look: Callable[..., dict[str, CheckFinding]],
-    replication: int,
-    config: dict[str, str],
-    expected: dict[str, str | None],
-) -> None:
-    """And nothing else is."""
-    found = list_levels(look(replication=replication, **config))
-    found.pop("under-replicated", None)
-    assert found == {name: level for name, level in expected.items() if level}
-
-
-def test_a_finding_says_what_was_read_and_what_mends_it(
-    look: Callable[..., dict[str, CheckFinding]], three: EmbeddedKafka
-) -> None:
-    (finding,) = look(unclean_leader_election_enable="true").values()
-    assert finding.found == "unclean.leader.election.enable is true"
-    assert finding.commands == (
-        f"kafka-configs.sh --bootstrap-server {three.bootstrap} --alter --entity-type topics "
-        f"--entity-name {finding.subject.removeprefix('topic ')} --add-config "
-        "unclean.leader.election.enable=false",
-    )
-    assert finding.to_json()["page"] == "docs/doctor.md#unclean-leader-election"
-
-
-def test_messages_from_the_future(three: EmbeddedKafka, tmp_path: Path) -> None:
-    properties = properties_of(three.bootstrap)
-    name = f"topic-{uuid.uuid4().hex[:8]}"
-    config = {**GOOD, "message.timestamp.after.max.ms": str(365 * DAY)}
-    create_topic(properties, name, partitions=1, replication=3, config=config)
-    producer = make_producer(properties)
-    producer.produce(name, b"later", timestamp=int(time.time() * 1000) + DAY)
-    assert producer.flush(30) == 0
-    set_offsets_raw(properties, "service", name, {0: 1})
-    finding = examine(make_workspace(tmp_path, properties, name))["future-timestamps"]
-    assert finding.level is CheckLevel.WARNS
-    assert "ahead of this host's clock" in finding.found
 
 
 def test_brokers_that_go_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from backlogctl.errors import LeaseHeld, LedgerError, PlanStale, VerificationFai
 from backlogctl.fanout.launchers import Role
 from backlogctl.formats import format_moment
 from backlogctl.kafka.admin import committed_offsets, list_offsets, read_topic_overrides
-from backlogctl.ledger import upgrade
+from backlogctl.ledger import OPERATOR, upgrade
 from backlogctl.replay.consumers import kept_copy
 from backlogctl.replay.engine import brakes
 from backlogctl.replay.engine.plan import REWIND
@@ -25,7 +25,7 @@ from tests.kit.services import Postgres
 from tests.replay.expand.oracle import await_handled, find_unhandled, judge
 from tests.replay.expand.test_outsiders import leave_in_the_drain
 from tests.replay.expand.test_requests import find_left
-from tests.replay.expand.test_rewinding import fail_the_canary, find_problems
+from tests.replay.expand.test_rewinding import count_repeats, fail_the_canary, find_problems
 from tests.replay.expand.world import World
 
 SLOW = 5.0  # of each recovery consumer: the drain lasts until the test lets it go
@@ -200,12 +200,18 @@ def test_fault_119_settings_that_would_delete_the_copy_are_set_again(world: Worl
     assert judge(world, recovery) == []
 
 
-def test_fault_120_a_hold_that_is_left_has_an_end_and_is_told(world: World) -> None:
-    """However slow the consumers were said to be."""
+def test_fault_43_120_a_cancel_sets_the_group_back_and_the_hold_that_is_left_has_an_end(
+    world: World,
+) -> None:
+    """Nobody waits for a consumer that does not work, and nothing is doubled; the hold ends
+    however slow the consumers were said to be."""
     recovery = fail_the_canary(world, rate=0.001)
-    told = world.call("cancel", recovery.id).out
-    (hold,) = world.open().ledger.holds.list()
+    said = world.call("cancel", recovery.id)
+    assert "none of them was handled" in " ".join((said.out + said.err).split())
+    (hold,) = world.open().ledger.holds.list(open_only=True)
+    assert hold.holder == OPERATOR, "much is unread still"
     assert hold.until is not None
     assert hold.until < utc_now() + LONGEST_HOLD
-    assert f"of topic {world.topic} stays raised until {format_moment(hold.until)}" in told
+    assert f"of topic {world.topic} stays raised until {format_moment(hold.until)}" in said.out
     assert find_problems(world, recovery) == []
+    assert count_repeats(world) == 0

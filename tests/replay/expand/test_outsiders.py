@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import VerificationFailed
+from backlogctl.errors import Paused, VerificationFailed
 from backlogctl.fanout.launchers import Role
 from backlogctl.kafka import admin as verbs
 from backlogctl.replay.consumers import copy_group, outsiders
@@ -33,11 +33,16 @@ def leave_in_the_drain(world: World, moment: Literal["paused", "killed"]) -> Rec
     world.set_speed(Role.RECOVERY, SLOW)
     runner = world.start("run", recovery.id)
     world.wait_for_drain(recovery, runner)
-    if moment == "paused":
-        world.call("pause", recovery.id)
-    else:
+    if moment == "killed":
         runner.send_signal(signal.SIGKILL)
-    runner.communicate(timeout=WITHIN)
+        runner.communicate(timeout=WITHIN)
+        return recovery
+    world.call("pause", recovery.id)
+    _, err = runner.communicate(timeout=WITHIN)
+    assert runner.returncode == Paused.exit_code, err
+    assert f"backlogctl resume {recovery.id}" in err
+    assert world.read(recovery).state == "paused"
+    assert world.list_processes() == {}
     return recovery
 
 

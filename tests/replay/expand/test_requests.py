@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 from pathlib import Path
@@ -57,21 +56,11 @@ from tests.replay.expand.world import PARTITIONS, WITHIN, World
 SLOW = 5.0  # of each recovery consumer: the drain lasts until somebody has asked
 
 
-def test_pause_resume_and_interrupt(world: World) -> None:
-    """Each ends the relays and the recovery's consumers, in one line; the next run goes on."""
+def test_an_interrupt(world: World) -> None:
+    """It ends the relays and the recovery's consumers, in one line, as a pause; `run` goes on."""
     recovery = world.plan_approved(rate=1)
     world.set_speed(Role.RECOVERY, SLOW)
     runner = world.start("run", recovery.id)
-    world.wait_for_drain(recovery, runner)
-    world.call("pause", recovery.id)
-    _, err = runner.communicate(timeout=WITHIN)
-    assert runner.returncode == Paused.exit_code, err
-    assert f"backlogctl resume {recovery.id}" in err
-    assert world.read(recovery).state == "paused"
-    assert world.list_processes() == {}
-    assert world.call("run", recovery.id, "--json", code=4).error["code"] == "paused"
-
-    runner = world.start("resume", recovery.id)
     world.wait_for_drain(recovery, runner)
     os.kill(runner.pid, signal.SIGINT)
     _, err = runner.communicate(timeout=WITHIN)
@@ -259,37 +248,6 @@ def find_left(world: World) -> set[tuple[int, int]]:
         for message in read_all(world.properties, world.topic, range(PARTITIONS))
         if ((message.key() or b"").decode(), int(message.value() or 0)) not in handled
     }
-
-
-def test_a_reset_to_latest_is_a_possible_gap_and_never_verified(world: World) -> None:
-    recovery = kill_in_the_drain(world)
-    world.reset_group("latest")
-    world.publish(100)
-    world.set_speed(Role.RECOVERY, None)
-    world.set_speed(Role.ORIGINAL, None)
-    for _ in range(2):  # the second one changes nothing
-        with pytest.raises(VerificationFailed, match="came back, or skipped") as caught:
-            world.run(recovery)
-    assert caught.value.next_commands == (f"backlogctl cancel {recovery.id}",)
-    assert "backlogctl plan redrive orders --from log --offsets" in caught.value.hint
-    assert world.read(recovery).state == "failed"
-    gaps = world.open().ledger.gaps.list("orders")
-    assert {(gap.cause, gap.certainty) for gap in gaps} == {(Cause.SKIPPED, Certainty.POSSIBLE)}
-    wait_until(lambda: not world.find_rest(), what="the rest is read")
-    named = {(g.partition, at) for g in gaps for at in range(g.start or 0, g.end or 0)}
-    assert find_left(world) == named
-    assert "or somebody skipped them" in world.told.getvalue()
-    # The commands that were printed, word for word.
-    said = re.findall(r"`backlogctl ([^`]+)`", caught.value.hint)
-    redrives = next(one for one in said if one.startswith("plan"))
-    world.call("cancel", recovery.id)
-    assert world.read(recovery).state == "cancelled"
-    assert find_layout_problems(world, recovery, UNSET, "cancelled") == []
-    planned = json.loads(world.call(*redrives.split(), "--json").out)["id"]
-    world.call("approve", planned, "--by", "ada")
-    world.call("run", planned)
-    await_handled(world)
-    assert find_left(world) == set()
 
 
 def test_a_reset_to_earliest_is_counted_and_told(world: World) -> None:

@@ -97,20 +97,6 @@ def test_fault_15_the_topic_was_made_anew(idle: OffloadWorld) -> None:
     assert idle.read(recovery).state == "approved"
 
 
-def test_fault_15_the_topic_is_made_anew_before_the_deletion(idle: OffloadWorld) -> None:
-    recovery = idle.plan_approved()
-
-    def make_anew() -> None:
-        delete_topic(idle.properties, idle.topic)
-        create_topic(idle.properties, idle.topic, partitions=2)
-        idle.publish(100)
-
-    idle.at("p5.5.staged", make_anew)
-    with pytest.raises(PlanStale):
-        idle.run(recovery)
-    assert idle.read_lows() == {0: 0, 1: 0}
-
-
 def test_fault_19_holes_that_compaction_left_are_no_losses(
     make_idle: MakeOffload, spark: object
 ) -> None:
@@ -278,14 +264,6 @@ def test_a_new_group_behind_the_fence_keeps_its_messages(idle: OffloadWorld) -> 
     assert judge_offload(idle, recovery) == []
 
 
-def test_a_group_that_is_named_is_cut(idle: OffloadWorld) -> None:
-    audit = f"{idle.group}-audit"
-    set_offsets_raw(idle.properties, audit, idle.topic, {0: 3})
-    recovery = idle.plan_approved(allow=(f"other-groups:{audit}",))
-    idle.run(recovery)
-    assert judge_offload(idle, recovery) == []
-
-
 def test_retention_that_is_faster_than_the_archive_is_a_gap(
     idle: OffloadWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,15 +290,6 @@ def test_retention_that_is_faster_than_the_archive_is_a_gap(
     assert verified is not None
     assert verified.detail["offsets"] == len(archived), "what expired was not taken off by it"
     assert (verified.detail["expired"], verified.detail["moves"]) == (100 - READ, True)
-
-
-def test_a_file_that_is_gone_stops_the_deletion(idle: OffloadWorld) -> None:
-    recovery = idle.plan_approved()
-    place = find_place(recovery)
-    idle.at("p5.5.staged", lambda: next(place.rglob("*.parquet")).unlink())
-    with pytest.raises(Exception, match="missing: partition"):
-        idle.run(recovery)
-    assert idle.read_lows() == {0: 0, 1: 0}
 
 
 def test_a_place_that_cannot_be_used_stops_nobody(

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from backlogctl.errors import BacklogError
+from backlogctl.errors import Refused
 from backlogctl.fanout.launchers import Role
 from backlogctl.values import GapState, Recovery
 from tests.kit.kafka import set_offsets_raw, wait_until
 from tests.replay.expand.oracle import read_log
 from tests.replay.expand.world import WITHIN
+from tests.replay.offload.conftest import READ
 from tests.replay.offload.world import OffloadWorld
 
 
@@ -30,8 +31,11 @@ def set_forward_before_it_is_moved(world: OffloadWorld) -> Recovery:
         "p5.4.recorded",
         lambda: set_offsets_raw(world.properties, world.group, world.topic, {0: 50}),
     )
-    with pytest.raises(BacklogError) as caught:
+    with pytest.raises(Refused, match=rf"partition 0 from {READ} to 50") as caught:
         world.run(recovery)
+    assert world.read_lows() == {0: 0, 1: 0}
+    assert world.read_commits() == {0: 50, 1: READ}
+    assert world.open().ledger.gaps.list("orders") == ()
     assert caught.value.next_commands == (f"backlogctl cancel {recovery.id}",)
     return recovery
 

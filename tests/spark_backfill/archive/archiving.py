@@ -22,6 +22,7 @@ Message = tuple[
 ]
 Headers = list[tuple[str, bytes | None]]
 
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 # Their times are of another year.
 KEEP = {"retention.ms": "-1"}
 # The broker takes times of every unit, as it did before Kafka 4.

@@ -46,6 +46,7 @@ from backlogctl.spark_backfill.injection.transactional import (
 )
 from backlogctl.spark_backfill.injection.verification import VerificationResult, verify_injection
 from backlogctl.spark_backfill.injection.waves import SparkChunkRunner, inject, inject_with
+from backlogctl.spark_backfill.spark import topic as spark_topic
 from tests.conftest import MakeTopic
 from tests.crash.scenario import make_table
 from tests.kit.kafka import delete_topic
@@ -241,11 +242,12 @@ def test_fault_128_what_cannot_be_read_back_is_not_called_wrong(
     job = scenario(slots=1, chunks=1).job
     inject_here(job)
     gone = {
-        "kafka.bootstrap.servers": "127.0.0.1:1",
-        "kafka.default.api.timeout.ms": "3000",
-        "kafka.request.timeout.ms": "2000",
+        "bootstrap.servers": "127.0.0.1:1",
+        "default.api.timeout.ms": "3000",
+        "request.timeout.ms": "2000",
     }
-    monkeypatch.setattr(verification, "make_java_options", lambda _: gone)
+    monkeypatch.setattr(spark_topic, "make_java_options", lambda _: gone)
+    monkeypatch.setattr(spark_topic, "_POLL_MS", 3_000)
     with pytest.raises(verification.ReadBackFailed, match="could not read the injected") as caught:
         verify_job(spark, job)
     assert caught.value.retryable

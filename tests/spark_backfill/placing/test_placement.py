@@ -30,12 +30,14 @@ from tests.spark_backfill.placing.losing import (
 )
 
 
-def test_bookmarks_make_a_plan_exact(losing: Losing) -> None:
+def test_bookmarks_make_a_plan_exact_and_what_was_put_back_is_lost_again_message_by_message(
+    losing: Losing,
+) -> None:
     rows = make_orders()
     gaps = losing.lose(rows)
     marks = mark_all(rows, gaps)
     request = losing.open(gaps, bookmarks=marks)
-    outcome = losing.plan(request)
+    outcome = losing.plan(request, messages=40)
     assert world.keys_of(request) == lost_keys(rows)
     assert (outcome.verdict, outcome.reasons) == ("exact", ())
     assert outcome.evidence == (
@@ -44,6 +46,23 @@ def test_bookmarks_make_a_plan_exact(losing: Losing) -> None:
     )
     assert (outcome.displacement, outcome.uncertain.count) == (0, 0)
     assert outcome.counts.outside > 100
+
+    # A part of what was put back expires.
+    prior, offsets = put_back(losing, request)
+    # The group read all that survived, and the first of partition 0's that were put back.
+    begin = min(offsets[key] for key in lost_keys(rows, [0]))
+    start, end = begin + 20, begin + 90
+    losing.delete_below({0: end})
+    late = rows[-1]["updated_at"] + timedelta(hours=1)
+    again = losing.make_gap(0, start, end, late, late + timedelta(minutes=1))
+    second = losing.open((again,), recovery_id="r-2", prior=prior,
+        read_since=rows[0]["updated_at"],
+    )  # fmt: skip
+    outcome = losing.plan(second)
+    lost = [key for key in lost_keys(rows, [0]) if start <= offsets[key] < end]
+    assert 60 < len(lost) < 70  # the control records of their transactions lie among them
+    assert world.keys_of(second) == lost
+    assert (outcome.counts.expected, outcome.counts.rebuilt) == (len(lost), len(lost))
 
 
 def test_a_loss_in_one_partition_takes_no_rows_of_others(losing: Losing) -> None:
@@ -92,31 +111,6 @@ def test_rows_never_sent_are_told_where_a_bookmark_knows_the_beginning(losing: L
     assert (outcome.verdict, outcome.counts.surplus) == ("surplus", 1)
     assert [part.differs for part in outcome.partitions if part.differs] == [1]
     assert "counting agrees in 2 of 3, and differs by at most 1 row" in outcome.evidence
-
-
-def test_what_was_put_back_and_expires_in_part_is_lost_again_message_by_message(
-    losing: Losing,
-) -> None:
-    rows = make_orders()
-    gaps = losing.lose(rows)
-    marks = mark_all(rows, gaps)
-    first = losing.open(gaps, bookmarks=marks)
-    losing.plan(first, messages=40)
-    prior, offsets = put_back(losing, first)
-    # The group read all that survived, and the first of partition 0's that were put back.
-    begin = min(offsets[key] for key in lost_keys(rows, [0]))
-    start, end = begin + 20, begin + 90
-    losing.delete_below({0: end})
-    late = rows[-1]["updated_at"] + timedelta(hours=1)
-    again = losing.make_gap(0, start, end, late, late + timedelta(minutes=1))
-    second = losing.open((again,), recovery_id="r-2", prior=prior,
-        read_since=rows[0]["updated_at"],
-    )  # fmt: skip
-    outcome = losing.plan(second)
-    lost = [key for key in lost_keys(rows, [0]) if start <= offsets[key] < end]
-    assert 60 < len(lost) < 70  # the control records of their transactions lie among them
-    assert world.keys_of(second) == lost
-    assert (outcome.counts.expected, outcome.counts.rebuilt) == (len(lost), len(lost))
 
 
 def test_what_was_put_back_and_what_was_never_read_are_lost_together(losing: Losing) -> None:

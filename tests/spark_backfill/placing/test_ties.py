@@ -131,10 +131,6 @@ def test_fault_95_rows_of_a_doubled_hour_are_uncertain_where_a_loss_begins_in_it
     taken, outcome = plans.make()
     assert (outcome.verdict, len(taken)) == ("within", LOST - HANDLED), outcome.reasons
     assert outcome.uncertain.count == 360
-    if losing.shop.startswith("postgresql"):
-        return  # what is made of them then is of no database
-    all_, _ = plans.make("include")
-    assert all_ == set(range(181, LOST + 1))
     sure, _ = plans.make("exclude")
     assert sure == set(range(541, LOST + 1))
 
