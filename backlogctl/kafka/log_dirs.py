@@ -64,22 +64,6 @@ class LogDirs:
         return max((size for size in sizes if size is not None), default=None)
 
     @property
-    def replica_share(self) -> float:
-        """How much of each message a broker gets on average: the topic's replicas as the brokers
-        hold them; 1 where that is unknown."""
-        if not self.brokers:
-            return 1.0
-        held = sum(len(broker.partitions) for broker in self.brokers)
-        partitions = {number for broker in self.brokers for number in broker.partitions}
-        return min(1.0, held / (len(partitions) * len(self.brokers))) if partitions else 1.0
-
-    def sum_bytes(self) -> int | None:
-        """Bytes of all replicas of the topic; None where that is unknown."""
-        if self.brokers is None:
-            return None
-        return sum(self.replica_bytes.values())
-
-    @property
     def replica_bytes(self) -> dict[tuple[int, int], int]:
         """Bytes of each replica of the topic, by broker and partition; empty where unknown."""
         return {

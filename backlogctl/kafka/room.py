@@ -5,6 +5,7 @@ The brokers are asked, disk by disk; where they do not tell, the room is unknown
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,3 +143,60 @@ class RoomWatch:
         disk = room.find_tightest(smallest)
         need = format_bytes(sum(smallest.values()))
         return f"{disk}, and the next messages may take {need}; {MAKE_ROOM}"
+
+
+ROOM_EACH = 1.0
+_ROOM_WITHIN = 3.0
+# What a disk took between two looks it may take twice before the next one.
+_AHEAD = 2
+
+
+class RoomBrake:
+    """Holds a copy that goes on by itself, before it fills a disk up to the floor.
+
+    Attributes:
+        held: it is to wait now.
+        unknown: why nobody knows how much room a disk has; "" where all is known.
+    """
+
+    def __init__(
+        self,
+        properties: Mapping[str, str],
+        topic: str,
+        floor: DiskFloor,
+        read: Read = read_log_dirs,
+    ) -> None:
+        self._watch = RoomWatch(properties, topic, floor, read, _ROOM_WITHIN)
+        self._before: dict[tuple[int, frozenset[int]], int] = {}
+        self._taken: dict[tuple[int, frozenset[int]], int] = {}
+        self._next_look = 0.0
+        self.held, self.unknown, self._why = False, "", ""
+
+    def look(self) -> str:
+        """Asks the brokers again where that is some time ago.
+
+        Returns:
+            Why it is held; "" where it is not. Where they do not answer, that stays as it was.
+        """
+        if time.monotonic() < self._next_look:
+            return self._why if self.held else ""
+        self._next_look = time.monotonic() + ROOM_EACH
+        if not self._watch.look({}):
+            room = self._watch.room
+            self.unknown = room.unknown
+            tight = [told for disk in room.disks if (told := self._judge(disk))]
+            self.held, self._why = bool(tight), "; ".join(tight)
+        return self._why if self.held else ""
+
+    def _judge(self, disk: FreeDisk) -> str:
+        place = (disk.broker, disk.partitions)
+        taken = max(0, self._before.get(place, disk.usable) - disk.usable)
+        self._before[place] = disk.usable
+        if not self.held:
+            self._taken[place] = taken
+        # Not to and fro: twice as much room as it was held at.
+        ahead = _AHEAD * (2 * self._taken.get(place, 0) if self.held else taken)
+        if disk.spare > ahead:
+            return ""
+        took = format_bytes(self._taken.get(place, taken))
+        return f"{disk}, and it took {took} between two looks; {MAKE_ROOM}"

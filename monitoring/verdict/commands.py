@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backlogctl.kafka.clients import find_addresses
 from backlogctl.monitoring.verdict.status import Urgency, Verdict, find_urgency
 from backlogctl.values import Gap
 from backlogctl_delivery.visible import quote_word
@@ -177,6 +176,8 @@ def show_recovery(recovery: str) -> str:
 
 def name_access(properties: Mapping[str, Any]) -> str:
     """How Kafka's own tools reach a cluster; `admin.properties` has the login by Java's names."""
+    from backlogctl.kafka.clients import find_addresses  # Airflow reads commands with its DAGs
+
     place = f"--bootstrap-server {quote_word(find_addresses(properties))}"
     is_plain = str(properties.get("security.protocol", "plaintext")).lower() == "plaintext"
     return place if is_plain else f"{place} --command-config admin.properties"

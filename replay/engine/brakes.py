@@ -1,13 +1,11 @@
 """What stops a run between two waves: the window, `pause`, `cancel`, Ctrl-C, a lost lease.
 
-What holds it: the disks of the brokers that it writes to. What does not: a ledger that is away for
-minutes.
+What does not: a ledger that is away for minutes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -16,12 +14,10 @@ from rich.console import Console
 from backlogctl.clock import format_time, utc_now
 from backlogctl.config import mask_secrets
 from backlogctl.errors import BacklogError, LedgerError, Paused
-from backlogctl.formats import format_bytes, format_duration, format_moment
-from backlogctl.kafka.log_dirs import read_log_dirs
-from backlogctl.kafka.room import MAKE_ROOM, FreeDisk, Read, RoomWatch
+from backlogctl.formats import format_duration, format_moment
 from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import RunContext
-from backlogctl.values import DiskFloor, Recovery
+from backlogctl.values import Recovery
 
 # Why a recovery is paused; only one that an operator paused waits for `resume`.
 WINDOW, OPERATOR, INTERRUPTED, HELD = "window", "operator", "interrupted", "held"
@@ -105,63 +101,6 @@ def _warn_stopped(recovery: Recovery) -> str:
     if not recovery.stops_consumers:
         return ""
     return "; until then the original consumers stay stopped, and nobody reads the topic"
-
-
-_ROOM_EACH = 1.0
-_ROOM_WITHIN = 3.0
-# What a disk took between two looks it may take twice before the next one.
-_AHEAD = 2
-
-
-class RoomBrake:
-    """Holds a copy that goes on by itself, before it fills a disk up to the floor.
-
-    Attributes:
-        held: it is to wait now.
-        unknown: why nobody knows how much room a disk has; "" where all is known.
-    """
-
-    def __init__(
-        self,
-        properties: Mapping[str, str],
-        topic: str,
-        floor: DiskFloor,
-        read: Read = read_log_dirs,
-    ) -> None:
-        self._watch = RoomWatch(properties, topic, floor, read, _ROOM_WITHIN)
-        self._before: dict[tuple[int, frozenset[int]], int] = {}
-        self._taken: dict[tuple[int, frozenset[int]], int] = {}
-        self._next_look = 0.0
-        self.held, self.unknown, self._why = False, "", ""
-
-    def look(self) -> str:
-        """Asks the brokers again where that is some time ago.
-
-        Returns:
-            Why it is held; "" where it is not. Where they do not answer, that stays as it was.
-        """
-        if time.monotonic() < self._next_look:
-            return self._why if self.held else ""
-        self._next_look = time.monotonic() + _ROOM_EACH
-        if not self._watch.look({}):
-            room = self._watch.room
-            self.unknown = room.unknown
-            tight = [told for disk in room.disks if (told := self._judge(disk))]
-            self.held, self._why = bool(tight), "; ".join(tight)
-        return self._why if self.held else ""
-
-    def _judge(self, disk: FreeDisk) -> str:
-        place = (disk.broker, disk.partitions)
-        taken = max(0, self._before.get(place, disk.usable) - disk.usable)
-        self._before[place] = disk.usable
-        if not self.held:
-            self._taken[place] = taken
-        # Not to and fro: twice as much room as it was held at.
-        ahead = _AHEAD * (2 * self._taken.get(place, 0) if self.held else taken)
-        if disk.spare > ahead:
-            return ""
-        took = format_bytes(self._taken.get(place, taken))
-        return f"{disk}, and it took {took} between two looks; {MAKE_ROOM}"
 
 
 LEDGER_SECONDS = 300.0

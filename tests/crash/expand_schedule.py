@@ -21,11 +21,11 @@ import pytest
 
 from backlogctl.errors import BacklogError
 from backlogctl.fanout.launchers import Role
-from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.values import Recovery
 from tests.crash.points import RUNNER_POINTS
-from tests.kit.kafka import delete_topic, read_all, wait_until
+from tests.kit.kafka import delete_topic, move_log_start, read_all, wait_until
 from tests.kit.shortened import WORLD
 from tests.replay.expand.oracle import (
     SETTINGS,
@@ -34,6 +34,7 @@ from tests.replay.expand.oracle import (
     find_layout_problems,
     read_log,
 )
+from tests.replay.expand.test_commits_and_retention import empty_partition, forget
 from tests.replay.expand.test_outsiders import set_to_latest
 from tests.replay.expand.world import PARTITIONS, WITHIN, World
 
@@ -212,6 +213,23 @@ def _set_copy_forward(world: World, recovery: Recovery) -> None:
         set_to_latest(world, recovery)
 
 
+def _cut_copy(world: World, recovery: Recovery) -> None:
+    """Half of each temporary partition, read or not."""
+    layout = recovery.plan["temporary"]
+    name, numbers = layout["topic"], range(layout["partitions"])
+    with suppress(TopicMissing, BacklogError):
+        ends = list_offsets(world.properties, name, numbers, "latest")
+        move_log_start(world.properties, name, {n: at // 2 for n, at in ends.items() if at > 1})
+
+
+def _forget(what: str) -> Callable[[World, Recovery], None]:
+    def act(world: World, recovery: Recovery) -> None:
+        if not world.find_members():  # brokers keep what members have
+            forget(world, what)
+
+    return act
+
+
 ACTS: Mapping[str, Callable[[World, Recovery], None]] = {
     "nothing": lambda world, recovery: None,
     "publish": lambda world, recovery: world.publish(200),
@@ -221,4 +239,8 @@ ACTS: Mapping[str, Callable[[World, Recovery], None]] = {
     "delete the copy": _delete_copy,
     "a consumer joins": _let_one_join,
     "set the copy forward": _set_copy_forward,
+    "delete half of the copy": _cut_copy,
+    "delete the group": _forget("group"),
+    "delete a commit": _forget("one commit"),
+    "retention empties a partition": lambda world, recovery: empty_partition(world, 0),
 }

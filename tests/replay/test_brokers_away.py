@@ -23,7 +23,7 @@ from backlogctl.sandbox.secured import free_port
 from tests.kit.kafka import forward, properties_of, publish, set_offsets_raw, wait_until
 from tests.kit.shop import call_main
 
-SOON = 10.0
+SOON = 20.0
 LATE = 60.0
 CONSUMERS = {"launcher": "manual", "replicas": 1}
 

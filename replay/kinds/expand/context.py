@@ -31,6 +31,7 @@ from backlogctl.fanout.unread import Lags, find_unread, read_lags
 from backlogctl.kafka.admin import committed_offsets
 from backlogctl.kafka.groups import read_standing
 from backlogctl.kafka.raw_fetch import find_codec
+from backlogctl.kafka.room import RoomBrake
 from backlogctl.ledger import BurndownSample, TemporaryTopic
 from backlogctl.replay.consumers.copy_group import CopyGroup
 from backlogctl.replay.consumers.fleet import (
@@ -46,7 +47,6 @@ from backlogctl.replay.consumers.stopped_group import (
     note_overtaken,
     put_back_commits,
 )
-from backlogctl.replay.engine.brakes import RoomBrake
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.burndown import BurndownView

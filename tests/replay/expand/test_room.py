@@ -14,10 +14,10 @@ import pytest
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, Refused
 from backlogctl.fanout.launchers import Role
+from backlogctl.kafka import room
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
-from backlogctl.replay.engine import brakes
-from backlogctl.replay.engine.brakes import RoomBrake
+from backlogctl.kafka.room import RoomBrake
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import DiskFloor
 from tests.kit.disks import BALLAST, MIB, doing, fill, fill_up, read_usable, resize
@@ -32,7 +32,7 @@ SOON = 20.0
 
 def test_a_copy_is_held_by_what_it_took_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """And goes on when there is room for more than that."""
-    monkeypatch.setattr(brakes, "_ROOM_EACH", 0.0)
+    monkeypatch.setattr(room, "ROOM_EACH", 0.0)
     answers: list[int | None] = [50, 40, 29, 28, 48, None, 60, 59]
 
     def read(_: Mapping[str, Any], __: str, ___: Deadline) -> LogDirs:
@@ -72,9 +72,14 @@ def test_fault_127_relays_wait_above_the_floor_and_go_on(
         def make_room() -> None:
             wait_until(lambda: "the relays wait, and" in world.told.getvalue(), what="they wait")
             copy, numbers = recovery.plan["temporary"]["topic"], range(4)
-            before = list_offsets(world.properties, copy, numbers, "latest")
-            time.sleep(2 * brakes._ROOM_EACH)
-            assert list_offsets(world.properties, copy, numbers, "latest") == before
+
+            def is_still() -> bool:
+                before = list_offsets(world.properties, copy, numbers, "latest")
+                time.sleep(2 * room.ROOM_EACH)
+                return list_offsets(world.properties, copy, numbers, "latest") == before
+
+            # What was in hand when they were told is written.
+            wait_until(is_still, what="nothing is copied any more")
             delete_topic(world.properties, BALLAST)
 
         with doing(make_room):
