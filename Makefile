@@ -65,7 +65,7 @@ test: $(AIRFLOW) ## Run the tests, on a real Kafka, PostgreSQL, MariaDB, Redis, 
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
 .PHONY: test-all
-test-all: ## Run them all, with every whole story: twice as long
+test-all: ## Run them all, with every whole story: some three times as long
 	@$(MAKE) --no-print-directory test ARGS="--all $(ARGS)"
 
 .PHONY: test-quick

@@ -277,9 +277,10 @@ def translate_error(error: Exception, doing: str, subject: str) -> BacklogError:
     away = (OSError, TimeoutError, KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError)
     if isinstance(error, away) or getattr(error, "retriable", False):
         return ClusterUnreachable(
-            f"could not {doing}: no broker answered ({type(error).__name__})",
+            f"could not {doing}: a broker that was asked did not answer ({type(error).__name__})",
             subject=subject,
-            hint="check that the brokers are up and that the address is right",
+            hint="check that all brokers are up and that the address is right; who has just gone "
+            "is not asked any more within seconds",
         )
     return KafkaFailure(f"could not {doing}: {type(error).__name__}", subject=subject)
 

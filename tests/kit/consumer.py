@@ -7,6 +7,7 @@ is what is wrong with the consumers of that role: variables, as JSON, that they 
 those they were given; LOGIN are more properties, as JSON; `CRASH` is what they say before they end.
 Until a file of the name in LATE is there, which it makes when it is ended, the last message handled is
 never committed.
+With STATIC it is a static member, by its index.
 With NO_EPOCH its commits have no leader epoch, as offsets that an application names itself.
 With NOTE_BYTES a line is `hash partition offset`: the hash is that of all of the message.
 """
@@ -54,6 +55,8 @@ def main() -> None:
     modern = manner == "consumer"  # its timeouts are the broker's
     automatic = _AUTOCOMMIT.exists()
     timeouts = {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 500}
+    index = f"{os.environ['BACKLOG_ROLE']}-{os.environ.get('BACKLOG_INDEX')}"
+    static = {"group.instance.id": index} if "STATIC" in os.environ else {}
     consumer = Consumer(
         {
             **({"group.protocol": "consumer"} if modern else timeouts),
@@ -61,6 +64,7 @@ def main() -> None:
             **json.loads(os.environ.get("LOGIN", "{}")),
             "group.id": os.environ["BACKLOG_GROUP"],
             "client.id": f"order-service-{os.environ['BACKLOG_ROLE']}",
+            **static,
             "auto.offset.reset": os.environ.get("RESET", "earliest"),
             "enable.auto.commit": automatic,
             "fetch.wait.max.ms": 50,

@@ -127,13 +127,12 @@ def warn_about_speed(
         given: whether an operator said how fast a consumer is.
     """
     warnings: list[str] = []
-    pace = backlog.pace
-    if not given and pace.seconds < _SHORT_SECONDS:
+    if not given and backlog.pace.seconds < _SHORT_SECONDS:
         warnings.append(
-            f"the speed of a consumer was measured over {pace.seconds:.0f} s only; "
+            f"the speed of a consumer was measured over {backlog.pace.seconds:.0f} s only; "
             "`--rate N` says it for sure"
         )
-    if pace.produced_per_second is None:
+    if backlog.pace.produced_per_second is None:
         warnings.append(
             "how fast the topic is written is not known: drain times are those of a topic at rest"
         )
@@ -146,8 +145,9 @@ def warn_about_speed(
     if consumers and layout.consumers < layout.factor * min(
         consumers.replicas, backlog.topic.partitions
     ):
-        cap = format_plural(layout.consumers, "consumer")
-        warnings.append(f"`consumers.max_consumers` keeps it at {cap}")
+        count, by = format_plural(layout.consumers, "consumer"), "`consumers.max_consumers`"
+        cap = "the brokers' `group.max.size`" if layout.consumers == backlog.most_members else by
+        warnings.append(f"{cap} keeps it at {count}")
     if layout.wins is False:
         better = (
             f"a factor of {layout.smallest_factor} would win"

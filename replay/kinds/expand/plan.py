@@ -207,6 +207,7 @@ class StreamBacklog:
     skew: Skew
     log_dirs: LogDirs
     recent: tuple[Sample, ...]  # the samples that rates are taken over
+    most_members: int | None  # that brokers let into a group; None where they do not say
 
     @property
     def topic(self) -> TopicInfo:

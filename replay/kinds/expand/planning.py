@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Stream
-from backlogctl.errors import Refused, UsageError
+from backlogctl.errors import KafkaFailure, Refused, UsageError
 from backlogctl.fanout.disk import (
     DiskCheck,
     PartitionBacklog,
@@ -38,9 +38,11 @@ from backlogctl.fanout.temporary_topic import (
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import TopicInfo, describe_group_state, read_group_state
 from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.groups import GroupState
 from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
 from backlogctl.kafka.peek import Peeked, peek_at
 from backlogctl.ledger import Ledger
+from backlogctl.monitoring.doctor.facts import read_brokers
 from backlogctl.monitoring.offsets.lag import (
     RATE_WINDOW,
     find_partition_end,
@@ -97,6 +99,7 @@ from backlogctl.replay.observe.snapshot import (
 from backlogctl.replay.observe.stream import list_other_topics, note_stream, read_history
 from backlogctl.values import DiskFloor, PartitionSample, Recovery, Sample
 
+_BROKERS_SECONDS = 10.0
 _PEEKED = 20  # messages a partition: enough to see where keys lie
 _SAMPLED = 40  # in each of several places of a partition
 
@@ -141,7 +144,19 @@ def inspect_backlog(draft: Draft, snapshot: StreamSnapshot, start_at: str) -> St
         skew=_measure_skew(properties, stream.topic, behind),
         log_dirs=log_dirs,
         recent=tuple(s for s in history if sample.taken_at - s.taken_at <= RATE_WINDOW),
+        most_members=_find_most_members(properties, group),
     )
+
+
+def _find_most_members(properties: Mapping[str, str], group: GroupState) -> int | None:
+    """One member more is refused again and again, and keeps the others from their partitions."""
+    setting = "group.consumer.max.size" if group.type == "consumer" else "group.max.size"
+    try:
+        brokers = read_brokers(make_admin(properties), Deadline(_BROKERS_SECONDS))
+    except KafkaFailure:  # or who may not read it
+        return None
+    sizes = [int(own[setting]) for own in brokers.settings.values() if setting in own]
+    return min(sizes, default=None)
 
 
 def _measure_skew(properties: Mapping[str, str], topic: str, parts: list[Behind]) -> Skew:
@@ -364,7 +379,10 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         rate_per_consumer=rate,
         produced_per_second=produced or 0.0,
         replicas=stream.consumers.replicas,
-        max_consumers=stream.consumers.max_consumers,
+        max_consumers=min(
+            (n for n in (stream.consumers.max_consumers, backlog.most_members) if n is not None),
+            default=None,
+        ),
         seconds_to_loss=loss.seconds,
         largest_share=backlog.skew.share if order == "key" else 0.0,
     )
