@@ -23,6 +23,7 @@ from tests.kit.kafka import read_all, wait_until
 from tests.replay.expand.world import PARTITIONS, REPLICAS, World
 
 SETTINGS = (RETENTION_MS, RETENTION_BYTES)
+KEPT = "the temporary topic is still there"
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def find_layout_problems(
         problems.append(f"it is {now.state}: {dict(now.detail)}")
     try:
         read_topic_id(properties, recovery.plan["temporary"]["topic"], Deadline(30.0))
-        problems.append("the temporary topic is still there")
+        problems.append(KEPT)
     except TopicMissing:
         pass
     if state == "cancelled":  # what was unread then is kept by a hold of its own, given back later
