@@ -279,8 +279,7 @@ def translate_error(error: Exception, doing: str, subject: str) -> BacklogError:
         return ClusterUnreachable(
             f"could not {doing}: a broker that was asked did not answer ({type(error).__name__})",
             subject=subject,
-            hint="check that all brokers are up and that the address is right; who has just gone "
-            "is not asked any more within seconds",
+            hint="check that all brokers are up and that the address is right",
         )
     return KafkaFailure(f"could not {doing}: {type(error).__name__}", subject=subject)
 

@@ -145,9 +145,8 @@ def warn_about_speed(
     if consumers and layout.consumers < layout.factor * min(
         consumers.replicas, backlog.topic.partitions
     ):
-        count, by = format_plural(layout.consumers, "consumer"), "`consumers.max_consumers`"
-        cap = "the brokers' `group.max.size`" if layout.consumers == backlog.most_members else by
-        warnings.append(f"{cap} keeps it at {count}")
+        cap = backlog.name_cap(layout.consumers)
+        warnings.append(f"{cap} keeps it at {format_plural(layout.consumers, 'consumer')}")
     if layout.wins is False:
         better = (
             f"a factor of {layout.smallest_factor} would win"

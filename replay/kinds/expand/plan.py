@@ -209,6 +209,11 @@ class StreamBacklog:
     recent: tuple[Sample, ...]  # the samples that rates are taken over
     most_members: int | None  # that brokers let into a group; None where they do not say
 
+    def name_cap(self, consumers: int) -> str:
+        """The setting that allows no more of them."""
+        is_theirs = consumers == self.most_members
+        return f"the brokers' `{name_size_limit(self.group)}`" if is_theirs else _MAX_CONSUMERS
+
     @property
     def topic(self) -> TopicInfo:
         return self.snapshot.topic
@@ -223,6 +228,14 @@ class StreamBacklog:
     def lag(self) -> int:
         """Unread messages, at most; all partitions together."""
         return sum(part.lag for part in self.partitions)
+
+
+_MAX_CONSUMERS = "`consumers.max_consumers`"
+
+
+def name_size_limit(group: GroupState) -> str:
+    """The brokers' setting of how many members a group of its protocol may have (KIP-389, 848)."""
+    return "group.consumer.max.size" if group.type == "consumer" else "group.max.size"
 
 
 # What an expansion will do to Kafka and to consumers, in sentences that an approver reads.

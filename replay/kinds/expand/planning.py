@@ -88,6 +88,7 @@ from backlogctl.replay.kinds.expand.plan import (
     describe_given_back,
     describe_raised,
     describe_stopped,
+    name_size_limit,
 )
 from backlogctl.replay.observe.snapshot import (
     Draft,
@@ -150,7 +151,7 @@ def inspect_backlog(draft: Draft, snapshot: StreamSnapshot, start_at: str) -> St
 
 def _find_most_members(properties: Mapping[str, str], group: GroupState) -> int | None:
     """One member more is refused again and again, and keeps the others from their partitions."""
-    setting = "group.consumer.max.size" if group.type == "consumer" else "group.max.size"
+    setting = name_size_limit(group)
     try:
         brokers = read_brokers(make_admin(properties), Deadline(_BROKERS_SECONDS))
     except KafkaFailure:  # or who may not read it

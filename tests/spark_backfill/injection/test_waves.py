@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,14 @@ from backlogctl.spark_backfill.injection.transactional import (
     CommitOutcome,
     TransactionalWriter,
 )
+from backlogctl.spark_backfill.injection.waves import (
+    ChunkOutcome,
+    ChunkTask,
+    LostWorker,
+    inject_with,
+)
 from backlogctl.values import Chunk, DiskFloor
+from tests.crash.runner import LocalChunkRunner
 from tests.crash.scenario import judge
 from tests.kit.kafka import delete_topic, move_log_start
 from tests.spark_backfill.injection.conftest import MakeScenario
@@ -475,6 +482,31 @@ def test_a_wave_takes_no_more_chunks_than_there_is_room_for() -> None:
     )
     assert count_fitting(wave, measure_room(apart, none)) == {0: 2, 1: 4}
     assert count_fitting(wave, Room(unknown="not granted")) == {0: 10, 1: 10}
+
+
+def test_a_wave_whose_worker_is_lost_is_tried_again_with_the_room_that_is_left(
+    scenario: MakeScenario,
+) -> None:
+    """All of it was committed, and nobody heard of it: one chunk of each slot after the other."""
+    job = scenario(slots=2, chunks=3, wave_chunks=20).job
+    waves: list[list[int]] = []
+
+    class Losing(LocalChunkRunner):
+        def run_wave(self, tasks: Sequence[ChunkTask]) -> list[ChunkOutcome]:
+            waves.append([len(task.chunks) for task in tasks])
+            outcomes = super().run_wave(tasks)
+            if len(waves) == 1:
+                raise LostWorker("its executor was lost", subject="a wave")
+            return outcomes
+
+    class Filling:
+        def check(self, progress: InjectionProgress) -> Room:
+            left = 0 if len(waves) == 1 else 80 * MIB  # after that somebody has made room
+            return measure_room(answer(90 * MIB, left), DiskFloor.parse("0%"))
+
+    inject_with(Losing(TransactionalWriter(job.writer_settings())), job, Filling())
+    assert waves[:2] == [[3, 3], [1, 1]]
+    assert_same_set(job)
 
 
 def test_a_floor_is_a_share_of_each_disk_or_a_size() -> None:
