@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backlogctl.monitoring.verdict.status import Urgency, Verdict, find_urgency
-from backlogctl.values import Gap
 from backlogctl_delivery.visible import quote_word
 
 HOUR, DAY = 3_600, 86_400
@@ -155,14 +154,25 @@ def redrive_stream(stream: str, source: str) -> str:
     return f"backlogctl plan redrive {stream} --from {source}"
 
 
-def redrive_offsets(stream: str, gaps: Iterable[Gap]) -> str:
-    """Puts back the messages of gaps of which the log still has all."""
+class RangeLike(Protocol):
+    """Offsets of one partition, the end is left out: of a gap, a range, a part of an archive."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def start(self) -> int | None: ...
+    @property
+    def end(self) -> int | None: ...
+
+
+def redrive_offsets(stream: str, ranges: Iterable[RangeLike], source: str = "log") -> str:
+    """Puts back the messages at these offsets, where the source still has all of them."""
     places = [
-        f"--offsets {gap.partition}:{gap.start}-{gap.end - 1}"
-        for gap in sorted(gaps, key=lambda gap: (gap.partition, gap.start or 0))
-        if gap.end is not None
+        f"--offsets {each.partition}:{each.start}-{each.end - 1}"
+        for each in sorted(ranges, key=lambda each: (each.partition, each.start or 0))
+        if each.end is not None
     ]
-    return " ".join((redrive_stream(stream, "log"), *places))
+    return " ".join((redrive_stream(stream, source), *places))
 
 
 def is_plan(command: str) -> bool:

@@ -18,6 +18,7 @@ from backlogctl.fanout.relay.commits import (
     find_moved_commits,
 )
 from backlogctl.formats import Say, format_plural
+from backlogctl.monitoring.verdict.commands import redrive_offsets
 from backlogctl.replay.consumers.copy_group import SLACK, CopyGroup
 from backlogctl.replay.consumers.fleet import STOPPED_AT, StoppingContext
 from backlogctl.values import Cause, Certainty, OffsetRange
@@ -128,7 +129,7 @@ def refuse_moved(context: StoppingContext[Any], copy_group: CopyGroup) -> None:
         return
     undecided = [item for item in list_moved(context) if item.what == UNDECIDED]
     if undecided:
-        ranges = " ".join(f"--offsets {m.partition}:{m.start}-{m.end - 1}" for m in undecided[:3])
+        back = redrive_offsets(stream, undecided[:3])
         many = format_plural(sum(item.end - item.start for item in undecided), "message")
         raise VerificationFailed(
             f"at most {many} were either read by a consumer that came back, or skipped: the "
@@ -137,8 +138,7 @@ def refuse_moved(context: StoppingContext[Any], copy_group: CopyGroup) -> None:
             subject=f"group {recovery.group} on topic {recovery.topic}",
             hint="all else is handled, and the layout is as it was: cancelled, this recovery is "
             "closed. Look at the consumers' own log or table: `backlogctl waive GAP` where they "
-            f"were handled, else `backlogctl plan redrive "
-            f"{stream} --from log {ranges}`; `backlogctl gaps {stream}` lists them all",
+            f"were handled, else `{back}`; `backlogctl gaps {stream}` lists them all",
         )
     if copy_group.list_moves():
         many = format_plural(copy_group.count_moved(), "message")

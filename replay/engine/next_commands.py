@@ -101,6 +101,12 @@ def list_next_commands(
     return [f"backlogctl {'resume' if held else 'run'} {name}"]
 
 
+def is_final(recovery: Recovery) -> bool:
+    """Whether it failed, and another run would end the same."""
+    is_failed = recovery.state is RecoveryState.FAILED
+    return is_failed and _make_failure(recovery.detail, by_cancel=False).is_final
+
+
 def name_cancel(recovery_id: str, ways: Iterable[str] = ()) -> str:
     """The command that closes a recovery in these ways."""
     return " ".join((f"backlogctl cancel {recovery_id}", *(f"--{way}" for way in ways)))

@@ -15,7 +15,7 @@ from backlogctl.monitoring.offsets.timeline import date_loss
 from backlogctl.replay.engine.approval import is_expired
 from backlogctl.replay.engine.brakes import OPERATOR
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
-from backlogctl.replay.engine.next_commands import name_cancel
+from backlogctl.replay.engine.next_commands import is_final, name_cancel
 from backlogctl.replay.engine.plan import BEGUN, UNFINISHED, RunOrigin
 from backlogctl.replay.injection.archived import ARCHIVE, list_archived
 from backlogctl.replay.injection.unprocessed import WORD, list_in_log
@@ -28,8 +28,6 @@ from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.kinds.redrive.planning import plan_redrive
 from backlogctl.replay.present.status import describe_recovery_plan
 from backlogctl.values import Gap, Recovery, RecoveryState, to_document
-
-_STALE = "plan_stale"
 
 
 class Tonight(StrEnum):
@@ -163,7 +161,7 @@ def _rank(recovery: Recovery) -> int:
     """What goes first, the older first of two: work that was begun, failed work, a plan that
     waits, and last what cannot be run any more, so that it hides none of them."""
     if recovery.state is RecoveryState.FAILED:
-        return 3 if _is_stale(recovery) else 1
+        return 3 if is_final(recovery) else 1
     return 0 if recovery.state in BEGUN else 2
 
 
@@ -211,9 +209,10 @@ def _judge_earlier(
     if recovery.state is RecoveryState.PAUSED and recovery.detail.get("why") == OPERATOR:
         return NightWork(stream.name, Tonight.NOTHING, recovery.id, "paused by an operator")
     if recovery.state is RecoveryState.FAILED:
-        if _is_stale(recovery):
+        if is_final(recovery):
             raise Refused(
-                f"recovery {recovery.id} can no longer be run: {recovery.detail.get('message')}",
+                f"recovery {recovery.id} has failed, and would again: "
+                f"{recovery.detail.get('message')}",
                 subject=f"stream {stream.name}",
                 hint=f"`{name_cancel(recovery.id)}`; the next night plans again",
             )
@@ -243,7 +242,3 @@ def _repairs(workspace: Workspace, recovery: Recovery) -> bool:
             return True
         return bool(workspace.ledger.recoveries.gap_ids(recovery.id))
     return recovery.kind == REBUILD.name and recovery.plan.get("target") is None
-
-
-def _is_stale(recovery: Recovery) -> bool:
-    return recovery.detail.get("code") == _STALE

@@ -101,6 +101,7 @@ from backlogctl.replay.observe.stream import list_other_topics, note_stream, rea
 from backlogctl.values import DiskFloor, PartitionSample, Recovery, Sample
 
 _BROKERS_SECONDS = 10.0
+_NO_LIMIT = 2**31 - 1  # the default of brokers, and what older ones do
 _PEEKED = 20  # messages a partition: enough to see where keys lie
 _SAMPLED = 40  # in each of several places of a partition
 
@@ -157,7 +158,17 @@ def _find_most_members(properties: Mapping[str, str], group: GroupState) -> int 
     except KafkaFailure:  # or who may not read it
         return None
     sizes = [int(own[setting]) for own in brokers.settings.values() if setting in own]
-    return min(sizes, default=None)
+    return min(sizes, default=_NO_LIMIT)
+
+
+def _warn_about_members(backlog: StreamBacklog, layout: Layout) -> list[str]:
+    if backlog.most_members is not None:
+        return []
+    setting, many = name_size_limit(backlog.group), format_plural(layout.consumers, "consumer")
+    return [
+        f"how many members the brokers let into a group is not known (`{setting}` of the brokers "
+        f"cannot be read): where it is less than {many}, the drain stalls"
+    ]
 
 
 def _measure_skew(properties: Mapping[str, str], topic: str, parts: list[Behind]) -> Skew:
@@ -405,6 +416,7 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         *warn_about_stream(workspace, stream),
         *warn_about_backlog(stream, backlog, options.start),
         *warn_about_speed(stream, backlog, layout, given=options.rate is not None),
+        *_warn_about_members(backlog, layout),
         *warn_about_keys(stream, backlog, order),
         *warn_about_skew(backlog.skew, load, layout, order),
         *warn_about_disk(disk),

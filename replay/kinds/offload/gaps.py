@@ -12,6 +12,7 @@ from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import list_offsets, read_group_state
 from backlogctl.ledger.gaps import ITSELF
 from backlogctl.monitoring.offsets.certainty import ask_doubts
+from backlogctl.monitoring.verdict.commands import redrive_offsets
 from backlogctl.replay.consumers.stopped_group import record_expiry
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.offload.context import ASK_SECONDS, PLAIN, OffloadContext
@@ -185,11 +186,11 @@ def _tell_covered(context: OffloadContext, ranges: Iterable[ArchivedRange]) -> N
         if (item.partition, item.start, item.end) in told:
             continue
         context.record(COVERED, partition=item.partition, start=item.start, end=item.end)
+        back = redrive_offsets(context.stream.name, [item], f"archive:{context.recovery.id}")
         context.say(
             f"partition {item.partition}, {item.start:,} to {item.end:,}: an older gap has these "
             f"messages (`backlogctl gaps {context.stream.name}`), and the archive has them too; "
-            f"`backlogctl plan redrive {context.stream.name} --from archive:{context.recovery.id} "
-            f"--offsets {item.partition}:{item.start}-{item.end - 1}` puts them back from there"
+            f"`{back}` puts them back from there"
         )
 
 

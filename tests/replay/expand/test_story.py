@@ -210,6 +210,8 @@ def tell_story(world: World, secured: SecuredKafka) -> None:
     recovery = world.plan_approved()
     assert recovery.plan["others_unknown"] == ""
     assert not [w for w in recovery.plan["warnings"] if "denied" in w or "granted" in w]
+    told = "how many members the brokers let into a group is not known (`group.max.size`"
+    assert [w for w in recovery.plan["warnings"] if w.startswith(told)]
     assert world.run(recovery).state == "verified", world.told.getvalue()
     world.set_speed(Role.ORIGINAL, None)
     await_handled(world)

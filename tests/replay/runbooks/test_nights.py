@@ -162,10 +162,13 @@ def test_fault_63_an_expired_approval_is_asked_for_again(night: Night) -> None:
     assert re.fullmatch(r"\d{8}T\d{4}", found.expired)
 
 
-def test_a_stale_one_needs_a_person_and_hides_no_other(night: Night) -> None:
+@pytest.mark.parametrize("code", ["plan_stale", "verification_failed"])
+def test_one_that_would_fail_again_needs_a_person_and_hides_no_other(
+    night: Night, code: str
+) -> None:
     stale = bring(
         night.desk, store(night.desk), S.APPROVED, S.RUNNING, S.FAILED,
-        code="plan_stale", message="the topic was made anew",
+        code=code, message="the topic was made anew",
     )  # fmt: skip
     with pytest.raises(Refused, match="the topic was made anew") as caught:
         night.work()
