@@ -314,8 +314,8 @@ def list_consumer_groups(admin: Admin, subject: str, doing: str, limit: Deadline
     def call() -> list[Any]:
         future = ask(admin, admin.list_consumer_groups, subject, doing, limit)
         listing = wait_for(admin, future, subject, doing, limit)
-        for error in listing.errors:
-            raise admin.translate(error, subject, doing, limit.seconds) from error
+        for error in listing.errors:  # no cause: KafkaErrors are not exceptions, and have no trace
+            raise admin.translate(error, subject, doing, limit.seconds)
         return list(listing.valid)
 
     return retry_transient(admin, limit, call)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from backlogctl.kafka.clients import (
     retry_transient,
 )
 from backlogctl.kafka.errors import GroupActive, TopicMissing
+from backlogctl.kafka.groups import list_consumer_groups
 from backlogctl.kafka.log_dirs import _to_log_dirs, read_log_dirs
 from backlogctl.kafka.raw_client import _silenced, translate_properties
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -461,6 +463,9 @@ def test_a_broker_that_died_is_not_waited_for(tmp_path: Path) -> None:
         kafka.kill(2)
         with pytest.raises(ClusterUnreachable):
             list_offsets(admins[2], "orders", range(2), "latest", deadline=Deadline(1))
+        with pytest.raises(KafkaFailure) as away:
+            list_consumer_groups(admins[2], "groups", "list them", Deadline(1))
+        assert format_exception(away.value), "a KafkaError as its cause has no traceback"
         assert verbs.read_topic_id(admins[2], "orders", Deadline(20))[1] == 2
         wait_until(
             lambda: all(
