@@ -498,7 +498,7 @@ def test_records_are_counted_as_a_reader_sees_them(
 def test_fault_28_a_reading_that_comes_to_no_end_is_an_error(
     properties: dict[str, str], topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = topic(1)
+    name = topic(1, KEPT)
     monkeypatch.setattr(unread, "IDLE_SECONDS", 0.5)
     fill(properties, name, {0: 5})
     with pytest.raises(ClusterUnreachable, match="to the end"):
