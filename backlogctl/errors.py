@@ -46,6 +46,13 @@ class PlanStale(Refused):
     code = "plan_stale"
 
 
+class KafkaLedgerLost(PlanStale):
+    """What says which messages were sent is gone: a new plan is refused, too, until a person has
+    decided about that."""
+
+    code = "kafka_ledger_lost"
+
+
 class RewindRefused(Refused):
     """The group cannot be set back, so a recovery cannot be cancelled by that."""
 
@@ -105,6 +112,12 @@ class StagingError(BacklogError):
     """Staged messages are missing, damaged or not those of the plan."""
 
     code = "staging"
+
+
+class StagingChanged(StagingError):
+    """Staged messages are there, and are not those that were approved."""
+
+    code = "staging_changed"
 
 
 class NotificationFailed(BacklogError):

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backlogctl.errors import StagingError
+from backlogctl.errors import StagingChanged, StagingError
 from backlogctl.values import Chunk, hash_value
 
 #     <staging>/<recovery id>/manifest.json
@@ -175,10 +175,10 @@ def read_chunk(directory: Path, chunk: Chunk) -> pa.Table:
         raise StagingError(
             f"staged messages could not be read: {type(error).__name__}",
             subject=str(path),
-            hint="restore the staging directory, or cancel this recovery and plan again",
+            hint="restore the staging directory; what is lost of it comes with a new plan only",
         ) from error
     if table.num_rows != chunk.count or hash_chunk(table) != chunk.sha256:
-        raise StagingError(
+        raise StagingChanged(
             "staged messages are not those of the plan (their hash differs); nothing was sent",
             subject=str(path),
             hint="cancel this recovery and plan again",
@@ -209,7 +209,7 @@ def read_manifest(directory: Path, expected_sha256: str | None = None) -> Manife
             hint="check `staging.dir`; it must be the directory that the plan was made with",
         ) from error
     if expected_sha256 is not None and hash_value(value) != expected_sha256:
-        raise StagingError(
+        raise StagingChanged(
             "the manifest is not the one that was approved",
             subject=str(path),
             hint="cancel this recovery and plan again",

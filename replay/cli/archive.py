@@ -144,12 +144,14 @@ def purge_files(
 
 
 def _list_next(state: ArchiveState) -> list[str]:
-    from backlogctl.replay.injection.archived import ARCHIVE, name_redrive
+    from backlogctl.replay.engine.archives import ARCHIVE
+    from backlogctl.replay.injection.archived import name_redrive
 
     if state.record.purged_at is not None:
         return []
-    if state.counts["waiting"]:
+    needed = (*state.list_gaps("waiting"), *state.elsewhere)
+    if needed:
         source = f"{ARCHIVE}:{state.record.recovery_id}"
-        return [name_redrive(state.record.stream, source)]
+        return [name_redrive(name, source) for name in sorted({gap.stream for gap in needed})]
     done = state.expires_at is not None
     return [f"backlogctl archive purge {state.record.recovery_id}"] if done else []

@@ -39,7 +39,7 @@ def list_gaps(
     from backlogctl.errors import BacklogError
     from backlogctl.monitoring.verdict.commands import redrive_offsets
     from backlogctl.monitoring.watch.notes import show_takers
-    from backlogctl.replay.engine.next_commands import suggest_plans
+    from backlogctl.replay.engine.next_commands import find_unverified, suggest_plans
     from backlogctl.replay.injection.archived import suggest_redrive
     from backlogctl.replay.injection.unprocessed import is_skipped_in_log, may_be_skipped_in_log
     from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable
@@ -89,9 +89,18 @@ def list_gaps(
             else explain_unrebuildable(ledger, gap, whose[gap.stream])
             for gap in lost
         }
+        senders: dict[str, str] = {}
+        for name in whose:
+            senders |= find_unverified(ledger, name)
         for gap in lost:
             stream, is_possible = whose[gap.stream], gap.certainty is Certainty.POSSIBLE
-            if is_possible and may_be_skipped_in_log(ledger, stream, gap):
+            if sender := senders.get(gap.id):
+                yield (
+                    f"{gap.id} was put back by {sender}, which ended before all was read back as "
+                    f"it should be: `backlogctl show {sender}` has what it found. Where the "
+                    f"messages are there, `backlogctl waive {gap.id} --reason ...`"
+                )
+            elif is_possible and may_be_skipped_in_log(ledger, stream, gap):
                 yield (
                     f"{gap.id} was read, or skipped: the consumers' own log or table tells. Where "
                     f"it was read, `backlogctl waive {gap.id} --reason ...`; else "

@@ -99,12 +99,28 @@ def run_recovery(
     run_and_print(session, session.open_workspace(), recovery)
 
 
+def _look_ahead(workspace: Workspace, recovery: Recovery) -> list[str]:
+    """What comes next; where that may be a plan, by a look at the topic: what it has decides."""
+    from backlogctl.kafka.errors import TopicMissing
+    from backlogctl.monitoring.verdict.commands import is_plan, look_at_stream
+    from backlogctl.replay.engine.next_commands import list_next_commands
+    from backlogctl.replay.observe.stream import sample_streams
+
+    commands = list_next_commands(workspace, recovery)
+    look = look_at_stream(recovery.stream)
+    if not any(is_plan(command) or command == look for command in commands):
+        return commands
+    for _, seen in sample_streams(workspace, [workspace.config.stream(recovery.stream)]):
+        if isinstance(seen, TopicMissing):
+            return [look]
+    return list_next_commands(workspace, recovery)
+
+
 def run_and_print(
     session: Session, workspace: Workspace, recovery_id: str, *, resumed: bool = False
 ) -> None:
     """Runs a recovery and prints what came of it."""
     from backlogctl.formats import format_duration
-    from backlogctl.replay.engine.next_commands import list_next_commands
     from backlogctl.replay.engine.runner import Run
     from backlogctl.replay.observe.retention import release_due, say_held
     from backlogctl.replay.present.status import describe_run
@@ -123,7 +139,7 @@ def run_and_print(
     else:
         told += f"; this run took {format_duration(run.seconds)}"
     session.emit(
-        {**document, "next_commands": (commands := list_next_commands(workspace, found))},
+        {**document, "next_commands": (commands := _look_ahead(workspace, found))},
         render_done(found.id, str(found.state), told),
         render_next(*commands),
     )
@@ -190,7 +206,6 @@ def cancel_recovery(
     ended forward where it was: its archive is put back later.
     """
     from backlogctl.replay.engine.cancelling import cancel_work, find_ways
-    from backlogctl.replay.engine.next_commands import list_next_commands
     from backlogctl.replay.observe.retention import say_held
     from backlogctl.replay.present.layout import Text
     from backlogctl.replay.present.status import describe_recovery
@@ -205,7 +220,7 @@ def cancel_recovery(
     asked = find_ways(workspace, recovery)  # it may have been cancelled before, in another way
     message = f"{recovery} is {found.state}; {workspace.kind_of(found).say_cancelled(found, asked)}"
     message += say_held(workspace, found)
-    commands = list_next_commands(workspace, found)
+    commands = _look_ahead(workspace, found)
     document = {**describe_recovery(workspace, found), "message": message}
     session.emit({**document, "next_commands": commands}, Text(message), render_next(*commands))
 
@@ -267,6 +282,8 @@ def show_recovery(
 ) -> None:
     """Show a recovery: its plan, its state and its record; while it runs, how far it is."""
 
+    from dataclasses import replace
+
     from backlogctl.errors import UsageError
     from backlogctl.replay.present.document import read_document
     from backlogctl.replay.present.layout import Text
@@ -277,6 +294,7 @@ def show_recovery(
         render_progress,
         render_recovery_status,
     )
+    from backlogctl.values import FINAL
 
     if watch and session.json:
         raise UsageError("--watch draws, and --json prints one document", subject="--watch")
@@ -286,6 +304,8 @@ def show_recovery(
     if watch:
         current = _watch(session, workspace, current)
     document = read_document(workspace, current, previews=not (watch or session.json))
+    if current.state in FINAL:
+        document = replace(document, next_commands=tuple(_look_ahead(workspace, current)))
 
     def draw() -> Iterator[RenderableType]:
         if not watch:

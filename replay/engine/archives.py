@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backlogctl.config import mask_secrets
 from backlogctl.errors import (
@@ -29,6 +29,7 @@ from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, Recov
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from backlogctl.ledger import Ledger
     from backlogctl.spark_backfill.archive.place import ArchivePlace
     from backlogctl.spark_backfill.archive.verification import Purged
 
@@ -45,7 +46,7 @@ class ArchiveState:
     Attributes:
         waiting: ids of those that no recovery is about to put back.
         elsewhere: open gaps of other causes, or of other streams on the topic, over the same
-            offsets; they can be put back from it.
+            offsets, and of what was put back from it and lost again: it gives them back.
         offload: the state of the offload that made it.
         expires_at: when it is deleted; None while something needs it.
     """
@@ -101,7 +102,8 @@ def list_archives(workspace: Workspace, stream: str | None = None) -> tuple[Arch
         return ()
     gaps = ledger.gaps.list()  # of all streams: several groups read a topic
     waiting = frozenset(gap.id for gap in ledger.gaps.list_waiting())
-    return tuple(_judge(workspace, record, gaps, waiting) for record in records)
+    again = _find_lost_again(ledger, gaps)
+    return tuple(_judge(workspace, record, gaps, waiting, again) for record in records)
 
 
 def find_archive(workspace: Workspace, recovery_id: str) -> ArchiveState:
@@ -113,7 +115,8 @@ def find_archive(workspace: Workspace, recovery_id: str) -> ArchiveState:
     ledger = workspace.ledger
     record = ledger.archives.get(recovery_id)
     waiting = frozenset(gap.id for gap in ledger.gaps.list_waiting())
-    return _judge(workspace, record, ledger.gaps.list(), waiting)
+    gaps = ledger.gaps.list()
+    return _judge(workspace, record, gaps, waiting, _find_lost_again(ledger, gaps))
 
 
 def require_there(record: ArchiveRecord) -> None:
@@ -162,7 +165,7 @@ def purge(workspace: Workspace, recovery_id: str, allow: Iterable[str] = ()) -> 
     waiting = state.list_gaps("waiting")
     needed = (*waiting, *state.elsewhere)
     if needed and ALLOW_LOSE not in allow:
-        count = sum(count_archived(state.record, gap)[0] for gap in needed)
+        count = _count_needed(state.record, needed)
         plans = " and ".join(
             f"`backlogctl plan redrive {name} --from archive:{recovery_id}`"
             for name in sorted({gap.stream for gap in needed})
@@ -214,14 +217,18 @@ def open_archive_place(workspace: Workspace, record: ArchiveRecord, verb: str) -
 
 
 def _judge(
-    workspace: Workspace, record: ArchiveRecord, gaps: Iterable[Gap], waiting: frozenset[str]
+    workspace: Workspace,
+    record: ArchiveRecord,
+    gaps: Iterable[Gap],
+    waiting: frozenset[str],
+    again: Mapping[str, frozenset[str]],
 ) -> ArchiveState:
-    ledger = workspace.ledger
+    ledger, lost = workspace.ledger, again.get(record.recovery_id, frozenset())
     own, others = [], []
     for gap in gaps:
         if gap.archive == record.recovery_id:
             own.append(gap)
-        elif gap.state not in _CLOSED and _is_held(record, gap):
+        elif gap.state not in _CLOSED and (_is_held(record, gap) or gap.id in lost):
             others.append(gap)
     try:
         offload = ledger.recoveries.get(record.recovery_id).state
@@ -233,6 +240,15 @@ def _judge(
         last = ledger.archives.find_last_change(record.recovery_id) or record.made_at
         expires = max(last, record.made_at) + workspace.config.staging.keep
     return ArchiveState(record, tuple(own), waiting, tuple(others), offload, expires)
+
+
+def _count_needed(record: ArchiveRecord, gaps: Iterable[Gap]) -> int:
+    """Messages of gaps that only the archive has, at most; what was lost again lies at other
+    offsets than those that were archived."""
+    found = (
+        count_archived(record, gap)[0] if _is_held(record, gap) else gap.count or 0 for gap in gaps
+    )
+    return min(sum(found), record.messages)
 
 
 def _is_held(record: ArchiveRecord, gap: Gap) -> bool:
@@ -289,6 +305,74 @@ def _name(gaps: Iterable[Gap]) -> str:
     named = ", ".join(ids[:_SHOWN])
     word = "gap" if len(ids) == 1 else "gaps"
     return f"{word} {named}" + (f" and {more} more" if more > 0 else "")
+
+
+# What was put back from an archive, and lost again unread: the archive still has it.
+
+ARCHIVE = "archive"  # what `plan redrive --from` takes them by, with the archive's id
+
+
+def find_source_archive(plan: Mapping[str, Any]) -> str | None:
+    """The archive that a stored plan puts messages back from, for the stream's own group."""
+    source = plan.get("source")
+    if not isinstance(source, Mapping) or plan.get("target") is not None:
+        return None
+    return source.get(ARCHIVE)
+
+
+def touches(slot: int, first: int | None, last: int | None, gaps: Iterable[Gap]) -> bool:
+    """Whether some of a chunk's messages, from its first offset to its last, may lie in a gap."""
+    if first is None or last is None:
+        return False
+    return any(
+        gap.partition == slot
+        and gap.start is not None
+        and gap.end is not None
+        and gap.start <= last
+        and first < gap.end
+        for gap in gaps
+    )
+
+
+def list_givers(ledger: Ledger, gap: Gap) -> tuple[str, ...]:
+    """The archives from which messages were put back into a gap's offsets: by where they were put,
+    not by where they were archived, since the topic may have been made anew."""
+    if gap.archive is not None or gap.count is None or gap.sequences is not None:
+        return ()
+    names = {
+        name: None
+        for recovery in ledger.recoveries.list(gap.stream)
+        if (name := find_source_archive(recovery.plan)) and recovery.injected
+        if recovery.plan.get("topic_id") == gap.topic_id
+        if any(
+            touches(each.chunk.slot, each.first_offset, each.last_offset, [gap])
+            for each in ledger.chunks.list(recovery.id)
+        )
+    }
+    return tuple(names)
+
+
+def was_given(ledger: Ledger, gap: Gap, archive: str) -> bool:
+    """Whether all that was lost again was put back from it since the gap was found."""
+    return any(
+        recovery.state is RecoveryState.VERIFIED
+        and recovery.created_at > gap.detected_at
+        and find_source_archive(recovery.plan) == archive
+        and recovery.plan.get("lost_only")
+        for recovery in ledger.recoveries.list(gap.stream)
+    )
+
+
+def _find_lost_again(ledger: Ledger, gaps: Iterable[Gap]) -> dict[str, frozenset[str]]:
+    """By archive, the gaps that it gives back once more."""
+    found: dict[str, set[str]] = {}
+    for gap in gaps:
+        if gap.state in _CLOSED:
+            continue
+        for name in list_givers(ledger, gap):
+            if not was_given(ledger, gap, name):
+                found.setdefault(name, set()).add(gap.id)
+    return {name: frozenset(ids) for name, ids in found.items()}
 
 
 # Removes staged messages and archives that nobody needs any more (`staging.keep`).

@@ -188,12 +188,12 @@ def withdraw_pause(workspace: Workspace, recovery_id: str) -> tuple[Recovery, st
     ledger = workspace.ledger
     recovery = ledger.recoveries.get(recovery_id)
     workspace.kind_of(recovery)
-    if recovery.state is State.RUNNING and recovery.requested == "pause":
+    if recovery.requested == "pause":
         runner = ledger.leases.find_runner(recovery_id)
         recovery = ledger.recoveries.request(recovery_id, None, str(find_identity()))
         if recovery.state is State.PAUSED:
             return recovery, None  # the runner saw the pause first, and has stopped
-        return recovery, None if runner is None else str(runner)
+        return recovery, None if runner is None else str(runner)  # None: it failed, or died
     if recovery.state is not State.PAUSED:
         raise Refused(
             f"it is {recovery.state}, not paused",

@@ -9,28 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backlogctl.config import Stream
 from backlogctl.errors import (
     ConsumersLeft,
+    KafkaLedgerLost,
     PlanStale,
     Refused,
     RewindRefused,
+    StagingChanged,
     UnreadLeft,
     VerificationFailed,
 )
 from backlogctl.monitoring.verdict.commands import look_at_stream, show_recovery
 from backlogctl.replay.engine.approval import check_hash, check_runnable, is_expired
+from backlogctl.replay.engine.archives import touches
 from backlogctl.replay.engine.brakes import CANARY, OPERATOR
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND
-from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, RecoveryState
+from backlogctl.values import (
+    FINAL,
+    ChunkState,
+    Gap,
+    GapState,
+    LedgerEvent,
+    Recovery,
+    RecoveryState,
+)
+
+if TYPE_CHECKING:
+    from backlogctl.ledger import Ledger
 
 # Lines of the record that this goes by.
 # How it stands, as the brokers said it then; for those who cannot ask them.
 STANDING = "how it stands"
 CANCEL_ASKED, CANCEL_FAILED, REFUSED = "cancel asked", "cancelling failed", "refused"
+
+
+_LOST = (GapState.OPEN, GapState.PLANNED, GapState.STAGED, GapState.INJECTED)
+_FINAL = (PlanStale.code, KafkaLedgerLost.code, StagingChanged.code, VerificationFailed.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +76,7 @@ class _Failure:
     def is_final(self) -> bool:
         """Whether another run would end the same: what was approved is not there any more, or what
         was done is not what was approved."""
-        final = (PlanStale.code, VerificationFailed.code)
-        return self.code in final and not self.retryable
+        return self.code in _FINAL and not self.retryable
 
 
 def list_next_commands(
@@ -91,13 +108,15 @@ def list_next_commands(
         return [name_cancel(name, _choose_ways(list_cancel_ways(events), failure))]
     if _refuses(check_hash, recovery):
         return [name_cancel(name)]
-    if is_expired(recovery):
-        return [f"backlogctl approve {name} --by NAME"]
     if (failure and failure.is_final) or (way_out and way_out.is_only):
         if way_out is None and workspace.kind_of(recovery).asks_how_to_close(workspace, recovery):
             return [show_recovery(name)]
         return [name_cancel(name, () if way_out is None else way_out.ways)]
+    if is_expired(recovery):
+        return [f"backlogctl approve {name} --by NAME"]
     held = state is RecoveryState.PAUSED and recovery.detail.get("why") in (OPERATOR, CANARY)
+    # A pause that its runner has not seen before it ended holds it all the same.
+    held = held or recovery.requested == "pause"
     return [f"backlogctl {'resume' if held else 'run'} {name}"]
 
 
@@ -132,10 +151,32 @@ def suggest_plans(
         free = {gap.id for gap in ledger.gaps.list_waiting(stream.name)}
         known = ledger.gaps.list(stream.name, [GapState.OPEN, GapState.STAGED])
         gaps = [gap for gap in known if gap.state is GapState.OPEN or gap.id in free]
+    newest = ledger.recoveries.list(stream.name)[-1:]
+    events = [event for recovery in newest for event in ledger.events.list(recovery.id)]
+    if any(event.detail.get("code") == KafkaLedgerLost.code for event in events):
+        return []  # it would be refused until a person has decided
+    sent = find_unverified(ledger, stream.name)
+    left = [gap for gap in gaps if gap.id not in sent]
     found = [
-        command for kind in workspace.kinds for command in kind.suggest_plans(ledger, stream, gaps)
+        command for kind in workspace.kinds for command in kind.suggest_plans(ledger, stream, left)
     ]
     return list(dict.fromkeys(found))
+
+
+def find_unverified(ledger: Ledger, stream: str) -> dict[str, str]:
+    """By gap the cancelled recovery that sent all it had for it, and did not read that back as it
+    should be: a plan would find nothing left. None of one of which some is lost again."""
+    found: dict[str, str] = {}
+    for recovery in ledger.recoveries.list(stream, [RecoveryState.CANCELLED]):
+        ids, chunks = ledger.recoveries.gap_ids(recovery.id), ledger.chunks.list(recovery.id)
+        if not ids or any(each.state is not ChunkState.INJECTED for each in chunks):
+            continue
+        lost = [gap for gap in ledger.gaps.list(stream, _LOST) if gap.id not in ids]
+        if not any(
+            touches(each.chunk.slot, each.first_offset, each.last_offset, lost) for each in chunks
+        ):
+            found |= dict.fromkeys(ids, recovery.id)
+    return found
 
 
 def _find_failure(recovery: Recovery, events: Iterable[LedgerEvent]) -> _Failure | None:

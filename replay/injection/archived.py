@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backlogctl.config import Stream
+from backlogctl.replay.engine.archives import ARCHIVE, list_givers, was_given
 from backlogctl.replay.injection.unprocessed import WORD, is_in_log
 from backlogctl.values import Gap, GapState, RecoveryState
 
 if TYPE_CHECKING:
     from backlogctl.ledger import ArchiveRecord, Ledger
-
-# What `plan redrive --from` takes them by, with the archive's id.
-ARCHIVE = "archive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ def suggest_redrive(ledger: Ledger, gap: Gap) -> str:
     if is_in_log(ledger, gap):
         return name_redrive(gap.stream, WORD)
     for each in _find_givers(ledger, gap, ledger.archives.list(with_purged=False)):
-        if each.is_held or not _was_given(ledger, each):
+        if each.is_held or not was_given(ledger, gap, each.record.recovery_id):
             return name_redrive(gap.stream, f"{ARCHIVE}:{each.record.recovery_id}")
     return ""
 
@@ -99,59 +97,14 @@ def name_redrive(stream: str, source: str) -> str:
     return f"backlogctl plan redrive {stream} --from {source}"
 
 
-def touches(slot: int, first: int | None, last: int | None, gaps: Iterable[Gap]) -> bool:
-    """Whether some of a chunk's messages, from its first offset to its last, may lie in a gap."""
-    if first is None or last is None:
-        return False
-    return any(
-        gap.partition == slot
-        and gap.start is not None
-        and gap.end is not None
-        and gap.start <= last
-        and first < gap.end
-        for gap in gaps
-    )
-
-
 def _find_givers(
     ledger: Ledger, gap: Gap, records: Iterable[ArchiveRecord]
 ) -> tuple[ArchivedGap, ...]:
     if (record := find_archive_of(gap, records)) is not None:
         return (ArchivedGap(gap, record, is_held=True),)
-    # By where it was put back, not by where it was archived: the topic may have been made anew.
     known = {record.recovery_id: record for record in records}
-    if gap.archive is not None or gap.count is None or gap.sequences is not None or not known:
-        return ()
-    names = {
-        name: None
-        for recovery in ledger.recoveries.list(gap.stream)
-        if (name := find_source_archive(recovery.plan)) in known and recovery.injected
-        if recovery.plan.get("topic_id") == gap.topic_id
-        if any(
-            touches(each.chunk.slot, each.first_offset, each.last_offset, [gap])
-            for each in ledger.chunks.list(recovery.id)
-        )
-    }
-    return tuple(ArchivedGap(gap, known[name], is_held=False) for name in names if name)
-
-
-def find_source_archive(plan: Mapping[str, Any]) -> str | None:
-    """The archive that a stored plan puts messages back from, for the stream's own group."""
-    source = plan.get("source")
-    if not isinstance(source, Mapping) or plan.get("target") is not None:
-        return None
-    return source.get(ARCHIVE)
-
-
-def _was_given(ledger: Ledger, each: ArchivedGap) -> bool:
-    """Whether all that was lost again was put back since the gap was found."""
-    return any(
-        recovery.state is RecoveryState.VERIFIED
-        and recovery.created_at > each.gap.detected_at
-        and find_source_archive(recovery.plan) == each.record.recovery_id
-        and recovery.plan.get("lost_only")
-        for recovery in ledger.recoveries.list(each.gap.stream)
-    )
+    names = [name for name in list_givers(ledger, gap) if name in known] if known else []
+    return tuple(ArchivedGap(gap, known[name], is_held=False) for name in names)
 
 
 def _holds(record: ArchiveRecord, gap: Gap) -> bool:

@@ -11,9 +11,10 @@ from backlogctl.config import Stream, StreamSource
 from backlogctl.errors import BacklogError, ConfigurationError, Paused, PlanStale, Refused
 from backlogctl.formats import format_plural
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.replay.engine.archives import ARCHIVE, find_source_archive
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.injection.archived import ARCHIVE, find_source_archive, name_redrive
+from backlogctl.replay.injection.archived import name_redrive
 from backlogctl.replay.injection.plan import ALLOW_LEDGER, InjectionPlan
 from backlogctl.spark_backfill.injection.ledger_topic import (
     check_ledger,
@@ -204,25 +205,24 @@ def freeze_ledger(
     topic = topic or stream.topic
     snapshot: LedgerSnapshot | None = None
     prior: dict[tuple[str, int, int], tuple[int, ...]] = {}
+    known: set[tuple[str, int, int]] = set()
     try:
         snapshot = snapshot_ledger(properties, name, Deadline(30))
     except TopicMissing:
         pass
     else:
         committed = read_committed_chunks(properties, snapshot, topic)
+        known = {(one.recovery, one.slot, one.chunk) for one in committed}
         # One that sent nothing is nowhere.
         sent = (one for one in committed if one.sent)
         prior |= {(one.recovery, one.slot, one.chunk): one.left_out for one in sent}
-    orphans = find_orphans(workspace, stream.cluster, topic, snapshot)
+    orphans = find_orphans(workspace, stream.cluster, topic, snapshot, known)
     unsure = _list_unsure(workspace, stream.cluster, topic, orphans)
     if unsure and ALLOW_LEDGER not in allow:
         raise _refuse_lost_ledger(topic, name, unsure, exists=snapshot is not None)
     for recovery_id in orphans:
-        prior |= {
-            (recovery_id, record.chunk.slot, record.chunk.number): ()
-            for record in workspace.ledger.chunks.list(recovery_id)
-            if record.state is ChunkState.INJECTED
-        }
+        copied = ((recovery_id, *place) for place in _list_recorded(workspace, recovery_id))
+        prior |= {place: () for place in copied if place not in known}
     gone = _list_gone(workspace, {item[0] for item in prior}, topic_id)
     return snapshot, tuple(
         PriorChunk(*place, left_out=left_out)
@@ -248,9 +248,18 @@ def _list_gone(workspace: Workspace, ids: Collection[str], topic_id: str) -> set
 
 
 def find_orphans(
-    workspace: Workspace, cluster: str, topic: str, snapshot: LedgerSnapshot | None
+    workspace: Workspace,
+    cluster: str,
+    topic: str,
+    snapshot: LedgerSnapshot | None,
+    known: Collection[tuple[str, int, int]],
 ) -> tuple[str, ...]:
-    """Recoveries that put messages into this topic by another Kafka ledger than this one."""
+    """Recoveries that put messages into this topic by another Kafka ledger than this one, or of
+    which it has lost records.
+
+    Args:
+        known: recovery, slot and number of the chunks that it says are committed.
+    """
     orphans: list[str] = []
     for recovery in workspace.ledger.recoveries.list():
         if not _may_have_injected(workspace, recovery, cluster, topic):
@@ -258,7 +267,9 @@ def find_orphans(
         used = find_ledger(workspace, recovery)
         if used is None and not recovery.injected:
             continue
-        if snapshot is None or used is None or used.topic_id != snapshot.topic_id:
+        is_other = snapshot is None or used is None or used.topic_id != snapshot.topic_id
+        recorded = () if is_other else _list_recorded(workspace, recovery.id)
+        if is_other or any((recovery.id, *place) not in known for place in recorded):
             orphans.append(recovery.id)
     return tuple(orphans)
 
@@ -308,7 +319,7 @@ def _list_unsure(
 def _refuse_lost_ledger(
     topic: str, name: str, orphans: Collection[str], *, exists: bool
 ) -> Refused:
-    what = "is another one now" if exists else "is gone"
+    what = "is another one now, or has lost records" if exists else "is gone"
     return Refused(
         f"the Kafka ledger that says what {', '.join(orphans)} put into topic {topic} "
         f"{what}: those messages could be sent twice",
@@ -438,7 +449,17 @@ def make_job(context: InjectionContext) -> InjectionJob:
         group=recovery.group if plan.delivers else None,
         messages_per_second=plan.limits.messages_per_second,
         prefix=find_prefix(context.workspace, plan),
+        recorded=frozenset(_list_recorded(context.workspace, recovery.id)),
     )
+
+
+def _list_recorded(workspace: Workspace, recovery_id: str) -> set[tuple[int, int]]:
+    """Slot and number of the chunks that the copy in SQL says are committed."""
+    return {
+        (record.chunk.slot, record.chunk.number)
+        for record in workspace.ledger.chunks.list(recovery_id)
+        if record.state is ChunkState.INJECTED
+    }
 
 
 def find_planned_log(context: InjectionContext) -> PlannedLog | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.errors import BacklogError, PlanStale, Refused, StagingError
+from backlogctl.errors import BacklogError, PlanStale, Refused, StagingChanged, StagingError
 from backlogctl.kafka.admin import committed_offsets, describe_topic, list_topic_readers
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.raw_fetch import find_codec
@@ -138,21 +138,22 @@ class StageCheck(Step[InjectionContext]):
             manifest.recovery_id != context.recovery.id
             or manifest.topic != context.plan.target_topic
         ):
-            raise StagingError(
-                "the manifest is of another recovery",
-                subject=str(context.directory),
-                hint="cancel this recovery and plan again",
+            raise StagingChanged(
+                "the manifest is of another recovery", subject=str(context.directory), hint=_AGAIN
             )
         if manifest.count != context.plan.message_count:
-            raise StagingError(
-                "the manifest and the plan count differently", subject=str(context.directory)
+            raise StagingChanged(
+                "the manifest and the plan count differently",
+                subject=str(context.directory),
+                hint=_AGAIN,
             )
         for chunk in manifest.chunks:
             if not (context.directory / chunk.path).is_file():
                 raise StagingError(
                     "staged messages are missing",
                     subject=str(context.directory / chunk.path),
-                    hint="restore the staging directory, or cancel this recovery and plan again",
+                    hint="restore the staging directory; what is lost of it comes with a new plan "
+                    "only",
                 )
 
     def start(self, context: InjectionContext) -> None:

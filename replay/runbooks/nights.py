@@ -13,11 +13,12 @@ from backlogctl.errors import InvalidTransition, PutBackAlready, Refused
 from backlogctl.formats import format_moment
 from backlogctl.monitoring.offsets.timeline import date_loss
 from backlogctl.replay.engine.approval import is_expired
+from backlogctl.replay.engine.archives import ARCHIVE
 from backlogctl.replay.engine.brakes import OPERATOR
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
 from backlogctl.replay.engine.next_commands import is_final, name_cancel
 from backlogctl.replay.engine.plan import BEGUN, UNFINISHED, RunOrigin
-from backlogctl.replay.injection.archived import ARCHIVE, list_archived
+from backlogctl.replay.injection.archived import list_archived
 from backlogctl.replay.injection.unprocessed import WORD, list_in_log
 from backlogctl.replay.kinds.rebuild.kind import KIND as REBUILD
 from backlogctl.replay.kinds.rebuild.losses import list_repairable, take_every

@@ -147,7 +147,9 @@ def read_manifest_of(place: ArchivePlace, expected_sha256: str | None = None) ->
         raise StagingError(
             "no finished archive is there: it has no manifest",
             subject=place.location,
-            hint="was it purged, or is the offload that writes it not at its end?",
+            hint="was it purged, or is the offload that writes it not at its end?"
+            if expected_sha256 is None
+            else "it is on record, so somebody removed it: bring it back from a copy",
         )
     value = place.read_json(ARCHIVE_MANIFEST)
     manifest = ArchiveManifest.from_json(value, place.name(ARCHIVE_MANIFEST))

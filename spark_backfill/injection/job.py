@@ -279,6 +279,7 @@ class InjectionJob:
         patience: seconds for which a chunk is tried again while brokers are away.
         follows: where staged messages are states of rows: what is newer in the topic is looked
             for, and such a message is not sent. None sends all.
+        recorded: slot and number of the chunks that are on record as committed elsewhere, too.
     """
 
     recovery_id: str
@@ -301,6 +302,7 @@ class InjectionJob:
     wave_chunks: int = MAX_CHUNKS
     patience: float = PATIENCE
     follows: PlannedLog | None = None
+    recorded: frozenset[tuple[int, int]] = frozenset()
 
     def writer_settings(self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> WriterSettings:
         """What the executors need of it."""

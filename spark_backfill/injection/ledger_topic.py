@@ -20,6 +20,7 @@ from backlogctl.errors import (
     ClusterUnreachable,
     HangingTransaction,
     KafkaFailure,
+    KafkaLedgerLost,
     PlanStale,
     Refused,
 )
@@ -52,6 +53,11 @@ ANSWER_SECONDS = 30.0
 DEFAULT_WAIT = 15.0 + COORDINATOR_SECONDS
 # The chunk number of the record that `fence_slots` leaves: this recovery writes no more here.
 CLOSED = -1
+# What a person does where the ledger does not say any more what was sent.
+LOST = (
+    "find out who did it; cancelled, this recovery leaves what is there. A plan after that needs "
+    "`--allow ledger`: check for messages that are sent twice"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +147,8 @@ def check_ledger(
     """Before a run: the ledger is still the one that the plan was made on.
 
     Raises:
-        PlanStale: deleted, recreated, or with another number of partitions.
+        KafkaLedgerLost: deleted or recreated.
+        PlanStale: with another number of partitions.
         Refused: not compacted only, so that records could disappear.
     """
     try:
@@ -300,6 +307,31 @@ def find_foreign_chunks(
     ]
 
 
+def find_own_chunks(
+    records: Iterable[CommittedChunk],
+    ledger: LedgerSnapshot,
+    recovery: str,
+    recorded: Iterable[tuple[int, int]],
+) -> dict[tuple[int, int], CommittedChunk]:
+    """A recovery's committed chunks, by slot and number.
+
+    Args:
+        recorded: those that are known as committed from elsewhere, too.
+
+    Raises:
+        KafkaLedgerLost: a record of one of these was deleted, so others may have been.
+    """
+    own = {(one.slot, one.chunk): one for one in records if one.recovery == recovery}
+    if gone := [place for place in recorded if place not in own]:
+        raise KafkaLedgerLost(
+            f"records were deleted from the Kafka ledger: those of {len(gone)} chunks that are "
+            "injected, and maybe more; nothing more is sent",
+            subject=f"topic {ledger.topic}",
+            hint=LOST,
+        )
+    return own
+
+
 def _dump(value: Mapping[str, Any]) -> bytes:
     # Compaction compares keys byte by byte, so they are written in one way only.
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
@@ -338,18 +370,18 @@ def _require_compacted(topic: str, config: Mapping[str, str]) -> None:
             f"the Kafka ledger has cleanup.policy={policy or 'unknown'}: its records would be "
             "deleted, and messages sent again",
             subject=f"topic {topic}",
-            hint=f"set cleanup.policy=compact on {topic}, then plan again",
+            hint=f"set cleanup.policy=compact on {topic} again",
         )
 
 
 def _lost(ledger: LedgerSnapshot, now_id: str | None = None) -> PlanStale:
     """It was deleted, or recreated with the id `now_id`."""
     change = f"recreated (its id is {now_id}, was {ledger.topic_id})" if now_id else "deleted"
-    return PlanStale(
+    return KafkaLedgerLost(
         f"the Kafka ledger topic was {change} since the plan was made: what was injected "
         "already is no longer known, and nothing more is sent",
         subject=f"topic {ledger.topic}",
-        hint="find out who did it; then plan again, and check for messages sent twice",
+        hint=LOST,
     )
 
 

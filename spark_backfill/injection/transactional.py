@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, KafkaFailure, PlanStale, Refused, StagingError
+from backlogctl.errors import BacklogError, KafkaFailure, PlanStale, Refused, StagingChanged
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.spark_backfill.injection.ledger_topic import (
@@ -468,7 +468,7 @@ def fence_slots(
 def _check_table(chunk: Chunk, table: pa.Table) -> None:
     foreign = pc.sum(pc.not_equal(table["partition"], chunk.slot)).as_py() or 0
     if foreign or table.num_rows != chunk.count or table.num_rows == 0:
-        raise StagingError(
+        raise StagingChanged(
             f"a chunk of slot {chunk.slot} must hold {chunk.count} messages of that partition; it "
             f"holds {table.num_rows}, {foreign} of them of another one",
             subject=chunk.path,

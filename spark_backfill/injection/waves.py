@@ -50,6 +50,7 @@ from backlogctl.spark_backfill.injection.ledger_topic import (
     CommittedChunk,
     check_ledger,
     find_foreign_chunks,
+    find_own_chunks,
     read_committed_chunks,
 )
 from backlogctl.spark_backfill.injection.newer import (
@@ -359,17 +360,15 @@ class _Injection:
         """What the Kafka ledger has already; and nobody else may have written meanwhile."""
         job = self._job
         records = self._read_ledger()
-        foreign = find_foreign_chunks(
-            records, job.ledger, recovery=job.recovery_id, topic=job.topic
-        )
-        if foreign:
+        others = find_foreign_chunks(records, job.ledger, recovery=job.recovery_id, topic=job.topic)
+        if others:
             raise PlanStale(
-                f"recovery {foreign[0].recovery} has injected messages into this topic since the "
+                f"recovery {others[0].recovery} has injected messages into this topic since the "
                 "plan was made; nothing was sent",
                 subject=f"topic {job.topic}",
                 hint="cancel this recovery and plan again",
             )
-        own = {(r.slot, r.chunk): r for r in records if r.recovery == job.recovery_id}
+        own = find_own_chunks(records, job.ledger, job.recovery_id, job.recorded)
         # Nothing else is sent before the canary was read back.
         self._is_canary_proved = any(
             not chunk.canary for chunk in job.manifest.chunks if (chunk.slot, chunk.number) in own

@@ -55,8 +55,15 @@ from tests.replay.test_rights import store_mystery
 S = RecoveryState
 
 
-def set_ledger(monkeypatch: pytest.MonkeyPatch, now: LedgerSnapshot | None) -> None:
-    """What the cluster has; None for no ledger topic."""
+def set_ledger(
+    monkeypatch: pytest.MonkeyPatch, now: LedgerSnapshot | None, *recoveries: str
+) -> None:
+    """What the cluster has; None for no ledger topic.
+
+    Args:
+        recoveries: whose first chunk has its record there.
+    """
+    records = [CommittedChunk(one, "orders", 0, 0, "", "ab", 5, "", 0, 0) for one in recoveries]
 
     def snapshot(*_: Any) -> LedgerSnapshot:
         if now is None:
@@ -64,7 +71,7 @@ def set_ledger(monkeypatch: pytest.MonkeyPatch, now: LedgerSnapshot | None) -> N
         return now
 
     monkeypatch.setattr(injection, "snapshot_ledger", snapshot)
-    monkeypatch.setattr(injection, "read_committed_chunks", lambda *_: [])
+    monkeypatch.setattr(injection, "read_committed_chunks", lambda *_: records)
 
 
 def put_back_some(desk: Workspace, **changes: Any) -> str:
@@ -82,14 +89,15 @@ def test_first_plan_needs_no_ledger_topic(desk: Workspace, monkeypatch: pytest.M
     assert freeze_ledger(desk, desk.config.stream("orders")) == (None, ())
 
 
-@pytest.mark.parametrize("now", [None, replace(LEDGER, topic_id="recreated")])
+# The same topic without the records: somebody deleted them (fault 132).
+@pytest.mark.parametrize("now", [None, replace(LEDGER, topic_id="recreated"), LEDGER])
 def test_ledger_that_is_gone_is_not_taken_for_nothing_injected(
     desk: Workspace, monkeypatch: pytest.MonkeyPatch, now: LedgerSnapshot | None
 ) -> None:
     recovery = put_back_some(desk)
     stream = desk.config.stream("orders")
-    set_ledger(monkeypatch, LEDGER)
-    assert freeze_ledger(desk, stream) == (LEDGER, ())
+    set_ledger(monkeypatch, LEDGER, recovery)
+    assert freeze_ledger(desk, stream) == (LEDGER, (PriorChunk(recovery, 0, 0),))
     set_ledger(monkeypatch, now)
     with pytest.raises(Refused, match=f"what {recovery} put into topic orders is") as caught:
         freeze_ledger(desk, stream)
@@ -103,8 +111,8 @@ def test_ledger_that_a_run_made_is_remembered(
 ) -> None:
     recovery = put_back_some(desk, ledger_topic=None)
     desk.ledger.events.append(recovery, "op", LEDGER_MADE, LEDGER.to_json())
-    set_ledger(monkeypatch, LEDGER)
-    assert freeze_ledger(desk, desk.config.stream("orders"))[1] == ()
+    set_ledger(monkeypatch, LEDGER, recovery)
+    assert freeze_ledger(desk, desk.config.stream("orders"))[1] == (PriorChunk(recovery, 0, 0),)
     set_ledger(monkeypatch, None)
     with pytest.raises(Refused, match="is gone"):
         freeze_ledger(desk, desk.config.stream("orders"))

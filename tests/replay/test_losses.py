@@ -16,9 +16,9 @@ from backlogctl.config import Config, Stream
 from backlogctl.errors import UsageError
 from backlogctl.kafka.admin import TopicInfo
 from backlogctl.kafka.readers import TopicReaders
+from backlogctl.replay.engine.archives import touches
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.injection import storing
-from backlogctl.replay.injection.archived import touches
 from backlogctl.replay.injection.ledger import (
     Lost,
     find_lost_ranges,

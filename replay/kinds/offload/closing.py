@@ -11,6 +11,7 @@ from backlogctl.errors import (
     VerificationFailed,
 )
 from backlogctl.kafka.groups import EndsBehind
+from backlogctl.replay.consumers.stopped_group import put_back_commits
 from backlogctl.replay.engine.archives import name_owner
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.offload.context import OffloadContext
@@ -71,6 +72,8 @@ def _give_up(context: OffloadContext, step: str, error: BacklogError) -> None:
     context.record(GIVEN_UP, step=step, **error.to_json())
     if step in ("move_group", "delete_records"):
         try:
+            if context.has_source():
+                put_back_commits(context)
             drop_reread(context, READ_AGAIN)
         except LeaseHeld:
             raise

@@ -34,6 +34,7 @@ from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.ledger.archives import ArchiveRecord
 from backlogctl.monitoring.doctor.facts import read_brokers
 from backlogctl.replay.consumers.fleet import StoppingContext
+from backlogctl.replay.consumers.stopped_group import put_back_commits
 from backlogctl.replay.engine.archives import open_spark
 from backlogctl.replay.kinds.offload.describe import describe_freeing, list_numbers
 from backlogctl.replay.kinds.offload.plan import EXPIRED, FORWARD, OffloadPlan, PlannedFreeing
@@ -128,6 +129,10 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         events = self.workspace.ledger.events.list(self.recovery.id)
         return any(event.action == FORWARD for event in events)
 
+    def find_left_at(self) -> dict[int, int]:
+        """Where it was moved to; until that is done, where its consumers were stopped."""
+        return self.targets if self.is_complete("move_group") else self.begun
+
     def list_gone(self) -> tuple[OffsetRange, ...]:
         """What retention removed in front of the archive, as runs have seen it."""
         return tuple(
@@ -157,6 +162,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
                 subject=f"group {group}",
                 hint="stop them, then run it again",
             )
+        put_back_commits(self)
         commits = self.read_commits()
         moved = {n: at.offset for n, at in commits.items() if at.offset not in allowed[n]}
         if moved:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from backlogctl.archive_manifest import ArchivedRange
@@ -10,10 +10,15 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, LeaseHeld, VerificationFailed
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import list_offsets, read_group_state
+from backlogctl.kafka.errors import GroupActive
 from backlogctl.ledger.gaps import ITSELF
 from backlogctl.monitoring.offsets.certainty import ask_doubts
 from backlogctl.monitoring.verdict.commands import redrive_offsets
-from backlogctl.replay.consumers.stopped_group import record_expiry
+from backlogctl.replay.consumers.stopped_group import (
+    pass_overtaken,
+    put_back_commits,
+    record_expiry,
+)
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.kinds.offload.context import ASK_SECONDS, PLAIN, OffloadContext
 from backlogctl.replay.kinds.offload.plan import COVERED, EXPIRED
@@ -194,7 +199,34 @@ def _tell_covered(context: OffloadContext, ranges: Iterable[ArchivedRange]) -> N
         )
 
 
-# What somebody set the group past, between its move to the fence and its consumers' start.
+# Before its consumers start: where the group stands, and what somebody set it past since its move.
+
+
+def prepare_group(context: OffloadContext) -> None:
+    """Its consumers begin where the offload left it, and not where they like: also where its
+    commits are gone, or retention overtook them, with a gap on record (faults 116, 117).
+
+    What cannot be looked at is told as unknown: the consumers are started in any case.
+    """
+    _settle(context, put_back_commits)
+    record_skipped(context)  # before anything else is set forward
+    _settle(context, pass_overtaken)
+
+
+def _settle(context: OffloadContext, settle: Callable[[OffloadContext], None]) -> None:
+    group = context.recovery.group
+    try:
+        if not context.has_source():
+            return
+        if not read_group_state(context.admin, group, Deadline(ASK_SECONDS)).is_active:
+            settle(context)
+    except GroupActive:
+        return  # who is there has begun
+    except LeaseHeld:
+        raise
+    except BacklogError as error:
+        context.say(f"whether the group begins where it was left is unknown: {error.message}")
+
 
 SKIPPED = "the group was set past the fence"
 _LOOKED = "the group was looked at before its consumers were started"

@@ -22,6 +22,7 @@ from backlogctl.replay.consumers.fleet import (
     find_begin,
     say_by_hand,
 )
+from backlogctl.replay.consumers.stopped_group import put_back_commits
 from backlogctl.replay.engine.archives import name_owner
 from backlogctl.replay.engine.brakes import HELD, PausedBecause, check_requests
 from backlogctl.replay.engine.plan import find_identity
@@ -33,9 +34,9 @@ from backlogctl.replay.kinds.offload.context import (
 )
 from backlogctl.replay.kinds.offload.gaps import (
     note_plain,
+    prepare_group,
     record_discarded,
     record_expired,
-    record_skipped,
     refuse_skipped,
     stage_discarded,
 )
@@ -154,6 +155,7 @@ class StopConsumers(Step[OffloadContext]):
 
     def complete(self, context: OffloadContext) -> None:
         """Where they left the group."""
+        put_back_commits(context)
         noted = context.find_stopped_at()
         begun = {n: find_begin(noted[n], commit) for n, commit in context.read_commits().items()}
         context.details[self.name] = {"committed": {str(n): at for n, at in begun.items()}}
@@ -401,6 +403,7 @@ class DeleteRecords(Step[OffloadContext]):
         if wanted:
             context.require_archive()
             context.require_log()
+            put_back_commits(context)
             _require_behind(context)
             _require_uncut(context, lows)
             context.note_bytes(wanted)
@@ -466,7 +469,7 @@ class Restore(Step[OffloadContext]):
         with context.leftovers.noting(SEGMENTS_STAY):
             context.give_segment_ms_back()
         if context.was_started("stop_consumers"):
-            record_skipped(context)
+            prepare_group(context)
             with context.leftovers.noting(CONSUMERS_MISSING):
                 context.start_originals()
         reach("p5.7.started")

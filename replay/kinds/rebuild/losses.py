@@ -14,6 +14,7 @@ from backlogctl.errors import Refused, UsageError
 from backlogctl.formats import format_plural
 from backlogctl.ledger.chunks import ChunkRecord
 from backlogctl.monitoring.offsets.timeline import Timeline
+from backlogctl.replay.engine.archives import touches
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import Plan
 from backlogctl.replay.injection.archived import (
@@ -21,7 +22,6 @@ from backlogctl.replay.injection.archived import (
     list_archives,
     list_free,
     suggest_redrive,
-    touches,
 )
 from backlogctl.replay.injection.ledger import locate_chunks
 from backlogctl.replay.injection.unprocessed import is_in_log

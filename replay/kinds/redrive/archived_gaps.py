@@ -10,12 +10,9 @@ from backlogctl.errors import Refused
 from backlogctl.kafka.admin import TopicInfo
 from backlogctl.ledger import ArchiveRecord
 from backlogctl.ledger.gaps import is_waiting
+from backlogctl.replay.engine.archives import find_source_archive
 from backlogctl.replay.engine.plan import find_identity
-from backlogctl.replay.injection.archived import (
-    ArchivedGap,
-    find_source_archive,
-    list_archived,
-)
+from backlogctl.replay.injection.archived import ArchivedGap, list_archived
 from backlogctl.replay.injection.unprocessed import list_unprocessed_offsets
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions, RedrivePlan
 from backlogctl.replay.kinds.redrive.sources import (

@@ -10,10 +10,11 @@ from backlogctl.config import Config, Stream
 from backlogctl.formats import format_plural
 from backlogctl.monitoring.verdict.commands import redrive_offsets
 from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.replay.engine.archives import ARCHIVE
 from backlogctl.replay.engine.kind import Say, Traits, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.engine.values import Account, Fact, RecoveryRecord, Telling
-from backlogctl.replay.injection.archived import ARCHIVE, list_archived, suggest_redrive
+from backlogctl.replay.injection.archived import list_archived, suggest_redrive
 from backlogctl.replay.injection.kind import InjectionKind, has_readers_alone
 from backlogctl.replay.injection.plan import To
 from backlogctl.replay.injection.unprocessed import is_skipped_in_log

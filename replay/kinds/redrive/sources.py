@@ -16,9 +16,10 @@ from backlogctl.kafka.admin import TopicInfo, describe_topic
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import ArchiveRecord
 from backlogctl.replay.consumers.copy_group import PASSED_FOLDER, REWOUND, list_passed
+from backlogctl.replay.engine.archives import ARCHIVE
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import Fact
-from backlogctl.replay.injection.archived import ARCHIVE, ArchivedGap
+from backlogctl.replay.injection.archived import ArchivedGap
 from backlogctl.replay.injection.target import Target
 from backlogctl.replay.injection.unprocessed import WORD
 from backlogctl.replay.kinds.redrive.plan import PlannedSource, RedriveOptions, RedrivePlan

@@ -1,8 +1,9 @@
 """Random bad days of an offload, and of the night after it, all from one seed.
 
 A stream with traffic is offloaded: runners are killed at points and at moments, or stopped and woken
-up late; at times it is cancelled. Then what waits in the archive is put back, by runners that are
-killed too. The oracle is asked while it is offloaded, and at the end.
+up late; at times it is cancelled. In every second one somebody deletes records, the group or a
+commit after a kill. Then what waits in the archive is put back, by runners that are killed too. The
+oracle is asked while it is offloaded, and at the end.
 """
 
 from __future__ import annotations
@@ -11,24 +12,36 @@ import functools
 import random
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from backlogctl.config import SparkSection
 from backlogctl.errors import BacklogError
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.replay.kinds.offload.plan import FORWARD
 from backlogctl.values import Recovery
 from examples.stage import SHORT_LIVED_JVM
-from tests.crash.offload.world import DONE, CrashWorld, judge_cancelled, judge_end, judge_offloaded
+from tests.crash.offload.world import (
+    DONE,
+    CrashWorld,
+    judge_cancelled,
+    judge_end,
+    judge_offloaded,
+    judge_outsiders,
+)
 from tests.crash.points import OFFLOAD_POINTS, POINT_OF_NO_RETURN, POINTS
-from tests.kit.kafka import delete_topic
+from tests.kit.kafka import delete_topic, move_log_start
 from tests.kit.shortened import WORLD, shorten_crash
+from tests.replay.expand.test_commits_and_retention import forget
+from tests.replay.expand.world import PARTITIONS
+from tests.replay.offload.world import find_fence
 
 BACKLOG = 480
+NOTHING = "nothing"
 # A run takes about as long on a quiet machine; later moments would kill nothing.
 _LATEST_MOMENT = 14.0
 # What a runner of an injection comes to when nothing goes wrong.
@@ -44,10 +57,57 @@ class Blow:
     point: str = ""
     moment: float = 0.0
     stopped: bool = False
+    act: str = NOTHING  # what somebody does then
 
     def __str__(self) -> str:
         told = self.point or f"{self.moment:.1f} s"
-        return f"{told} (stopped)" if self.stopped else told
+        told += " (stopped)" if self.stopped else ""
+        return told if self.act == NOTHING else f"{told} then {self.act}"
+
+
+def _delete(world: CrashWorld, ends: Mapping[int, int], share: float) -> None:
+    """Of each partition a share of what the group has not read, while nobody is in it: what members
+    may have fetched is a suspicion, and no gap."""
+    if world.find_members():
+        return
+    lows, commits = world.read_lows(), world.read_commits()
+    starts = {number: max(lows[number], commits[number] or 0) for number in ends}
+    wanted = {n: at + round((ends[n] - at) * share) for n, at in starts.items() if at < ends[n]}
+    if wanted:
+        move_log_start(world.properties, world.topic, wanted)
+
+
+def _delete_below(world: CrashWorld, recovery: Recovery) -> None:
+    """Half of what is unread below the fence, or of all where there is none yet."""
+    fence = find_fence(world, recovery)
+    _delete(world, fence or _read_ends(world), 0.5)
+
+
+def _delete_above(world: CrashWorld, recovery: Recovery) -> None:
+    """As retention does that empties a partition: all of it, whose ever."""
+    ends = _read_ends(world)
+    _delete(world, {0: ends[0]}, 1.0)
+
+
+def _read_ends(world: CrashWorld) -> dict[int, int]:
+    return list_offsets(world.properties, world.topic, range(PARTITIONS), "latest")
+
+
+def _forget(what: str) -> Callable[[CrashWorld, Recovery], None]:
+    def act(world: CrashWorld, recovery: Recovery) -> None:
+        if not world.find_members():  # brokers keep what members have
+            forget(world, what)
+
+    return act
+
+
+ACTS: Mapping[str, Callable[[CrashWorld, Recovery], None]] = {
+    NOTHING: lambda world, recovery: None,
+    "delete records below the fence": _delete_below,
+    "delete all records of a partition": _delete_above,
+    "delete the group": _forget("group"),
+    "delete a commit": _forget("one commit"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +140,17 @@ class OffloadSchedule:
             for _ in range(chance.choice((0, 1, 1, 2)))
         ]
         hanging = chance.choice(("", "", "commit", "abort"))
+        if chance.random() < 0.5:
+            acts = sorted(ACTS)
+            blows = [
+                blow if blow.stopped else replace(blow, act=chance.choice(acts)) for blow in blows
+            ]
         return cls(seed, tuple(blows), tuple(back), cancelled, hanging)
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether no outsider took part."""
+        return all(blow.act == NOTHING for blow in self.blows)
 
     def __str__(self) -> str:
         told = f"seed {self.seed}: offload, killed at {', '.join(map(str, self.blows))}"
@@ -160,7 +230,7 @@ class Story:
                 self._cancel(recovery)
             self._told += world.finish(recovery)
         self._wake()
-        problems = self._judge(recovery)
+        problems = (self._judge if schedule.is_orderly else self._judge_outsiders)(recovery)
         state = str(world.read(recovery).state)
         archived = world.open().ledger.archives.find(recovery.id)
         count = 0 if archived is None or archived.purged_at else archived.messages
@@ -187,6 +257,25 @@ class Story:
             self._told += world.finish(back)
         return [*problems, *judge_end(world, recovery, back)]
 
+    def _judge_outsiders(self, recovery: Recovery) -> list[str]:
+        """Whatever outsiders did: it comes to an end, nothing is lost in silence or put back twice,
+        and what waits in the archive is put back."""
+        world, schedule = self._world, self._schedule
+        problems = []
+        if str(world.read(recovery).state) not in DONE:
+            self._told += [f"cancel: {world.cancel(recovery).state}"]
+        world.traffic.end_open(commit=schedule.hanging == "commit")
+        back: Recovery | None = None
+        if world.open().ledger.gaps.list_waiting():
+            back = world.plan_putting_back()
+            with world.traffic.going_on():
+                for blow in schedule.back:
+                    self._strike(back, blow)
+                self._told += world.finish(back)
+            if str(world.read(back).state) != "verified":
+                problems.append(f"what puts back is {world.read(back).state}")
+        return [*problems, *judge_outsiders(world, recovery)]
+
     def _strike(self, recovery: Recovery, blow: Blow) -> None:
         if str(self._world.read(recovery).state) in DONE:
             return
@@ -194,6 +283,9 @@ class Story:
             self._stopped.append(self._world.stop(recovery, blow.point))
         else:
             self._killed += self._world.kill(recovery, blow.point, blow.moment)
+        self._world.note()
+        ACTS[blow.act](self._world, recovery)
+        self._world.note()
 
     def _cancel(self, recovery: Recovery) -> None:
         if str(self._world.read(recovery).state) in DONE:

@@ -27,6 +27,7 @@ from backlogctl.replay.injection.ledger import find_ledger
 from backlogctl.replay.kinds.offload.plan import ALLOW_NOTHING
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.kinds.redrive.planning import plan_redrive
+from backlogctl.replay.observe.stream import note_stream
 from backlogctl.spark_backfill.injection.ledger_topic import CLOSED, read_visible
 from backlogctl.values import ChunkState, Recovery
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
@@ -135,6 +136,11 @@ class CrashWorld(OffloadWorld):
         options = RedriveOptions(source=f"archive:{waiting[0].archive}")
         planned = plan_redrive(workspace, workspace.config.stream(self.stream), options)
         return approve_plan(workspace, planned, by="tester")
+
+    def note(self) -> None:
+        """What a watcher sees now."""
+        workspace = self.open()
+        note_stream(workspace, workspace.config.stream(self.stream))
 
     def end(self) -> None:
         """Also what was stopped."""
@@ -323,6 +329,49 @@ def judge_end(world: CrashWorld, recovery: Recovery | None, back: Recovery | Non
         problems += judge_put_back(look(world, recovery))
         problems += _judge_ledgers(world, recovery, back)
     return problems
+
+
+def judge_outsiders(world: CrashWorld, recovery: Recovery) -> list[str]:
+    """Somebody deleted records, commits or the group meanwhile: each message is handled, or in a
+    gap that is not closed; what was put back was put back once."""
+    world.set_speed(Role.ORIGINAL, None)
+    truth = dict(world.traffic.committed)
+
+    def list_left() -> set[Place]:
+        world.note()
+        handled = read_handled(world)
+        gaps = [
+            gap
+            for gap in world.open().ledger.gaps.list(world.stream)
+            if str(gap.state) not in ("verified", "waived")
+        ]
+        return {
+            place
+            for place, content in truth.items()
+            if content.hash not in handled
+            and not any(
+                gap.partition == place.partition
+                and (gap.start or 0) <= place.offset < (gap.end or 0)
+                for gap in gaps
+            )
+        }
+
+    problems = []
+    try:
+        wait_until(lambda: not list_left(), _HANDLED_SECONDS)
+    except AssertionError:
+        left = list_left()
+        if left:
+            problems.append(f"{len(left)} of {len(truth)} are lost in silence, as {min(left)}")
+    if str(now := world.read(recovery).state) not in DONE:
+        problems.append(f"it did not come to an end: it is {now}")
+    found = look(world, recovery)
+    ids = Counter(message_id for *_, message_id in found.put_back)
+    if twice := [message_id for message_id, count in ids.items() if count > 1]:
+        problems.append(f"{len(twice)} messages were put back twice, as {twice[0]}")
+    if not world.find_members():
+        problems.append("nobody is in the group")
+    return [*problems, *_find_processes(world)]
 
 
 def _find_processes(world: CrashWorld) -> list[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
-import shlex
 import signal
 import sqlite3
 import subprocess
@@ -44,6 +42,7 @@ from backlogctl.replay.observe.retention import release_stream
 from backlogctl.replay.opening import open_workspace
 from backlogctl.values import Recovery
 from backlogctl_delivery import crashpoints
+from tests.kit.following import follow
 from tests.kit.kafka import repeating, wait_until
 from tests.kit.processes import ROOT, start_backlogctl
 from tests.kit.shop import Said
@@ -334,26 +333,8 @@ class World:
     def follow(
         self, recovery: Recovery, *, handle: Callable[[str], None] = lambda _: None
     ) -> list[str]:
-        """Types each command that is printed as the next one, from `show` on, until none is left or
-        only a look at the stream; R is the recovery in them, P and Q those that it led to.
-
-        Args:
-            handle: called with each command before it is typed, for what a person does besides.
-        """
-        said, typed, known = self.call("show", recovery.id), list[str](), {recovery.id: "R"}
-        while command := find_next(said):
-            told = command.removeprefix("backlogctl ")
-            for name in _ID.findall(told):
-                told = told.replace(name, known.setdefault(name, "RPQ"[len(known)]))
-            if told.startswith("status "):
-                break
-            assert told not in typed, f"again: {typed}, {said}"
-            assert len(typed) < 9, typed
-            typed.append(told)
-            handle(told)
-            said = self.call(*shlex.split(command.replace("NAME", "tester"))[1:], code=None)
-        assert said.code == 0, (typed, said)
-        return typed
+        """Types what is printed as the next command until none is left: `follow` of the kit."""
+        return follow(self.call, recovery.id, handle=handle)
 
     def wait_for_drain(self, recovery: Recovery, runner: subprocess.Popen[str]) -> None:
         """Until all its consumers work."""
@@ -424,16 +405,6 @@ class World:
                 except ProcessLookupError:
                     continue
             time.sleep(0.1)
-
-
-_ID = re.compile(r"r-\d{8}-\d{4}-\w+")
-
-
-def find_next(said: Said) -> str:
-    """The command that comes next, as it is printed; "" where none is."""
-    lines = [*said.out.splitlines(), *said.err.splitlines()]
-    found = [line.removeprefix("next: ") for line in lines if line.startswith("next: ")]
-    return found[0] if found else ""
 
 
 def _is_stopped(pid: int) -> bool:
