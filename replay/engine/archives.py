@@ -20,8 +20,6 @@ from backlogctl.errors import (
     UsageError,
 )
 from backlogctl.formats import format_plural
-from backlogctl.ledger import ArchiveRecord
-from backlogctl.manifests import MESSAGES_FOLDER, read_manifest
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, RecoveryState
@@ -29,7 +27,7 @@ from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, Recov
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from backlogctl.ledger import Ledger
+    from backlogctl.ledger import ArchiveRecord, Ledger
     from backlogctl.spark_backfill.archive.place import ArchivePlace
     from backlogctl.spark_backfill.archive.verification import Purged
 
@@ -432,6 +430,8 @@ def _warn(error: Exception) -> None:
 
 
 def _clear_one(workspace: Workspace, recovery: Recovery, now: datetime) -> bool:
+    from backlogctl.manifests import MESSAGES_FOLDER  # with pyarrow
+
     # Beside it `ids` and the manifest: the evidence of later plans.
     directory = workspace.staging_of(recovery.id) / MESSAGES_FOLDER
     if not directory.is_dir():
@@ -450,6 +450,8 @@ def _require_own(directory: Path, recovery: Recovery) -> None:
     Raises:
         StagingError: the messages are not those of the plan.
     """
+    from backlogctl.manifests import read_manifest
+
     try:
         read_manifest(directory.parent, recovery.plan.get("manifest_sha256", ""))
     except StagingError as error:

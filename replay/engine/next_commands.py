@@ -24,6 +24,7 @@ from backlogctl.errors import (
 )
 from backlogctl.monitoring.verdict.commands import look_at_stream, show_recovery
 from backlogctl.replay.engine.approval import check_hash, check_runnable, is_expired
+from backlogctl.replay.engine.archives import touches
 from backlogctl.replay.engine.brakes import CANARY, OPERATOR
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND
@@ -165,8 +166,6 @@ def suggest_plans(
 def find_unverified(ledger: Ledger, stream: str) -> dict[str, str]:
     """By gap the cancelled recovery that sent all it had for it, and did not read that back as it
     should be: a plan would find nothing left. None of one of which some is lost again."""
-    from backlogctl.replay.engine.archives import touches  # with pyarrow: not for `--help`
-
     found: dict[str, str] = {}
     for recovery in ledger.recoveries.list(stream, [RecoveryState.CANCELLED]):
         ids, chunks = ledger.recoveries.gap_ids(recovery.id), ledger.chunks.list(recovery.id)
