@@ -118,7 +118,7 @@ def test_fault_02_a_stopped_runner_wakes_up_after_a_cancel_and_decides_nothing(
     assert FORWARD not in [e.action for e in world.open().ledger.events.list(recovery.id)]
 
 
-@pytest.mark.parametrize("seed", [8100])
+@pytest.mark.parametrize("seed", [8100, 9004])
 def test_fault_01_random_schedules(
     kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path, seed: int
 ) -> None:

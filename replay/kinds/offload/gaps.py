@@ -13,6 +13,7 @@ from backlogctl.kafka.admin import list_offsets, read_group_state
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.ledger.gaps import ITSELF
 from backlogctl.monitoring.offsets.certainty import ask_doubts
+from backlogctl.monitoring.offsets.lag import read_firsts
 from backlogctl.monitoring.verdict.commands import redrive_offsets
 from backlogctl.replay.consumers.stopped_group import (
     pass_overtaken,
@@ -261,7 +262,7 @@ def _look(context: OffloadContext) -> None:
     known = list_skipped(context)
     for number, commit in sorted(context.read_commits().items()):
         item = OffsetRange(number, targets[number], min(commit.offset, ends[number]))
-        if item.start >= item.end or item in known:
+        if item.start >= item.end or item in known or _is_empty(context, item):
             continue
         where = f"of partition {number} ({item.start:,} to {item.end:,})"
         many = f"at most {format_plural(item.count, 'message')} {where}"
@@ -272,6 +273,22 @@ def _look(context: OffloadContext) -> None:
         context.record(SKIPPED, partition=number, start=item.start, end=item.end)
         context.say(f"somebody set the group's offsets forward, past {many}: they are a gap")
     context.record(_LOOKED)
+
+
+def _is_empty(context: OffloadContext, item: OffsetRange) -> bool:
+    """Whether no message lies there: markers, such as the one by which the offload ended a segment,
+    or aborted ones. What is open still may be messages."""
+    place, limit = (context.recovery.topic, item.partition, item.start), Deadline(ASK_SECONDS)
+    stable = list_offsets(
+        context.admin, place[0], [item.partition], "latest", "read_committed", limit
+    )
+    if stable[item.partition] < item.end:
+        return False
+    found = read_firsts(context.properties, [place], limit, f"topic {place[0]}").found
+    if place[:2] not in found:
+        return False
+    first = found[place[:2]]
+    return first is None or first.offset >= item.end
 
 
 def list_skipped(context: OffloadContext) -> list[OffsetRange]:
