@@ -41,7 +41,7 @@ def list_gaps(
     from backlogctl.monitoring.watch.notes import show_takers
     from backlogctl.replay.engine.next_commands import find_unverified, suggest_plans
     from backlogctl.replay.injection.archived import suggest_redrive
-    from backlogctl.replay.injection.unprocessed import is_skipped_in_log, may_be_skipped_in_log
+    from backlogctl.replay.injection.unprocessed import find_skipped, is_skipped_in_log
     from backlogctl.replay.kinds.rebuild.losses import explain_unrebuildable
     from backlogctl.replay.observe.stream import choose_streams, sample_streams
     from backlogctl.replay.present.status import describe_gap
@@ -100,11 +100,11 @@ def list_gaps(
                     f"it should be: `backlogctl show {sender}` has what it found. Where the "
                     f"messages are there, `backlogctl waive {gap.id} --reason ...`"
                 )
-            elif is_possible and may_be_skipped_in_log(ledger, stream, gap):
+            elif is_possible and (place := find_skipped(ledger, stream, gap)):
                 yield (
                     f"{gap.id} was read, or skipped: the consumers' own log or table tells. Where "
                     f"it was read, `backlogctl waive {gap.id} --reason ...`; else "
-                    f"`{redrive_offsets(gap.stream, [gap])}`"
+                    f"`{redrive_offsets(gap.stream, [place])}`"
                 )
             elif reasons[gap.id]:
                 yield f"{gap.id} cannot be put back: {reasons[gap.id]}"

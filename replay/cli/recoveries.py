@@ -100,7 +100,9 @@ def run_recovery(
 
 
 def _look_ahead(workspace: Workspace, recovery: Recovery) -> list[str]:
-    """What comes next; where that may be a plan, by a look at the topic: what it has decides."""
+    """What comes next; where that may be a plan, by a look at the topic: what it has decides. By
+    what is on record where the cluster does not answer, or a look cannot be kept."""
+    from backlogctl.errors import LedgerError
     from backlogctl.kafka.errors import TopicMissing
     from backlogctl.monitoring.verdict.commands import is_plan, look_at_stream
     from backlogctl.replay.engine.next_commands import list_next_commands
@@ -110,9 +112,12 @@ def _look_ahead(workspace: Workspace, recovery: Recovery) -> list[str]:
     look = look_at_stream(recovery.stream)
     if not any(is_plan(command) or command == look for command in commands):
         return commands
-    for _, seen in sample_streams(workspace, [workspace.config.stream(recovery.stream)]):
-        if isinstance(seen, TopicMissing):
-            return [look]
+    try:
+        found = list(sample_streams(workspace, [workspace.config.stream(recovery.stream)]))
+    except LedgerError:
+        return commands
+    if any(isinstance(seen, TopicMissing) for _, seen in found):
+        return [look]
     return list_next_commands(workspace, recovery)
 
 

@@ -169,7 +169,8 @@ def find_unverified(ledger: Ledger, stream: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for recovery in ledger.recoveries.list(stream, [RecoveryState.CANCELLED]):
         ids, chunks = ledger.recoveries.gap_ids(recovery.id), ledger.chunks.list(recovery.id)
-        if not ids or any(each.state is not ChunkState.INJECTED for each in chunks):
+        is_sent = bool(chunks) and all(each.state is ChunkState.INJECTED for each in chunks)
+        if not ids or not is_sent:
             continue
         lost = [gap for gap in ledger.gaps.list(stream, _LOST) if gap.id not in ids]
         if not any(

@@ -30,27 +30,26 @@ def is_in_log(ledger: Ledger, gap: Gap) -> bool:
 
 
 def is_skipped_in_log(ledger: Ledger, stream: Stream, gap: Gap) -> bool:
-    """Whether its group was set past messages that the log has all still, by the newest sample."""
-    return gap.certainty is not Certainty.POSSIBLE and may_be_skipped_in_log(ledger, stream, gap)
+    """Whether its group was set past messages, and the log still has some of them."""
+    return gap.certainty is not Certainty.POSSIBLE and find_skipped(ledger, stream, gap) is not None
 
 
-def may_be_skipped_in_log(ledger: Ledger, stream: Stream, gap: Gap) -> bool:
-    """The same of messages that a reader may have handled: only its consumers' own log or table
-    tells.
+def find_skipped(ledger: Ledger, stream: Stream, gap: Gap) -> OffsetRange | None:
+    """What the log still has of a gap that its group was set past, by the newest sample.
 
-    Not where rows are restated: the log has older states of them than the table.
+    Of one that is only possible a reader may have handled it: its consumers' own log or table
+    tells. None where rows are restated: the log has older states of them than the table.
     """
     newest, source = ledger.samples.latest(stream.name), stream.source
     restates = source is not None and source.mutable and source.stale == "restate"
-    return (
-        gap.cause is Cause.SKIPPED
-        and gap.group == stream.group
-        and not restates
-        and gap.start is not None
-        and newest is not None
-        and newest.topic_id == gap.topic_id
-        and any(p.partition == gap.partition and p.low <= gap.start for p in newest.partitions)
-    )
+    if gap.cause is not Cause.SKIPPED or gap.group != stream.group or restates:
+        return None
+    if newest is None or newest.topic_id != gap.topic_id or gap.start is None or gap.end is None:
+        return None
+    lows = [part.low for part in newest.partitions if part.partition == gap.partition]
+    if not lows or lows[0] >= gap.end:
+        return None
+    return OffsetRange(gap.partition, max(gap.start, lows[0]), gap.end)
 
 
 def list_in_log(ledger: Ledger, stream: Stream) -> tuple[Gap, ...]:
@@ -72,20 +71,24 @@ def list_in_log(ledger: Ledger, stream: Stream) -> tuple[Gap, ...]:
 
 def list_skipped_within(
     ledger: Ledger, stream: Stream, topic_id: str, said: Sequence[OffsetRange]
-) -> tuple[Gap, ...]:
-    """Open gaps that the group was set past, or may have been, of which these offsets of the log
-    have all."""
+) -> tuple[tuple[Gap, OffsetRange], ...]:
+    """Open gaps that the group was set past, or may have been, and what the log has of each: those
+    of which these offsets have all of that."""
     return tuple(
-        gap
+        (gap, place)
         for gap in ledger.gaps.list(stream.name, [GapState.OPEN])
         if gap.topic_id == topic_id
-        and may_be_skipped_in_log(ledger, stream, gap)
+        and (place := find_skipped(ledger, stream, gap)) is not None
         and any(
             part.partition == gap.partition and part.start <= place.start and place.end <= part.end
-            for place in list_unprocessed_offsets([gap])
             for part in said
         )
     )
+
+
+def cut_to(ledger: Ledger, gap: Gap, start: int) -> Gap:
+    """The gap from an offset on; what retention has taken of it is then one of its own."""
+    return gap if gap.start == start else ledger.gaps.cut(gap, start)[1]
 
 
 def take_unprocessed(
@@ -111,7 +114,7 @@ def take_unprocessed(
         if gap.topic_id != topic_id or not wants(gap):
             continue
         if start < low and gap.state is GapState.OPEN:
-            taken.append(ledger.gaps.cut(gap, low)[1])
+            taken.append(cut_to(ledger, gap, low))
         elif start >= low:
             taken.append(gap)
     if not taken:

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from backlogctl.config import load_config
 from backlogctl.errors import LedgerError
 from backlogctl.ledger import ledger as opening
 from backlogctl.ledger import open_ledger
+from backlogctl.replay.opening import open_workspace
 from tests.conftest import MakeTopic
 from tests.kit.kafka import publish, set_offsets_raw
 from tests.kit.ledger import make_gap
+from tests.kit.recoveries import store_plan
 from tests.kit.shop import call_main
 
 
@@ -92,6 +95,18 @@ def test_status_says_what_the_brokers_say(place: Path, tmp_path: Path, what: str
     assert code == 1
     assert "history, gaps, holds and recoveries are unknown" in " ".join(out.split())
     assert "5 behind" in out
+
+
+def test_a_recovery_is_shown_where_nothing_can_be_written(place: Path, tmp_path: Path) -> None:
+    """What comes next is by what is on record: a look at the topic could not be kept."""
+    config = load_config(tmp_path / "backlog.yaml", {})
+    recovery = store_plan(open_workspace(config)).id
+    code, _, err = call_main(("cancel", recovery), tmp_path, {})
+    assert code == 0, err
+    fill(place.parent)
+    code, out, err = call_main(("show", recovery, "--json"), tmp_path, {})
+    assert code == 0, out + err
+    assert json.loads(out)["next_commands"] == ["backlogctl status orders"]
 
 
 def test_a_server_that_is_away(

@@ -10,13 +10,21 @@ from functools import partial
 import pytest
 
 from backlogctl.errors import KafkaLedgerLost, PlanStale, StagingChanged, VerificationFailed
+from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.cancelling import withdraw_pause
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.next_commands import list_next_commands
+from backlogctl.replay.engine.next_commands import find_unverified, list_next_commands
 from backlogctl.values import RecoveryState
 from tests.kit.following import follow
 from tests.kit.processes import ROOT
-from tests.kit.recoveries import PAST, change_ledger, store_approved
+from tests.kit.recoveries import (
+    PAST,
+    change_ledger,
+    keep_plan,
+    lose,
+    make_rebuild_plan,
+    store_approved,
+)
 from tests.kit.shop import DONE, TOTAL, Shop, place
 from tests.replay.redrive.test_next_commands import (
     AGAIN,
@@ -66,6 +74,13 @@ def test_fault_122_the_runbook_names_the_command_that_is_printed(code: str) -> N
     rows = (ROOT / "docs/runbook-rebuild.md").read_text().splitlines()
     (row,) = (row for row in rows if row.startswith(f"| `{code}`"))
     assert "`backlogctl cancel R`" in row
+
+
+def test_a_cancelled_plan_that_has_staged_nothing_has_sent_nothing(desk: Workspace) -> None:
+    """Its planner was killed before it noted what it had staged."""
+    recovery = approve_plan(desk, keep_plan(desk, make_rebuild_plan(), lose(desk)), by="ada")
+    desk.ledger.recoveries.advance(recovery.id, S.CANCELLED, "op")
+    assert find_unverified(desk.ledger, recovery.stream) == {}
 
 
 class RebuildStory(Story):

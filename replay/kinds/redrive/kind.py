@@ -17,7 +17,7 @@ from backlogctl.replay.engine.values import Account, Fact, RecoveryRecord, Telli
 from backlogctl.replay.injection.archived import list_archived, suggest_redrive
 from backlogctl.replay.injection.kind import InjectionKind, has_readers_alone
 from backlogctl.replay.injection.plan import To
-from backlogctl.replay.injection.unprocessed import is_skipped_in_log
+from backlogctl.replay.injection.unprocessed import find_skipped, is_skipped_in_log
 from backlogctl.replay.kinds.redrive.plan import NAME, RedriveOptions, RedrivePlan
 from backlogctl.values import Gap, Recovery
 
@@ -79,7 +79,8 @@ class RedriveKind(InjectionKind[RedrivePlan, RedriveOptions]):
         """From where their messages are; one plan for all that the group was set past."""
         skipped = [gap for gap in gaps if is_skipped_in_log(ledger, stream, gap)]
         others = [suggest_redrive(ledger, gap) for gap in gaps if gap not in skipped]
-        from_log = [redrive_offsets(stream.name, skipped)] if skipped else []
+        places = filter(None, (find_skipped(ledger, stream, gap) for gap in skipped))
+        from_log = [redrive_offsets(stream.name, places)] if skipped else []
         return tuple(sorted({*from_log, *filter(None, others)}))
 
     def is_configured(self, stream: Stream) -> bool:

@@ -24,6 +24,7 @@ from backlogctl.replay.injection.storing import (
 from backlogctl.replay.injection.target import Target, name_target
 from backlogctl.replay.injection.unprocessed import (
     WORD,
+    cut_to,
     list_skipped_within,
     list_unprocessed_offsets,
     take_unprocessed,
@@ -125,10 +126,12 @@ def choose_messages(
         return Chosen(snapshot, source, target)
     if source.planned.origin is Origin.LOG and target.planned is None:
         said = parse_offsets(options.offsets, source.planned.partitions)
-        gaps = list_skipped_within(ledger, stream, topic.topic_id, said)
-        # What else is in the bounds was chosen, and is sent whether it was handled or not.
-        is_all = merge_ranges(list_unprocessed_offsets(gaps)) == said
-        return Chosen(snapshot, source, target, gaps if is_all else ())
+        found = list_skipped_within(ledger, stream, topic.topic_id, said)
+        if merge_ranges([place for _, place in found]) != said:
+            # What else is in the bounds was chosen, and is sent whether it was handled or not.
+            return Chosen(snapshot, source, target)
+        skipped = tuple(cut_to(ledger, gap, place.start) for gap, place in found)
+        return Chosen(snapshot, source, target, skipped)
     if source.archive is None:
         return Chosen(snapshot, source, target)
     archived = take_archived(ledger, stream, options, source.archive, topic, wants)
