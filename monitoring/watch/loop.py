@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -74,7 +75,7 @@ class Outages:
 _LEAVE_SECONDS = 2.0
 
 
-class RoundThread:
+class RoundThread(ABC):
     """Rounds of a look in a thread of their own, while the `with` block runs.
 
     A look may wait for a broker or a database that is away: as a daemon the thread ends with the
@@ -106,11 +107,11 @@ class RoundThread:
             self._leave_at = time.monotonic() + _LEAVE_SECONDS
             self._stop.set()
 
+    @abstractmethod
     def look_once(self) -> None:
         """One round; whatever fails in it must not end the rounds in silence."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
         """After the last round, in the thread."""
 
     def _run(self) -> None:
