@@ -294,3 +294,16 @@ def test_without_a_word_keys_are_placed_as_by_java(pg_shop: Shop, topic: MakeTop
         pg_shop.await_sent(20)
     for message in pg_shop.read(name, partitions):
         assert message.partition() == place_murmur2(message.key(), partitions)
+
+
+def test_a_wrong_path_makes_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+
+    def run(word: str) -> str:
+        _, out, err = call_main(("outbox", word, "--url", f"sqlite:///{file}"), tmp_path, {})
+        return out + err
+
+    assert "there is no such file" in run("status")
+    assert not file.exists()
+    assert "the table is there" in run("create")
+    assert "0 not sent" in run("status")

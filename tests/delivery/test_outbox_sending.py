@@ -595,12 +595,3 @@ def test_a_user_of_the_database_without_rights(
         with pg_shop.engine.begin() as connection:
             connection.exec_driver_sql(f"DROP OWNED BY {reader}")
             connection.exec_driver_sql(f"DROP ROLE {reader}")
-
-
-def test_a_wrong_path_makes_no_file(tmp_path: Path) -> None:
-    file = tmp_path / "shop.db"
-    told = run(tmp_path, "status", "--url", f"sqlite:///{file}")
-    assert "there is no such file" in told
-    assert not file.exists()
-    assert "the table is there" in run(tmp_path, "create", "--url", f"sqlite:///{file}")
-    assert "0 not sent" in run(tmp_path, "status", "--url", f"sqlite:///{file}")
