@@ -37,17 +37,18 @@ class Jar(NamedTuple):
     version: str
     sha256: str
     size: int
+    classifier: str = ""  # with its hyphen
 
     @property
     def name(self) -> str:
         """The file's name in the cache."""
-        return f"{self.group}_{self.artifact}-{self.version}.jar"
+        return f"{self.group}_{self.artifact}-{self.version}{self.classifier}.jar"
 
     @property
     def path(self) -> str:
         """The file's path in a Maven repository."""
         folder = f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}"
-        return f"{folder}/{self.artifact}-{self.version}.jar"
+        return f"{folder}/{self.artifact}-{self.version}{self.classifier}.jar"
 
     def fetch(self, folder: Path) -> None:
         """Fetches the file.
@@ -78,8 +79,9 @@ def read_jars(listed: Path) -> tuple[Jar, ...]:
     jars = []
     for line in listed.read_text().splitlines():
         coordinate, sha256, size = line.split()
-        group, artifact, version = coordinate.split(":")
-        jars.append(Jar(group, artifact, version, sha256, int(size)))
+        group, artifact, version, *rest = coordinate.split(":")
+        classifier = "".join(f"-{word}" for word in rest)
+        jars.append(Jar(group, artifact, version, sha256, int(size), classifier))
     return tuple(jars)
 
 

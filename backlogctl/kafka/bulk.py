@@ -74,12 +74,14 @@ PARTITIONS_AT_ONCE = 2000
 TOPICS_AT_ONCE = 200
 
 _EARLIEST, _LATEST = -2, -1
+# ListOffsets' EARLIEST_LOCAL_TIMESTAMP (KIP-405).
+_EARLIEST_LOCAL = -4
 _COORDINATOR_TRIES = 2
 _TOPIC_RESOURCE = 2
 # Share groups have no committed offsets; what is empty is from before groups had a type.
 _TYPES = ("", "classic", "consumer", "streams")
 _PROTOCOLS = ("", "consumer", "streams")
-_RETENTIONS = ("retention.ms", "retention.bytes", "cleanup.policy")
+_RETENTIONS = ("retention.ms", "retention.bytes", "cleanup.policy", "remote.storage.enable")
 
 
 class BulkReader:
@@ -150,6 +152,13 @@ class BulkReader:
         """By topic the log start offsets, NONE where a leader did not answer."""
         return self._call("read all log starts", lambda: self._read_offsets(layout, _EARLIEST, 0))
 
+    def read_local_starts(self, layout: ClusterLayout) -> dict[str, Offsets]:
+        """By topic where the part begins that is on the brokers' own disks: of a tiered topic what
+        lies before that is in the remote storage alone. NONE where a leader did not answer."""
+        return self._call(
+            "read where local logs begin", lambda: self._read_offsets(layout, _EARLIEST_LOCAL, 0)
+        )
+
     def read_ends(self, layout: ClusterLayout, *, stable: bool) -> dict[str, Offsets]:
         """By topic the last stable offsets, or the high watermarks."""
         level = 1 if stable else 0
@@ -170,7 +179,8 @@ class BulkReader:
         return self._call("find offsets by their time", lambda: self._find_offsets(layout, times))
 
     def read_retentions(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
-        """By topic `retention.ms`, `retention.bytes` and `cleanup.policy`, where readable."""
+        """By topic `retention.ms`, `retention.bytes`, `cleanup.policy` and `remote.storage.enable`,
+        where readable."""
         names = sorted(topics)
         return self._call("read the retention of all topics", lambda: self._read_retentions(names))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import list_newest_times, list_offsets
 from backlogctl.kafka.clients import Admin, Properties, make_consumer
 from backlogctl.kafka.errors import translate
+from backlogctl.kafka.log_dirs import LogDirs
 from backlogctl.monitoring.offsets.history import is_memberless
 from backlogctl.values import Certainty, Gap, GapState, PartitionSample, Sample
 from backlogctl_delivery.kafka import is_retriable, unwrap
@@ -324,6 +326,38 @@ def read_size_limit(config: Mapping[str, str]) -> int | None:
     if "delete" not in config.get("cleanup.policy", "delete") or int(text) < 0:
         return None
     return int(text)
+
+
+def read_log_sizes(
+    properties: Properties,
+    sample: Sample,
+    config: Mapping[str, str],
+    log_dirs: LogDirs,
+    limit: Deadline,
+) -> dict[int, int]:
+    """By partition the bytes that `retention.bytes` is compared with, about; without those unknown.
+
+    Brokers tell what is on their own disks. Of a tiered topic (KIP-405) the limit is on all of the
+    log, and nobody tells how large the part in the remote storage is: the bytes of an offset in the
+    local part stand for all.
+
+    Raises:
+        ConfigurationError, ClusterUnreachable, KafkaFailure: where the local part of a tiered topic
+            begins cannot be asked.
+    """
+    starts = {part.partition: part.low for part in sample.partitions}
+    if config.get("remote.storage.enable") == "true":
+        from backlogctl.kafka.bulk import BulkReader
+
+        with closing(BulkReader(properties, limit.remaining())) as reader:
+            found = reader.read_local_starts(reader.read_layout([sample.topic]))
+        starts = {number: int(found[sample.topic][number]) for number in starts}
+    return {
+        part.partition: round(size * (part.high - part.low) / (part.high - start))
+        for part in sample.partitions
+        if (size := log_dirs.partition_bytes(part.partition)) is not None
+        and 0 <= (start := starts[part.partition]) < part.high
+    }
 
 
 def read_retention(config: Mapping[str, str]) -> timedelta | None:

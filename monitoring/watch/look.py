@@ -27,6 +27,7 @@ from backlogctl.monitoring.offsets.lag import (
     judge_tails,
     list_places,
     list_unread,
+    read_log_sizes,
     read_reached,
     read_retention,
     read_size_limit,
@@ -389,8 +390,7 @@ def assess_now(
             held=held,
             held_oldest=_read_held(properties, stream.topic, held, around.retention, limit),
             sizes=_read_sizes(
-                *(properties, stream.topic, behind | held.keys(), around.retention, limit, unseen),
-                bulk=bulk,
+                *(properties, sample, behind | held.keys(), config, limit, unseen), bulk=bulk
             ),
         ),
         undecided=seen.undecided,
@@ -560,20 +560,28 @@ def _read_reached(
 
 def _read_sizes(
     properties: Properties,
-    topic: str,
-    starts: Collection[int],
-    retention: Retention,
+    sample: Sample,
+    partitions: Collection[int],
+    config: Mapping[str, str] | None,
     limit: Deadline,
     unseen: list[Unseen],
     *,
     bulk: BulkLook | None,
 ) -> dict[int, int]:
-    if retention.bytes is None or not starts:
+    if config is None or read_size_limit(config) is None or not partitions:
         return {}
+    topic, within = sample.topic, Deadline(limit.remaining(PEEK_SECONDS))
     log_dirs = None if bulk is None else bulk.log_dirs.get(topic)
     if log_dirs is None:
-        log_dirs = read_log_dirs(properties, topic, Deadline(limit.remaining(PEEK_SECONDS)))
-    if log_dirs.brokers is None:
-        unseen.append(make_unseen("disks", log_dirs.reason, f"topic {topic}"))
-    sizes = {number: log_dirs.partition_bytes(number) for number in starts}
-    return {number: size for number, size in sizes.items() if size is not None}
+        log_dirs = read_log_dirs(properties, topic, within)
+    why: BacklogError | str = log_dirs.reason
+    sizes: dict[int, int] = {}
+    if log_dirs.brokers is not None:
+        try:
+            sizes = read_log_sizes(properties, sample, config, log_dirs, within)
+            why = "no broker tells how large its partitions are"
+        except BacklogError as error:
+            why = error
+    if not sizes.keys() >= set(partitions):
+        unseen.append(make_unseen("disks", why, f"topic {topic}"))
+    return sizes

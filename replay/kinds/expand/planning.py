@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Literal, cast
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Stream
-from backlogctl.errors import KafkaFailure, Refused, UsageError
+from backlogctl.errors import BacklogError, KafkaFailure, Refused, UsageError
 from backlogctl.fanout.disk import (
     DiskCheck,
     PartitionBacklog,
@@ -36,7 +37,7 @@ from backlogctl.fanout.temporary_topic import (
     name_temporary_topic,
 )
 from backlogctl.formats import format_plural
-from backlogctl.kafka.admin import TopicInfo, describe_group_state, read_group_state
+from backlogctl.kafka.admin import describe_group_state, read_group_state
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.groups import GroupState
 from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
@@ -46,6 +47,7 @@ from backlogctl.monitoring.doctor.facts import read_brokers
 from backlogctl.monitoring.offsets.lag import (
     RATE_WINDOW,
     find_partition_end,
+    read_log_sizes,
     read_retention,
     read_size_limit,
 )
@@ -141,7 +143,7 @@ def inspect_backlog(draft: Draft, snapshot: StreamSnapshot, start_at: str) -> St
         other_topics=others,
         partitions=dated,
         pace=pace,
-        loss=_find_loss(dated, snapshot.topic, log_dirs, sample.taken_at),
+        loss=_find_loss(properties, dated, snapshot, log_dirs),
         peeked=peeked,
         skew=_measure_skew(properties, stream.topic, behind),
         log_dirs=log_dirs,
@@ -228,19 +230,23 @@ def _describe_silence(backlog: StreamBacklog) -> str:
 
 
 def _find_loss(
+    properties: Mapping[str, str],
     partitions: Iterable[Behind],
-    topic: TopicInfo,
+    snapshot: StreamSnapshot,
     log_dirs: LogDirs,
-    now: datetime,
 ) -> TimeToLoss:
     """The earliest loss: by the messages' own times, by when the samples saw them, or by size."""
+    sample, config = snapshot.sample, snapshot.topic.config
+    sizes: Mapping[int, int] = {}
+    if (limit := read_size_limit(config)) is not None:
+        with suppress(BacklogError):  # unknown, as where the disks do not tell
+            sizes = read_log_sizes(properties, sample, config, log_dirs, Deadline(10.0))
     unread = [
-        replace(part.unread, bytes=log_dirs.partition_bytes(part.unread.partition))
+        replace(part.unread, bytes=sizes.get(part.unread.partition))
         for part in partitions
         if part.lag
     ]
-    limit = read_size_limit(topic.config)
-    return find_time_to_loss(unread, read_retention(topic.config), limit, now)
+    return find_time_to_loss(unread, read_retention(config), limit, sample.taken_at)
 
 
 def _format_window(seconds: float) -> str:
