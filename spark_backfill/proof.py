@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.window import Window
 
 from backlogctl.clock import read_millis, utc_now
 from backlogctl.config import StreamSource
@@ -338,15 +337,15 @@ def sample_log(survivors: SurvivorEvidence, size: int = SAMPLE) -> tuple[LogMess
 
 def _pick(messages: DataFrame, size: int) -> list[LogMessage]:
     """The newest message of each of `size` identities."""
-    newest = Window.partitionBy("identity").orderBy(F.desc("timestamp"), F.desc("offset"))
-    rows = (
-        messages.select("identity", "partition", "offset", "timestamp", "content")
-        .withColumn("__row", F.row_number().over(newest))
-        .where(F.col("__row") == 1)
-        .orderBy(F.xxhash64("identity"), "identity")
-        .limit(size)
-        .collect()
-    )
+    rows = messages.sparkSession.sql(
+        f"""
+        SELECT identity, partition, offset, timestamp, content FROM (
+            SELECT *, row_number() OVER newest AS place FROM {{messages}}
+            WINDOW newest AS (PARTITION BY identity ORDER BY timestamp DESC, offset DESC)
+        ) WHERE place = 1 ORDER BY xxhash64(identity), identity LIMIT {size}
+        """,
+        messages=messages,
+    ).collect()
     return [
         LogMessage(
             identity=bytes(row["identity"]),

@@ -95,8 +95,8 @@ def observe_stream(
 ) -> Observation:
     """Samples a stream, records the gaps seen, stores the sample and bookmarks its commits.
 
-    An expired range whose log start may be moving is looked at again within the deadline, so that
-    both bounds are reported.
+    An expired range that is not on record yet is looked at again within the deadline: its log start
+    may be moving, and both bounds are reported.
 
     Args:
         history: the past, as the last observation returned it; None reads the ledger.
@@ -127,15 +127,14 @@ def observe_stream(
         judgement = find_gaps(past, sample, commits)
         past = judgement.history
         # Gaps before the sample: a crash in between finds them again, not the other way round.
-        found = _record(ledger, stream, admin, sample, judgement, limit)
+        found, moving = _record(ledger, stream, admin, sample, judgement, limit)
         recorded |= {gap.id: gap for gap in found}
         changed = _close(ledger, sample, judgement, facts) or changed or bool(found)
         unstored.append((sample, past.commits_outside))
         if bulk is None:
             ledger.samples.add_all(unstored)
             unstored.clear()
-        expired = any(gap.cause is Cause.EXPIRED for gap in judgement.gaps)
-        moving = expired and looks < LOOKS_AT_MOVING_LOW
+        moving = moving and looks < LOOKS_AT_MOVING_LOW
         if given or not settle or not moving or limit.remaining() < 2 * PAUSE:
             break
         time.sleep(PAUSE)
@@ -159,18 +158,22 @@ def _record(
     sample: Sample,
     judgement: Judgement,
     limit: Deadline,
-) -> list[Gap]:
+) -> tuple[list[Gap], bool]:
+    """The gaps as they are on record now, and whether an expired one was longer than it was."""
     if judgement.read_to:
         ledger.gaps.trim_read(sample, judgement.read_to)
     if not judgement.gaps:
-        return []
+        return [], False
     known = ledger.gaps.list(stream.name)
+    expired = [gap for gap in judgement.gaps if gap.cause is Cause.EXPIRED]
+    longer = not all(_is_recorded(gap, known) for gap in expired)
     dated = list(_date_gaps(ledger, stream, sample, judgement.gaps, known))
     doubts = find_doubts(admin, stream.topic, [gap for gap, _ in dated], known, limit)
-    return [
+    recorded = [
         ledger.gaps.record(limit_certainty(gap, doubts.get(gap.partition, "")), date)
         for gap, date in dated
     ]
+    return recorded, longer
 
 
 def _close(ledger: Ledger, sample: Sample, judgement: Judgement, facts: LedgerFacts) -> bool:

@@ -22,6 +22,7 @@ from backlogctl.spark_backfill.sources.reflection import (
     open_engine,
     reflect_table,
 )
+from backlogctl.spark_backfill.spark.frames import read_frozen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +80,7 @@ class ConsumedEvidence:
 
     def collect_keys(self) -> DataFrame:
         """Identities that were handled."""
-        return self.access.spark.read.schema("key binary").parquet(str(self.work))
+        return read_frozen(self.access.spark, "key binary", str(self.work))
 
 
 # Opens the tables that are read: the source's, and the consumer's own.

@@ -17,7 +17,7 @@ from backlogctl.kafka.clients import make_admin
 from backlogctl.spark_backfill.evidence.injected import SURVIVING, Places, list_injected_offsets
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.request import PriorChunk, Stretch, count_offsets
-from backlogctl.spark_backfill.spark.frames import last_header, make_empty, mark_within
+from backlogctl.spark_backfill.spark.frames import last_header, make_empty, mark_within, read_frozen
 from backlogctl.spark_backfill.spark.topic import (
     HEADERS,
     MESSAGE_SCHEMA,
@@ -157,17 +157,10 @@ class SurvivorEvidence:
         if (self.work / "_SUCCESS").exists():
             return
         rate = min(1.0, SAMPLE_IDENTITIES / max(1, self.count_offsets()))
-        bucket = F.pmod(F.xxhash64("identity"), F.lit(_HASH_BUCKETS))
-        content = F.struct("key", "value", "headers")
-        frame = self.read_messages().select(
-            "identity",
-            "partition",
-            "offset",
-            "timestamp",
-            "ours",
-            "stamp",
-            "in_archive",
-            F.when(bucket < int(rate * _HASH_BUCKETS), content).alias("content"),
+        chosen = f"pmod(xxhash64(identity), {_HASH_BUCKETS}) < {int(rate * _HASH_BUCKETS)}"
+        frame = self.read_messages().selectExpr(
+            *("identity", "partition", "offset", "timestamp", "ours", "stamp", "in_archive"),
+            f"CASE WHEN {chosen} THEN struct(key, value, headers) END AS content",
         )
         with self._translating("read the messages that survive"):
             frame.write.mode("overwrite").parquet(str(self.work))
@@ -213,7 +206,7 @@ class SurvivorEvidence:
     def read_frozen(self) -> DataFrame:
         """identity binary, partition, offset, timestamp, ours, stamp, in_archive, content (of a
         sample, else NULL)."""
-        return self.spark.read.schema(_FROZEN).parquet(str(self.work))
+        return read_frozen(self.spark, _FROZEN, str(self.work))
 
     def read_messages(self) -> DataFrame:
         """The log's messages between the frozen offsets, as Kafka has them now, and archived ones.

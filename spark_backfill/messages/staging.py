@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.errors import StagingError
@@ -435,20 +435,17 @@ def _route_slots(lost: DataFrame, slots: Sequence[int], counts: Mapping[int, int
         task = loads.index(min(loads))
         task_of[slot] = task
         loads[task] += counts[slot]
-    tickets = _find_tickets(lost, tasks)
-    route = F.create_map(
-        *(F.lit(item) for slot in slots for item in (slot, tickets[task_of[slot]]))
-    )
-    return lost.withColumn("__ticket", F.element_at(route, F.col("slot"))).repartition(
-        tasks, "__ticket"
-    )
+    tickets = _find_tickets(spark, tasks)
+    route = ", ".join(f"{slot}, {tickets[task_of[slot]]}" for slot in slots)
+    routed = lost.selectExpr("*", f"element_at(map({route}), slot) AS __ticket")
+    return routed.repartition(tasks, "__ticket")
 
 
-def _find_tickets(lost: DataFrame, tasks: int) -> dict[int, int]:
-    spark = lost.sparkSession
-    numbers = spark.range(0, 64 * tasks, 1, 1).select(F.col("id").cast("int").alias("ticket"))
-    placed = numbers.select("ticket", F.pmod(F.hash("ticket"), F.lit(tasks)).alias("task"))
-    best = placed.groupBy("task").agg(F.min("ticket").alias("ticket")).collect()
-    found = {row["task"]: row["ticket"] for row in best}
+def _find_tickets(spark: SparkSession, tasks: int) -> dict[int, int]:
+    numbers = f"SELECT CAST(id AS int) AS ticket FROM range(0, {64 * tasks}, 1, 1)"
+    best = spark.sql(
+        f"SELECT pmod(hash(ticket), {tasks}) AS task, min(ticket) FROM ({numbers}) GROUP BY task"
+    )
+    found: dict[int, int] = dict(best.collect())
     # 64 numbers a task: that one gets none is as good as impossible, and still correct.
     return {task: found.get(task, 0) for task in range(tasks)}

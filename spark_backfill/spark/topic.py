@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,9 @@ _PROPERTIES: Mapping[str, str] = {
     # The default, 500, costs the client more than the messages themselves.
     "max.poll.records": "5000",
     "max.partition.fetch.bytes": str(8 * 1024 * 1024),
+    # Spark asks for the log's edges after each poll, on the connection on which the client has
+    # fetched ahead already: at the log's end the answer would come after the default, 500 ms.
+    "fetch.max.wait.ms": "20",
     # While the client looks an offset up it may sleep until its next look at the metadata: with the
     # default, for the whole minute of its time limit (seen on a busy machine).
     "metadata.max.age.ms": "2000",
@@ -93,7 +96,7 @@ class TopicReader:
         Args:
             tasks: at least about so many: ranges are cut.
         """
-        jvm = self._jvm
+        jvm: Any = self._spark._jvm
         kafka, none = jvm.org.apache.kafka.common, _get_object(jvm.scala, "None")
         source = jvm.org.apache.spark.sql.kafka010
         pieces = [
@@ -110,7 +113,7 @@ class TopicReader:
         )
         session = self._spark._jsparkSession
         sql = jvm.org.apache.spark.sql
-        plan = _get_object(sql.execution, "ExternalRDD").apply(records, session, self._encoder)
+        plan = _get_object(sql.execution, "ExternalRDD").apply(records, session, _make_encoder(jvm))
         return DataFrame(sql.classic.Dataset.ofRows(session, plan), self._spark).select(
             "partition",
             "offset",
@@ -124,62 +127,52 @@ class TopicReader:
             F.col("headers.all").alias("headers"),
         )
 
-    @property
-    def _jvm(self) -> Any:
-        return self._spark._jvm
 
-    @cached_property
-    def _encoder(self) -> Any:
-        """What makes a row of Kafka's own ConsumerRecord: of each column the method that gives
-        it."""
-        kinds = self._jvm.org.apache.spark.sql.catalyst.encoders
-        text, data, int_, long_ = (
-            _get_object(kinds, f"AgnosticEncoders${name}Encoder")
-            for name in ("String", "Binary", "PrimitiveInt", "PrimitiveLong")
-        )
-        header = self._describe(
-            "common.header.Header", ("name", "key", text), ("value", "value", data)
-        )
-        several = getattr(kinds, "AgnosticEncoders$ArrayEncoder")(header, False)
-        record = self._describe(
-            "clients.consumer.ConsumerRecord",
-            ("partition", "partition", int_),
-            ("offset", "offset", long_),
-            ("timestamp", "timestamp", long_),
-            (
-                "type",
-                "timestampType",
-                self._describe("common.record.TimestampType", ("name", "name", text)),
-            ),
-            ("key", "key", data),
-            ("value", "value", data),
-            (
-                "headers",
-                "headers",
-                self._describe("common.header.Headers", ("all", "toArray", several)),
-            ),
-        )
-        return kinds.ExpressionEncoder.apply(record)
+@lru_cache(maxsize=1)
+def _make_encoder(jvm: Any) -> Any:
+    """What makes a row of Kafka's own ConsumerRecord: of each column the method that gives it.
+    Some 200 calls to the JVM, so one for all reads."""
+    kinds = jvm.org.apache.spark.sql.catalyst.encoders
+    text, data, int_, long_ = (
+        _get_object(kinds, f"AgnosticEncoders${name}Encoder")
+        for name in ("String", "Binary", "PrimitiveInt", "PrimitiveLong")
+    )
+    describe = partial(_describe, jvm)
+    header = describe("common.header.Header", ("name", "key", text), ("value", "value", data))
+    several = getattr(kinds, "AgnosticEncoders$ArrayEncoder")(header, False)
+    kind = describe("common.record.TimestampType", ("name", "name", text))
+    headers = describe("common.header.Headers", ("all", "toArray", several))
+    record = describe(
+        "clients.consumer.ConsumerRecord",
+        ("partition", "partition", int_),
+        ("offset", "offset", long_),
+        ("timestamp", "timestamp", long_),
+        ("type", "timestampType", kind),
+        ("key", "key", data),
+        ("value", "value", data),
+        ("headers", "headers", headers),
+    )
+    return kinds.ExpressionEncoder.apply(record)
 
-    def _describe(self, name: str, *columns: tuple[str, str, Any]) -> Any:
-        """The encoder of one of Kafka's classes.
 
-        Args:
-            columns: each column's name, the method that gives it, and its encoder.
-        """
-        jvm = self._jvm
-        kinds, none = jvm.org.apache.spark.sql.catalyst.encoders, _get_object(jvm.scala, "None")
-        field = getattr(kinds, "AgnosticEncoders$EncoderField")
-        no_metadata = jvm.org.apache.spark.sql.types.Metadata.empty()
-        fields = [
-            field(column, kind, not kind.isPrimitive(), no_metadata, jvm.scala.Some(method), none)
-            for column, method, kind in columns
-        ]
-        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-        found = jvm.java.lang.Class.forName(f"org.apache.kafka.{name}", True, loader)
-        return getattr(kinds, "AgnosticEncoders$JavaBeanEncoder")(
-            jvm.scala.reflect.ClassTag.apply(found), jvm.PythonUtils.toSeq(fields)
-        )
+def _describe(jvm: Any, name: str, *columns: tuple[str, str, Any]) -> Any:
+    """The encoder of one of Kafka's classes.
+
+    Args:
+        columns: each column's name, the method that gives it, and its encoder.
+    """
+    kinds, none = jvm.org.apache.spark.sql.catalyst.encoders, _get_object(jvm.scala, "None")
+    field = getattr(kinds, "AgnosticEncoders$EncoderField")
+    no_metadata = jvm.org.apache.spark.sql.types.Metadata.empty()
+    fields = [
+        field(column, kind, not kind.isPrimitive(), no_metadata, jvm.scala.Some(method), none)
+        for column, method, kind in columns
+    ]
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    found = jvm.java.lang.Class.forName(f"org.apache.kafka.{name}", True, loader)
+    return getattr(kinds, "AgnosticEncoders$JavaBeanEncoder")(
+        jvm.scala.reflect.ClassTag.apply(found), jvm.PythonUtils.toSeq(fields)
+    )
 
 
 def _get_object(package: Any, name: str) -> Any:
