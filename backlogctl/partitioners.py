@@ -17,25 +17,6 @@ _SEED = 0x9747B28C
 _MASK = 0xFFFFFFFF
 
 
-def hash_murmur2(key: bytes) -> int:
-    """Kafka's `Utils.murmur2` as an unsigned 32-bit number: the reference, one key at a time."""
-    length = len(key)
-    h = (_SEED ^ length) & _MASK
-    whole = length & ~3
-    for i in range(0, whole, 4):
-        k = int.from_bytes(key[i : i + 4], "little")
-        k = (k * _M) & _MASK
-        k ^= k >> 24
-        k = (k * _M) & _MASK
-        h = ((h * _M) & _MASK) ^ k
-    if length & 3:
-        h ^= int.from_bytes(key[whole:], "little")
-        h = (h * _M) & _MASK
-    h ^= h >> 13
-    h = (h * _M) & _MASK
-    return h ^ (h >> 15)
-
-
 def place_murmur2(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
     """Java's default for keys: `(murmur2(key) & 0x7fffffff) % n`; -1 for a NULL key."""
     hashes = _hash_by_length(keys, _murmur2_matrix)

@@ -20,7 +20,7 @@ from backlogctl.kafka.clients import make_producer
 from backlogctl.spark_backfill.audits.sequence import audit_sequence
 from backlogctl.spark_backfill.existing.messages import read_log
 from backlogctl.values import OffsetRange
-from backlogctl_delivery.sequenced.sequence import SEQUENCE
+from backlogctl_delivery.sequenced.sequence import Stamp, hash_topic, write_stamp
 from benchmarks.harness import (
     Benchmark,
     Broker,
@@ -47,13 +47,13 @@ def publish(broker: Broker, topic: str, messages: int) -> int:
         broker.properties, {"linger.ms": 50, "queue.buffering.max.messages": 500_000}
     )
     each = max(PARTITIONS + 1, messages // LEFT_OUT)
-    left_out = 0
+    here, left_out = hash_topic(topic), 0
     for number, (key, value) in enumerate(make_orders(messages)):
         partition, sequence = number % PARTITIONS, number // PARTITIONS
         if number % each == each // 2:
             left_out += 1
             continue
-        headers: Any = [(SEQUENCE, b"shop-7:1790000000000000:%d:%d" % (partition, sequence))]
+        headers: Any = write_stamp(Stamp("shop-7", 1790000000000000, here, partition, sequence))
         send(producer, topic, value, key, partition, headers=headers)
     assert producer.flush(120) == 0
     return left_out
@@ -78,7 +78,7 @@ def measure(options: Namespace, say: Say) -> Figures:
         def audit() -> Figures:
             with measured() as usage:
                 log = read_log(spark, broker.properties, topic, ranges)
-                found = audit_sequence(log, range(PARTITIONS))
+                found = audit_sequence(log, topic, range(PARTITIONS))
             if sum(hole.count for hole in found.holes) != left_out or not found.is_whole:
                 sys.exit(f"{len(found.holes)} holes were found, not {left_out}")
             return {"per_second": round(messages / usage.seconds)}

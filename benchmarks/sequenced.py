@@ -64,7 +64,7 @@ OVERHEADS = (
     ("headed", "reported"),
     ("quiet", "bare"),
 )
-_HEADERS = [(SEQUENCE, b"shop-1:1790000000000000:7:12345")]
+_HEADERS = [(SEQUENCE, b"shop-1:1790000000000000:0a1b2c3d:7:12345")]
 _POLL_EVERY = 100
 
 

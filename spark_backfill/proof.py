@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlogctl.clock import read_millis, utc_now
 from backlogctl.config import StreamSource
 from backlogctl.errors import Refused
-from backlogctl.formats import format_duration
+from backlogctl.formats import format_duration, format_plural
 from backlogctl.kafka.groups import split_batches
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl.spark_backfill.comparison import (
@@ -44,7 +44,7 @@ from backlogctl.spark_backfill.sources.reflection import (
     quote_table,
     quote_text,
 )
-from backlogctl_delivery.sequenced.sequence import ALL as SEQUENCE_HEADERS
+from backlogctl_delivery.stamps import SEQUENCE_HEADERS
 
 # A time column read in the wrong zone, told from messages and their rows.
 
@@ -293,6 +293,10 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivor
     )
 
 
+# With fewer, no plan is exact: a hundred without an exception mean at most 3 % (rule of three).
+ENOUGH_SURVIVORS = 100
+
+
 def describe_unproved(proof: Proof) -> str:
     """Why the rules are not proved; empty where they are."""
     if proof.rate is None:
@@ -304,6 +308,12 @@ def describe_unproved(proof: Proof) -> str:
     if proof.rate < 1:
         told = f"{proof.matched} of {proof.compared} surviving messages agree"
         return f"{told}, so lost ones may differ too"
+    if proof.compared < ENOUGH_SURVIVORS:
+        survivors = format_plural(proof.compared, "surviving message")
+        return (
+            f"only {survivors} could be compared with what they make of rows, {ENOUGH_SURVIVORS} "
+            "are needed to rely on them"
+        )
     return ""
 
 

@@ -13,6 +13,10 @@ REPLAYS = "backlog-replays"
 ALL = (MESSAGE_ID, RECOVERY_ID, ORIGINAL_TIME, FIDELITY, REPLAYS)
 # What the application that sent a message calls it; a copy that is put back keeps it.
 EVENT_ID = "backlog-event-id"
+# Those of a sequenced producer: its number, what it did not deliver, and that it ends.
+SEQUENCE_HEADERS = ("backlog-sequence", "backlog-skipped", "backlog-sequence-end")
+# What says something of one message only: copied into another one it would be false.
+OF_ONE_MESSAGE = frozenset((*ALL, EVENT_ID, *SEQUENCE_HEADERS))
 
 Headers = Sequence[tuple[str, bytes | None]]
 

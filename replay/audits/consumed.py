@@ -35,7 +35,6 @@ CLAIMS = (
     "messages out on purpose looks the same, and so do rows that were removed from the table. "
     "Where keys repeat, only a key that is wholly absent is seen."
 )
-_SECONDS = 60.0
 _SHOWN = 20
 
 

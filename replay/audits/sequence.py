@@ -87,7 +87,7 @@ class SequenceAuditing(Audit):
         messages, whole = _open(workspace, stream, span, bounds.since)
         say(f"reading {format_plural(sum(r.count for r in span.ranges), 'offset')}")
         with reading_topic(workspace, stream, "read what is numbered"):
-            found = audit_sequence(messages, whole)
+            found = audit_sequence(messages, stream.topic, whole)
         holes, closed = _leave_out_closed(workspace, stream, span.topic.topic_id, found.holes)
         found = replace(found, holes=holes)
         judged = _sort_holes(found, span, settled, bounds)
@@ -194,6 +194,14 @@ def _tell(
             AuditLevel.UNKNOWN,
             f"none of {format_plural(found.counts.read, 'message')} is stamped",
             "take the sequenced producer in: until then losses on the way to Kafka leave no trace",
+        )
+    if found.counts.foreign:
+        yield AuditFinding(
+            "foreign",
+            AuditLevel.NOTED,
+            f"{format_plural(found.counts.foreign, 'message')} with the stamp of another topic, "
+            "which numbers nothing here",
+            "see who passes on the headers of what it handled, and have it leave these out",
         )
     if found.counts.unreadable:
         yield AuditFinding(
@@ -324,6 +332,7 @@ def _list_figures(found: SequenceAudit) -> dict[str, int | None]:
         "unreadable": counts.unreadable,
         "put_back": counts.put_back,
         "misplaced": counts.misplaced,
+        "foreign": counts.foreign,
         "producers": len({chain.id.producer for chain in found.chains}),
         "epochs": len({chain.id[1:] for chain in found.chains}),
         "repeats": sum(chain.repeats for chain in found.chains),

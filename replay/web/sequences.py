@@ -322,7 +322,7 @@ class SequenceReader:
         if verdict is SequenceVerdict.UNREADABLE:
             self._unreadable += 1
             self._blurred[1].add(partition)
-        elif verdict is not SequenceVerdict.NOT_STAMPED:
+        elif verdict not in (SequenceVerdict.NOT_STAMPED, SequenceVerdict.FOREIGN):
             self._checked += 1
 
     def _endure(self, error: KafkaError, partition: int | None) -> None:

@@ -1,7 +1,8 @@
 """Holes in the sequences that producers stamp: messages that never reached the log (protocol P7).
 
 A chain is one producer, one epoch, one partition: its sequences begin at 0 and leave none out. The
-partition is the stamp's: a copy in another one fills its own place, and none there.
+partition is the stamp's: a copy in another one fills its own place, and none there. A stamp of
+another topic was passed on with a message's headers: it fills no place here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from backlogctl_delivery.sequenced.sequence import (
     SKIPPED,
     RangeSet,
     UnreadableStamp,
+    hash_topic,
     read_stamp,
 )
 
@@ -37,7 +39,7 @@ MOST_HOLES, MOST_CHAINS, MOST_REPORTS = 10_000, 10_000, 100_000
 # More than the longest that is legible has.
 _STAMP_BYTES = 200
 _PLACE = ("source_partition", "source_offset", "at_ms")
-_COUNTS = ("read", "stamped", "unreadable", "put_back", "misplaced")
+_COUNTS = ("read", "stamped", "unreadable", "put_back", "misplaced", "foreign")
 _NAMES = (SEQUENCE, SKIPPED, SEQUENCE_END, stamps.RECOVERY_ID)
 
 
@@ -93,14 +95,15 @@ class SequenceHole:
 
 @dataclass(frozen=True, slots=True)
 class SequenceCounts:
-    """Messages read, and those of them that are stamped, not legible, put back by a recovery, or
-    neither put back nor in the partition of their stamp."""
+    """Messages read, and those of them that are stamped for this topic, not legible, put back by a
+    recovery, neither put back nor in the partition of their stamp, or stamped for another topic."""
 
     read: int
     stamped: int
     unreadable: int
     put_back: int
     misplaced: int
+    foreign: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +140,16 @@ class SequenceAudit:
         return begin is None or at is None or at < begin + within_ms
 
 
-def audit_sequence(messages: DataFrame, whole: Iterable[int]) -> SequenceAudit:
+def audit_sequence(messages: DataFrame, topic: str, whole: Iterable[int]) -> SequenceAudit:
     """Reads every message once, and lists what is missing between those that are there.
 
     Args:
         messages: in the columns of `ORIGINALS_SCHEMA`; committed ones only, each offset once.
+        topic: theirs; a stamp names its own.
         whole: partitions read from their very first message on: a chain there begins at 0.
     """
     begun = set(whole)
-    marked = _mark(messages).cache()
+    marked = _mark(messages, topic).cache()
     chains = _gather_chains(marked).cache()
     try:
         partitions = _look_at_partitions(marked)
@@ -172,7 +176,7 @@ def audit_sequence(messages: DataFrame, whole: Iterable[int]) -> SequenceAudit:
     )
 
 
-def _mark(messages: DataFrame) -> DataFrame:
+def _mark(messages: DataFrame, topic: str) -> DataFrame:
     """A row for each message: its chain and sequence where it is stamped legibly.
 
     In steps, so that Spark computes each of them once.
@@ -219,11 +223,16 @@ def _mark(messages: DataFrame) -> DataFrame:
         "is_report_illegible",
         F.col("parts")[0].alias("producer"),
         F.col("parts")[1].try_cast("bigint").alias("epoch"),
-        F.col("parts")[2].try_cast("int").alias("partition"),
-        F.col("parts")[3].try_cast("bigint").alias("sequence"),
+        (F.col("parts")[2] == hash_topic(topic)).alias("is_here"),
+        F.col("parts")[3].try_cast("int").alias("partition"),
+        F.col("parts")[4].try_cast("bigint").alias("sequence"),
     )
     numbers = (F.col(name).isNotNull() for name in ("epoch", "partition", "sequence"))
-    readable = marked.withColumn("is_readable", reduce(and_, numbers))
+    legible = marked.withColumn("is_legible", reduce(and_, numbers))
+    is_here = F.col("is_legible") & F.col("is_here")
+    readable = legible.withColumn("is_foreign", F.col("is_legible") & ~is_here).withColumn(
+        "is_readable", is_here
+    )
     is_sent = F.col("is_readable") & ~F.col("is_put_back")
     is_there = F.col("partition") == F.col("source_partition")
     return readable.withColumn("is_own", is_sent & is_there).withColumn(
@@ -239,7 +248,8 @@ def _one_value(name: str) -> Column:
 
 def _look_at_partitions(marked: DataFrame) -> list[Row]:
     """By partition: what was read of it, and between which offsets stamps are illegible."""
-    illegible = (F.col("is_stamped") & ~F.col("is_readable")) | F.col("is_report_illegible")
+    illegible = (F.col("is_stamped") & ~F.col("is_legible")) | F.col("is_report_illegible")
+    illegible = ~F.col("is_foreign") & illegible
     return (
         marked.groupBy("source_partition")
         .agg(
@@ -248,6 +258,7 @@ def _look_at_partitions(marked: DataFrame) -> list[Row]:
             F.count_if(illegible).alias("unreadable"),
             F.count_if("is_put_back").alias("put_back"),
             F.count_if("is_misplaced").alias("misplaced"),
+            F.count_if("is_foreign").alias("foreign"),
             F.min("at_ms").alias("begin_ms"),
             F.min(F.when(illegible, F.col("source_offset"))).alias("first"),
             F.max(F.when(illegible, F.col("source_offset"))).alias("last"),

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from backlogctl.ledger import open_ledger, upgrade
 from backlogctl.monitoring.watch.look import HORIZON
-from backlogctl.partitioners import hash_murmur2
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Bookmark, Sample
+from backlogctl_delivery.sequenced.clients import hash_murmur2
 from tests.accuracy.measure import run_scenario
 from tests.accuracy.planning import Measured, Method, find_broken, list_handled
 from tests.accuracy.scenarios import (

@@ -21,6 +21,7 @@ from backlogctl_delivery.sequenced.sequence import (
     SKIPPED,
     Range,
     Stamp,
+    hash_topic,
     write_stamp,
 )
 from backlogctl_delivery.stamps import RECOVERY_ID, stamp
@@ -42,15 +43,17 @@ def make_message(
     lies_in: int | None = None,
     value: bytes = b"v",
     put_back: bool = False,
+    topic: str = "orders",
 ) -> Message:
-    """In the partition of its stamp, or in another one."""
-    headers: Pairs = [*write_stamp(Stamp(producer, epoch, partition, sequence, skipped, is_last))]
-    place = partition if lies_in is None else lies_in
+    """In topic and partition of its stamp, or in other ones; it lies in `orders`."""
+    place = (hash_topic(topic), partition, sequence)
+    headers: Pairs = [*write_stamp(Stamp(producer, epoch, *place, skipped, is_last))]
+    there = partition if lies_in is None else lies_in
     if put_back:
         headers = stamp(
             headers, message_id="m", recovery_id="r-1", original_time="t", fidelity="original"
         )
-    return Message(topic="orders", partition=place, value=value, headers=headers)
+    return Message(topic="orders", partition=there, value=value, headers=headers)
 
 
 def check(checker: SequenceChecker, *sequences: int) -> list[str]:
@@ -133,6 +136,10 @@ def test_a_copy_in_another_partition_fills_its_own_hole_and_none_there() -> None
     )
     # Nobody put this one there: it is in the topic all the same.
     assert checker.check(make_message(3, partition=0, lies_in=1)) is SequenceVerdict.MISPLACED
+    assert [hole.partition for hole in checker.list_holes()] == [1]
+    # Passed on from another topic, headers and all: it says nothing of this one.
+    for passed_on in (make_message(3, partition=1, topic="payments"), make_message(95, topic="x")):
+        assert checker.check(passed_on) is SequenceVerdict.FOREIGN
     assert [hole.partition for hole in checker.list_holes()] == [1]
     # From ahead, and an end: its partition has not come so far.
     assert checker.check(make_message(90, lies_in=1, is_last=True)) is SequenceVerdict.MISPLACED
@@ -280,7 +287,7 @@ def test_hostile_headers_of_real_messages(kafka: EmbeddedKafka, topic: MakeTopic
     assert producer.flush(60) == 0
 
     # A value of text is bytes on its way: one of them was right but for that.
-    expected = {"unreadable": len(HOSTILE) - 1, "not_stamped": 2, "new": 1}
+    expected = {"unreadable": len(HOSTILE) - 1, "not_stamped": 2, "foreign": 1}
     by_confluent = read_all({"bootstrap.servers": kafka.bootstrap}, name, [0])
     consumer = KafkaConsumer(
         bootstrap_servers=kafka.bootstrap,

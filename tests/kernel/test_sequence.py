@@ -29,8 +29,8 @@ from backlogctl.manifests import (
     write_chunk,
     write_manifest,
 )
-from backlogctl.partitioners import hash_murmur2, place_crc32, place_murmur2
-from backlogctl_delivery.sequenced import sequence
+from backlogctl.partitioners import place_crc32, place_murmur2
+from backlogctl_delivery.sequenced.clients import hash_murmur2
 from backlogctl_delivery.sequenced.sequence import (
     HIGHEST,
     HIGHEST_PARTITION,
@@ -42,16 +42,18 @@ from backlogctl_delivery.sequenced.sequence import (
     SequenceRanges,
     Stamp,
     UnreadableStamp,
+    hash_topic,
     read_stamp,
     write_stamp,
 )
-from backlogctl_delivery.stamps import find_header, make_message_id, stamp
+from backlogctl_delivery.stamps import SEQUENCE_HEADERS, find_header, make_message_id, stamp
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 PRODUCERS = st.text("abcXYZ019._-", min_size=1, max_size=64)
+TOPIC = "0a1b2c3d"
 NUMBERS = st.integers(0, HIGHEST) | st.integers(0, 20)
 
 
@@ -65,7 +67,8 @@ def stamps(draw: st.DrawFn) -> Stamp:
             ranges.add(first, draw(st.integers(first, min(first + 9, number - 1))))
     partition = draw(st.integers(0, HIGHEST_PARTITION) | st.integers(0, 20))
     told, is_last = tuple(ranges), draw(st.booleans())
-    return Stamp(draw(PRODUCERS), draw(NUMBERS), partition, number, told, is_last)
+    topic = hash_topic(draw(st.text("ab.", min_size=1)))
+    return Stamp(draw(PRODUCERS), draw(NUMBERS), topic, partition, number, told, is_last)
 
 
 @given(stamps())
@@ -74,13 +77,14 @@ def test_a_stamp_reads_back(stamp: Stamp) -> None:
     assert read_stamp([("type", b"OrderPaid"), *headers, ("x", None)]) == stamp
     found = re.search(PATTERN, headers[0][1].decode())
     assert found is not None
-    numbers = (stamp.epoch, stamp.partition, stamp.sequence)
-    assert found.groups() == (stamp.producer, *map(str, numbers))
+    parts = (stamp.producer, stamp.epoch, stamp.topic, stamp.partition, stamp.sequence)
+    assert found.groups() == tuple(map(str, parts))
 
 
 def test_the_format_is_stable_over_releases() -> None:
-    assert write_stamp(Stamp("shop-1", 1700000000000000, 4, 12, ((3, 5), (9, 9)), True)) == [
-        ("backlog-sequence", b"shop-1:1700000000000000:4:12"),
+    place = (1700000000000000, hash_topic("orders"), 4, 12)
+    assert write_stamp(Stamp("shop-1", *place, ((3, 5), (9, 9)), True)) == [
+        ("backlog-sequence", b"shop-1:1700000000000000:1c168adb:4:12"),
         ("backlog-skipped", b"3-5,9"),
         ("backlog-sequence-end", b"1"),
     ]
@@ -91,42 +95,45 @@ def test_what_is_not_stamped(headers: list[tuple[str, object]] | None) -> None:
     assert read_stamp(headers) is None
 
 
-GOOD: tuple[str, object] = (SEQUENCE, b"shop:1:0:100")
+GOOD: tuple[str, object] = (SEQUENCE, b"shop:1:0a1b2c3d:0:100")
 BAD_SEQUENCES: list[object] = [
     None,
-    "shop:1:0:2",
+    "shop:1:0a1b2c3d:0:2",
     b"",
     b"shop",
     b"shop:1",
-    b"shop:1:2",
-    b"shop:1::2",
-    b"shop:1:-1:2",
-    b"shop:1:00:2",
-    b"shop:1:2147483648:2",
-    b"shop:1:9999999999:2",
-    b"shop:1:10000000000:2",
-    b"shop:1:0:two",
-    b"shop:1:0:-2",
-    b"shop:1:0:+2",
-    b"shop:01:0:2",
-    b"shop:1:0:02",
-    b"shop:1:0: 2",
-    b"shop:1:0:2\n",
-    b"\nshop:1:0:2",
-    b"shop:1:0:2:3",
-    b"shop:1:0:1_0",
-    b"shop:1:0:1e3",
-    b"shop:1:0:9223372036854775808",
-    b"shop:9999999999999999999:0:1",
-    b"shop:1:0:" + b"9" * 5_000,
+    b"shop:1:0:2",
+    b"shop:1:0a1b2c3d:2",
+    b"shop:1:0a1b2c3:0:2",
+    b"shop:1:0A1B2C3D:0:2",
+    b"shop:1:0a1b2c3d::2",
+    b"shop:1:0a1b2c3d:-1:2",
+    b"shop:1:0a1b2c3d:00:2",
+    b"shop:1:0a1b2c3d:2147483648:2",
+    b"shop:1:0a1b2c3d:9999999999:2",
+    b"shop:1:0a1b2c3d:10000000000:2",
+    b"shop:1:0a1b2c3d:0:two",
+    b"shop:1:0a1b2c3d:0:-2",
+    b"shop:1:0a1b2c3d:0:+2",
+    b"shop:01:0a1b2c3d:0:2",
+    b"shop:1:0a1b2c3d:0:02",
+    b"shop:1:0a1b2c3d:0: 2",
+    b"shop:1:0a1b2c3d:0:2\n",
+    b"\nshop:1:0a1b2c3d:0:2",
+    b"shop:1:0a1b2c3d:0:2:3",
+    b"shop:1:0a1b2c3d:0:1_0",
+    b"shop:1:0a1b2c3d:0:1e3",
+    b"shop:1:0a1b2c3d:0:9223372036854775808",
+    b"shop:9999999999999999999:0a1b2c3d:0:1",
+    b"shop:1:0a1b2c3d:0:" + b"9" * 5_000,
     b"x" * 10_000_000,
-    b"x" * 65 + b":1:0:2",
-    b":1:0:2",
-    b"sh op:1:0:2",
-    b"sh\xc3\xb6p:1:0:2",
-    "shop:1:0:\N{ARABIC-INDIC DIGIT TWO}".encode(),
-    b"shop:1:0:\xff",
-    b"shop:1:0:2\0",
+    b"x" * 65 + b":1:0a1b2c3d:0:2",
+    b":1:0a1b2c3d:0:2",
+    b"sh op:1:0a1b2c3d:0:2",
+    b"sh\xc3\xb6p:1:0a1b2c3d:0:2",
+    "shop:1:0a1b2c3d:0:\N{ARABIC-INDIC DIGIT TWO}".encode(),
+    b"shop:1:0a1b2c3d:0:\xff",
+    b"shop:1:0a1b2c3d:0:2\0",
 ]
 BAD_SKIPPED: list[object] = [
     None,
@@ -154,7 +161,7 @@ HOSTILE: list[list[tuple[str, object]]] = [
     *([(SEQUENCE, value)] for value in BAD_SEQUENCES),
     *([GOOD, (SKIPPED, value)] for value in BAD_SKIPPED),
     *([GOOD, (SEQUENCE_END, value)] for value in BAD_ENDS),
-    [GOOD, (SEQUENCE, b"shop:1:0:101")],
+    [GOOD, (SEQUENCE, b"shop:1:0a1b2c3d:0:101")],
     [(SEQUENCE, b"nonsense"), GOOD],
     [GOOD, (SEQUENCE, None)],
     [GOOD, (SKIPPED, b"1"), (SKIPPED, b"2")],
@@ -171,13 +178,13 @@ def test_hostile_headers_are_unreadable(headers: list[tuple[str, object]]) -> No
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(sequence.ALL),
+            st.sampled_from(SEQUENCE_HEADERS),
             st.none() | st.binary(max_size=30) | st.from_regex(PATTERN).map(str.encode),
         ),
         max_size=4,
     )
 )
-@example([(SEQUENCE, b"a:0:0:0"), (SEQUENCE, b"a:0:0:0")])
+@example([(SEQUENCE, b"a:0:0a1b2c3d:0:0"), (SEQUENCE, b"a:0:0a1b2c3d:0:0")])
 def test_nothing_but_unreadable_is_raised(headers: list[tuple[str, bytes | None]]) -> None:
     try:
         stamp = read_stamp(headers)
@@ -190,17 +197,17 @@ def test_nothing_but_unreadable_is_raised(headers: list[tuple[str, bytes | None]
 @pytest.mark.parametrize(
     "stamp",
     [
-        Stamp("", 0, 0, 0),
-        Stamp("x" * 65, 0, 0, 0),
-        Stamp("a:b", 0, 0, 0),
-        Stamp("a\n", 0, 0, 0),
-        Stamp("a", -1, 0, 0),
-        Stamp("a", 0, -1, 0),
-        Stamp("a", 0, HIGHEST_PARTITION + 1, 0),
-        Stamp("a", 0, 0, HIGHEST + 1),
-        Stamp("a", 0, 0, 5, ((3, 5),)),
-        Stamp("a", 0, 0, 9, ((5, 3),)),
-        Stamp("a", 0, 0, 10_000, tuple((n, n) for n in range(0, 4_000, 2))),
+        Stamp("", 0, TOPIC, 0, 0),
+        Stamp("x" * 65, 0, TOPIC, 0, 0),
+        Stamp("a:b", 0, TOPIC, 0, 0),
+        Stamp("a\n", 0, TOPIC, 0, 0),
+        Stamp("a", -1, TOPIC, 0, 0),
+        Stamp("a", 0, TOPIC, -1, 0),
+        Stamp("a", 0, TOPIC, HIGHEST_PARTITION + 1, 0),
+        Stamp("a", 0, TOPIC, 0, HIGHEST + 1),
+        Stamp("a", 0, TOPIC, 0, 5, ((3, 5),)),
+        Stamp("a", 0, TOPIC, 0, 9, ((5, 3),)),
+        Stamp("a", 0, TOPIC, 0, 10_000, tuple((n, n) for n in range(0, 4_000, 2))),
     ],
 )
 def test_what_could_not_be_read_is_not_written(stamp: Stamp) -> None:
@@ -303,13 +310,17 @@ def test_it_imports_the_standard_library_only() -> None:
 
 
 def test_spark_reads_the_same_pattern(spark: SparkSession) -> None:
-    texts = ["shop.a-1_b:1700000000000000:3:12", "shop:01:0:2", "shop:1:2"]
-    texts += ["shop:1:0:2\n", "shop:1:0:2\u2028", "x"]
+    texts = [
+        "shop.a-1_b:1700000000000000:0a1b2c3d:3:12",
+        "shop:01:0a1b2c3d:0:2",
+        "shop:1:0a1b2c3d:2",
+    ]
+    texts += ["shop:1:0a1b2c3d:0:2\n", "shop:1:0a1b2c3d:0:2\u2028", "x"]
     frame = spark.createDataFrame([(text,) for text in texts], "text string")
     frame.createOrReplaceTempView("stamps")
-    extracts = ", ".join(f"regexp_extract(text, '{PATTERN}', {group})" for group in (1, 2, 3, 4))
+    extracts = ", ".join(f"regexp_extract(text, '{PATTERN}', {group})" for group in range(1, 6))
     rows = spark.sql(f"SELECT text rlike '{PATTERN}', {extracts} FROM stamps").collect()
-    assert tuple(rows[0]) == (True, "shop.a-1_b", "1700000000000000", "3", "12")
+    assert tuple(rows[0]) == (True, "shop.a-1_b", "1700000000000000", TOPIC, "3", "12")
     assert [row[0] for row in rows[1:]] == [False] * 5
 
 

@@ -21,11 +21,11 @@ from backlogctl.clock import format_time
 from backlogctl.config import Source, Stream
 from backlogctl.kafka.admin import Isolation, list_offsets
 from backlogctl.manifests import read_chunk, read_manifest
-from backlogctl.partitioners import hash_murmur2
 from backlogctl.spark_backfill.messages.staging import ChunkLimits
 from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import PriorChunk, RebuildOutcome, RebuildRequest
 from backlogctl.values import Cause, Certainty, Gap, GapState
+from backlogctl_delivery.sequenced.clients import hash_murmur2
 from tests.kit.kafka import set_config, wait_until
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from backlogctl_delivery.errors import BacklogError
-from backlogctl_delivery.stamps import EVENT_ID, check_header_name, make_message_id
+from backlogctl_delivery.stamps import check_header_name, make_message_id
 
 
 class Event(StrEnum):
@@ -271,12 +271,10 @@ def read_envelope(value: bytes | None) -> Prepared | Decided:
 
 
 def read_message_headers(stored: Sequence[Sequence[str | None]] | None) -> Headers:
-    """Headers as the table has them; the id's is the outbox's own."""
-    pairs = ((str(name), value) for name, value in stored or ())
+    """Headers as the table has them."""
     return tuple(
-        (name, None if value is None else base64.b64decode(value))
-        for name, value in pairs
-        if name != EVENT_ID
+        (str(name), None if value is None else base64.b64decode(value))
+        for name, value in stored or ()
     )
 
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backlogctl_delivery import stamps
 from backlogctl_delivery.errors import UsageError
 from backlogctl_delivery.outbox.database import LONGEST_TOPIC, State
-from backlogctl_delivery.stamps import EVENT_ID, check_header_name
+from backlogctl_delivery.stamps import EVENT_ID, OF_ONE_MESSAGE, check_header_name
 
 HeadersIn = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 Headers = list[tuple[str, bytes | None]]
@@ -119,24 +118,23 @@ def find_ordering_key(topic: str, key: bytes) -> int:
 def write_headers(topic: str, headers: HeadersIn | None) -> str | None:
     """As the table keeps them; None where there are none.
 
-    Stamps of a recovery are left out: copied from the message that is being handled, they would
-    call this one put back as well.
+    What is of one message only is left out: copied from the message that is being handled, it would
+    give this one the id and the number of that one, or call it put back as well.
 
     Raises:
-        UsageError: one has no text as its name, is ours, or no bytes or text as its value.
+        UsageError: one has no text as its name, or no bytes or text as its value.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     kept: list[list[str | None]] = []
     for name, value in pairs:
-        if not isinstance(name, str) or name == EVENT_ID or not _is_header_name(name):
+        if not isinstance(name, str) or not _is_header_name(name):
             raise UsageError(
                 f"a header may not be named {name!r}",
                 subject=f"Outbox.add to {topic}",
-                hint="take any text but a NUL or half a character; give message_id=... to choose "
-                "the message's id",
+                hint="take any text but a NUL or half a character",
             )
         encoded = _encode(topic, f"header {name}", value)
-        if name in stamps.ALL:
+        if name in OF_ONE_MESSAGE:
             continue
         kept.append([name, None if encoded is None else base64.b64encode(encoded).decode()])
     return json.dumps(kept) if kept else None

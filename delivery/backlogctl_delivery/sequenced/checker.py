@@ -30,6 +30,7 @@ from backlogctl_delivery.sequenced.sequence import (
     SequenceRanges,
     Stamp,
     UnreadableStamp,
+    hash_topic,
     read_stamp,
 )
 from backlogctl_delivery.stamps import RECOVERY_ID
@@ -40,18 +41,20 @@ _LEAST_RANGES = 4
 class SequenceVerdict(StrEnum):
     """What a message is, by its stamp.
 
-    Do your work for `new`, `late`, `misplaced`, `not_stamped` and `unreadable` as ever. `repeat`
+    Do your work for all but `repeat` and `end_mark` as ever. `repeat`
     says that the number was seen here before: a producer's retry, or the consumer's own second
     reading after a crash that undid the work. So it is no licence to drop the message: that takes
     an idempotent consumer. `misplaced` lies in another partition than the one it was numbered for,
-    and no recovery put it there: somebody sends on what others numbered. `end_mark` is not the
-    application's message: skip it.
+    and no recovery put it there: somebody sends on what others numbered. `foreign` was numbered
+    for another topic: somebody passes headers on. `end_mark` is not the application's message: skip
+    it.
     """
 
     NEW = "new"
     REPEAT = "repeat"
     LATE = "late"
     MISPLACED = "misplaced"
+    FOREIGN = "foreign"
     NOT_STAMPED = "not_stamped"
     UNREADABLE = "unreadable"
     END_MARK = "end_mark"
@@ -125,6 +128,9 @@ class SequenceChecker:
         self.unreadable = 0
         # Messages in another partition than their stamp's, and not put there by a recovery.
         self.misplaced = 0
+        # Messages whose stamp is of another topic: it says nothing of this one.
+        self.foreign = 0
+        self._hashes: dict[str, str] = {}
 
     @property
     def unknown(self) -> int:
@@ -171,6 +177,9 @@ class SequenceChecker:
                 self._remove(chain)
 
     def _take(self, received: Received, stamp: Stamp) -> SequenceVerdict:
+        if stamp.topic != self._hash(received.topic):
+            self.foreign += 1
+            return SequenceVerdict.FOREIGN
         chain = ChainId(received.topic, stamp.partition, stamp.producer, stamp.epoch)
         if any(name == RECOVERY_ID for name, _ in received.headers):
             verdict = self._take_copy(chain, stamp)
@@ -181,6 +190,9 @@ class SequenceChecker:
         else:
             verdict = self._take_sent(chain, stamp)
         return SequenceVerdict.END_MARK if stamp.is_last and received.is_bare else verdict
+
+    def _hash(self, topic: str) -> str:
+        return self._hashes.get(topic) or self._hashes.setdefault(topic, hash_topic(topic))
 
     def _take_sent(self, chain: ChainId, stamp: Stamp) -> SequenceVerdict:
         ranges, skipped = self._chains.get(chain), stamp.skipped

@@ -29,7 +29,6 @@ from backlogctl_delivery.sequenced.clients import (
     find_partitioner,
 )
 from backlogctl_delivery.sequenced.sequence import (
-    ALL,
     MAX_SKIPPED_BYTES,
     MAX_SKIPPED_RANGES,
     SEQUENCE,
@@ -38,9 +37,11 @@ from backlogctl_delivery.sequenced.sequence import (
     Range,
     RangeSet,
     check_producer,
+    hash_topic,
     write_prefix,
     write_skipped,
 )
+from backlogctl_delivery.stamps import SEQUENCE_HEADERS
 
 # Of a client that never reports what it delivered (`delivery.report.only.error`).
 _MOST_CARRIERS = 1_000
@@ -193,7 +194,6 @@ class DeliveryReport:
         self.on_delivery(error, message)
 
 
-_OURS = frozenset(ALL)
 _MARK: Headers = [(SEQUENCE_END, b"1")]
 
 _epoch_lock = threading.Lock()
@@ -215,9 +215,10 @@ def _ignore(*_: Any) -> None:
 class _Topic:
     """What is known of one: its chains by partition, and where keys go, once a key has to go."""
 
-    __slots__ = ("chains", "place")
+    __slots__ = ("chains", "hash", "place")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.hash = hash_topic(name)
         self.place: Placement | None = None
         self.chains: dict[int, ProducerEpoch] = {}
 
@@ -331,7 +332,7 @@ class SequencedProducer:
         # All in one: each call costs as much as the lock.
         if self._is_closed:
             raise UsageError("it is closed", subject="SequencedProducer", hint="make a new one")
-        known = self._topics.get(topic) or self._topics.setdefault(topic, _Topic())
+        known = self._topics.get(topic) or self._topics.setdefault(topic, _Topic(topic))
         if partition is None or partition < 0:
             place = known.place or self._open_place(topic, known)
             is_plain = type(key) is self._plain_key
@@ -473,7 +474,7 @@ class SequencedProducer:
         with self._making:
             chain = known.chains.get(partition)
             if chain is None:
-                prefix = write_prefix(self.producer_id, self.epoch, partition)
+                prefix = write_prefix(self.producer_id, self.epoch, known.hash, partition)
                 chain = ProducerEpoch(prefix, self._on_delivery)
                 if self._is_in_transaction:
                     chain.begin()
@@ -491,4 +492,4 @@ def _copy_headers(headers: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Hea
     if headers is _MARK:
         return [*_MARK]
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return [pair for pair in pairs if pair[0] not in _OURS]
+    return [pair for pair in pairs if pair[0] not in SEQUENCE_HEADERS]

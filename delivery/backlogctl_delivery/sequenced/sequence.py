@@ -3,8 +3,8 @@
 A producer numbers its messages from 0, apart for each of its starts (the epoch) and each partition.
 Three headers carry that:
 
-- `backlog-sequence`: `PRODUCER:EPOCH:PARTITION:SEQUENCE` in ASCII. The partition is the one the
-  number was taken for: a copy may lie in another.
+- `backlog-sequence`: `PRODUCER:EPOCH:TOPIC:PARTITION:SEQUENCE` in ASCII. Topic (8 digits of its
+  name's hash) and partition are those the number was taken for: a copy may lie in another.
 - `backlog-skipped`: numbers below this one that the producer itself knows were not delivered, as
   inclusive ranges: `3-5,9`.
 - `backlog-sequence-end`: `1` on the last message of its producer, epoch and partition.
@@ -15,22 +15,22 @@ Standard library only: Spark's workers import this.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-SEQUENCE = "backlog-sequence"
-SKIPPED = "backlog-skipped"
-SEQUENCE_END = "backlog-sequence-end"
-ALL = (SEQUENCE, SKIPPED, SEQUENCE_END)
+from backlogctl_delivery.stamps import SEQUENCE_HEADERS
 
-# For Python and for Spark's `regexp_extract` and `rlike`: groups are producer, epoch, partition and
-# sequence. A number of 10 or 19 digits may still be over its highest. The end stands for `$`, which
+SEQUENCE, SKIPPED, SEQUENCE_END = SEQUENCE_HEADERS
+
+# For Python and for Spark's `rlike`: groups are producer, epoch, topic, partition and sequence. A
+# number of 10 or 19 digits may still be over its highest. The end stands for `$`, which
 # lets a line end pass, without a backslash, which SQL would take away.
 PATTERN = (
-    "^([A-Za-z0-9._-]{1,64}):(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,9}):(0|[1-9][0-9]{0,18})"
-    "(?!a|[^a])"
+    "^([A-Za-z0-9._-]{1,64}):(0|[1-9][0-9]{0,18}):([0-9a-f]{8}):(0|[1-9][0-9]{0,9}):"
+    "(0|[1-9][0-9]{0,18})(?!a|[^a])"
 )
 HIGHEST = 2**63 - 1
 HIGHEST_PARTITION = 2**31 - 1
@@ -42,7 +42,7 @@ Range = tuple[int, int]
 _PRODUCER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _STAMP = re.compile(PATTERN)
 _SKIPPED = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:-[1-9][0-9]{0,18})?")
-_LONGEST_STAMP = 64 + 1 + 19 + 1 + 10 + 1 + 19
+_LONGEST_STAMP = 64 + 1 + 19 + 1 + 8 + 1 + 10 + 1 + 19
 
 
 class UnreadableStamp(ValueError):
@@ -56,6 +56,8 @@ class Stamp:
     Attributes:
         producer: who sent it.
         epoch: which start of the producer.
+        topic: `hash_topic` of the one the number was taken for. What has another one was passed
+            on with its headers, and numbers nothing where it lies.
         partition: which one the number was taken for.
         sequence: its number, from 0, in that partition.
         skipped: inclusive ranges below `sequence` that were not delivered, and the producer knows.
@@ -64,6 +66,7 @@ class Stamp:
 
     producer: str
     epoch: int
+    topic: str
     partition: int
     sequence: int
     skipped: tuple[Range, ...] = ()
@@ -84,6 +87,11 @@ def check_producer(producer: str) -> str:
     return producer
 
 
+def hash_topic(topic: str) -> str:
+    """What a stamp has of its topic: the first 32 bits of SHA-256, 8 hexadecimal digits."""
+    return hashlib.sha256(topic.encode()).hexdigest()[:8]
+
+
 def write_stamp(stamp: Stamp) -> list[tuple[str, bytes]]:
     """The headers that carry it.
 
@@ -96,7 +104,10 @@ def write_stamp(stamp: Stamp) -> list[tuple[str, bytes]]:
             raise ValueError(f"{number} cannot be written into a stamp: it is not in 0..2**63-1")
     if not 0 <= stamp.partition <= HIGHEST_PARTITION:
         raise ValueError(f"{stamp.partition} cannot be written into a stamp: it is no partition")
-    text = write_prefix(stamp.producer, stamp.epoch, stamp.partition) + str(stamp.sequence)
+    prefix = write_prefix(stamp.producer, stamp.epoch, stamp.topic, stamp.partition)
+    text = f"{prefix}{stamp.sequence}"
+    if _STAMP.fullmatch(text) is None:
+        raise ValueError(f"{stamp.topic!r:.100} cannot be written into a stamp: it is no hash")
     headers = [(SEQUENCE, text.encode("ascii"))]
     if stamp.skipped:
         headers.append((SKIPPED, write_skipped(stamp.skipped)))
@@ -106,9 +117,13 @@ def write_stamp(stamp: Stamp) -> list[tuple[str, bytes]]:
     return headers
 
 
-def write_prefix(producer: str, epoch: int, partition: int) -> str:
-    """The value of `backlog-sequence` without the sequence, which ends it."""
-    return f"{producer}:{epoch}:{partition}:"
+def write_prefix(producer: str, epoch: int, topic: str, partition: int) -> str:
+    """The value of `backlog-sequence` without the sequence, which ends it.
+
+    Args:
+        topic: its hash.
+    """
+    return f"{producer}:{epoch}:{topic}:{partition}:"
 
 
 def write_skipped(ranges: Iterable[Range]) -> bytes:
@@ -134,8 +149,10 @@ def read_stamp(headers: Sequence[tuple[str, object]] | None) -> Stamp | None:
         raise UnreadableStamp(f"{SEQUENCE} has {len(sequence)} bytes, over {_LONGEST_STAMP}")
     match = _STAMP.fullmatch(_decode(SEQUENCE, sequence))
     if match is None:
-        raise UnreadableStamp(f"{SEQUENCE} is {sequence!r}, not PRODUCER:EPOCH:PARTITION:SEQUENCE")
-    producer, epoch, partition, number = match[1], int(match[2]), int(match[3]), int(match[4])
+        form = "PRODUCER:EPOCH:TOPIC:PARTITION:SEQUENCE"
+        raise UnreadableStamp(f"{SEQUENCE} is {sequence!r}, not {form}")
+    producer, epoch, topic = match[1], int(match[2]), match[3]
+    partition, number = int(match[4]), int(match[5])
     if epoch > HIGHEST or number > HIGHEST or partition > HIGHEST_PARTITION:
         raise UnreadableStamp(
             f"{SEQUENCE} is {sequence!r}: a number is over 2**63-1, or the partition over 2**31-1"
@@ -145,7 +162,7 @@ def read_stamp(headers: Sequence[tuple[str, object]] | None) -> Stamp | None:
     if end not in (None, b"1"):
         raise UnreadableStamp(f"{SEQUENCE_END} is {(end or b'')[:20]!r}, not 1")
     ranges = () if skipped is None else _read_skipped(skipped, number)
-    return Stamp(producer, epoch, partition, number, ranges, end is not None)
+    return Stamp(producer, epoch, topic, partition, number, ranges, end is not None)
 
 
 def _find(headers: Sequence[tuple[str, object]] | None, name: str) -> bytes | None:

@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +21,13 @@ from hypothesis import strategies as st
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
-from backlogctl.fanout.relay.commits import MAX_TEXT, Counters, read_counters, write_counters
+from backlogctl.fanout.relay.commits import (
+    MAX_TEXT,
+    Counters,
+    is_counted,
+    read_counters,
+    write_counters,
+)
 from backlogctl.fanout.relay.guard import CLIENT_ID, GroupGuard, find_others
 from backlogctl.fanout.relay.interface import (
     ConsumerCameBack,
@@ -35,32 +40,32 @@ from backlogctl.fanout.relay.interface import (
     SourceRange,
     name_relay_transactional_id,
 )
-from backlogctl.fanout.relay.pool import RelayPool
+from backlogctl.fanout.relay.pool import DEFAULT_ENGINE
 from backlogctl.fanout.relay.records import Router
 from backlogctl.fanout.relay.session import Hooks, RelaySession
-from backlogctl.fanout.relay.worker import read_error, read_position, read_task, write_task
+from backlogctl.fanout.relay.worker import ENGINES, read_error, read_position, read_task, write_task
 from backlogctl.kafka.admin import Member, describe_group_state
-from backlogctl.partitioners import PARTITIONERS, hash_murmur2
+from backlogctl.partitioners import PARTITIONERS
+from backlogctl_delivery.sequenced.clients import hash_murmur2
 from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
     RelayWorld,
     await_commits,
-    await_joined,
     check_copied,
-    drain_as_member,
+    check_until,
     fill,
     filling,
+    keep_checking,
     member_of,
     pin_nothing,
     pool_of,
-    read_committed,
     read_on,
     relay,
-    run_on,
+    run,
     start_relays,
 )
-from tests.kit.kafka import wait_until
+from tests.kit.kafka import join, read_all, repeating, wait_until
 
 NOTHING = Hooks(lambda: None, lambda: None, lambda: None)
 PROTOCOLS = {"classic": {"group_protocol": "classic"}, "consumer": {"group_protocol": "consumer"}}
@@ -69,7 +74,6 @@ PROTOCOLS = {"classic": {"group_protocol": "classic"}, "consumer": {"group_proto
 def session_of(
     world: RelayWorld, log: Path, hooks: Hooks = NOTHING, **changes: object
 ) -> RelaySession:
-    """A session on the world."""
     return RelaySession(
         world.guard,
         lambda metadata: world.task(metadata, **changes),
@@ -92,8 +96,7 @@ def test_it_joins_an_empty_group_at_once_and_leaves_it_at_once(make_world: MakeW
         guard.leave()
         guard.leave()
         assert describe_group_state(here.admin, here.group).members == ()
-        with member_of(here) as consumer:
-            await_joined(consumer)
+        join(here.properties, here.group, here.source).close()
         return time.monotonic() - began
 
     # More than once where the machine stands still meanwhile.
@@ -103,24 +106,14 @@ def test_it_joins_an_empty_group_at_once_and_leaves_it_at_once(make_world: MakeW
 def test_it_names_who_is_in_the_group_and_takes_nothing_from_them(make_world: MakeWorld) -> None:
     here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 5, 1: 5})
-    with member_of(here, client_id="orders-7") as consumer:
-        await_joined(consumer)
-        guard = here.guard()
-        stopping = threading.Event()
-
-        def go_on() -> None:
-            while not stopping.is_set():
-                consumer.poll(0.05)
-
-        thread = threading.Thread(target=go_on)
-        thread.start()
+    consumer = join(here.properties, here.group, here.source, client_id="orders-7")
+    guard = here.guard()
+    with closing(consumer), repeating(lambda: consumer.poll(0), 0.05):
         try:
             with pytest.raises(ConsumerCameBack, match="orders-7"):
                 guard.join(lambda: None)
         finally:
             guard.leave()
-            stopping.set()
-            thread.join()
 
 
 def test_join_is_given_up_when_the_caller_has_to_stop(make_world: MakeWorld) -> None:
@@ -145,10 +138,9 @@ def test_fault_65_a_consumer_that_comes_back_stops_the_relay(
 ) -> None:
     here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 3000, 1: 3000})
-    session = session_of(here, tmp_path, transaction_timeout_ms=6_000)
     seen: list[dict[int, int]] = []
     read: list[Message] = []
-    try:
+    with closing(session_of(here, tmp_path, transaction_timeout_ms=6_000)) as session:
         session.join()
         session.start(lambda: [SourceRange(0, 0), SourceRange(1, 0)])
         with filling(here.properties, here.source, 2):
@@ -168,14 +160,12 @@ def test_fault_65_a_consumer_that_comes_back_stops_the_relay(
                 left = sum(at_end.values()) - sum(seen[-1].values()) - len(sort_out(read))
                 read += read_on(consumer, max(1, left))
         seen.append(here.commits())
-    finally:
-        session.close()
     assert all(a[p] <= b[p] for a, b in pairwise(seen) for p in (0, 1))
     # What neither relayed nor handled was produced after the consumer read.
     commits = seen[-1]
     late = [
         message
-        for message in read_committed(here.properties, here.source, 2)
+        for message in read_all(here.properties, here.source, range(2))
         if (message.offset() or 0) >= commits[message.partition() or 0]
     ]
     assert check_copied(here, also=[*sort_out(read), *late]) == []
@@ -190,8 +180,7 @@ def test_fault_65_a_modern_joiner_stops_the_relay_though_the_guard_keeps_its_par
     """
     here, other = make_world(partitions=2), topic(1)
     fill(here.properties, here.source, {0: 3000, 1: 3000})
-    session = session_of(here, tmp_path, transaction_timeout_ms=6_000)
-    try:
+    with closing(session_of(here, tmp_path, transaction_timeout_ms=6_000)) as session:
         session.join()
         session.start(lambda: [SourceRange(0, 0), SourceRange(1, 0)])
         with filling(here.properties, here.source, 2):
@@ -209,26 +198,14 @@ def test_fault_65_a_modern_joiner_stops_the_relay_though_the_guard_keeps_its_par
                 check_until(session, lambda: here.ends() != here.commits())
         assert here.commits() == stopped
         assert len(here.read_target()) == copied
-    finally:
-        session.close()
     with here.guarded() as task:  # the next run goes on where it stopped
-        relay(make_engine(), task, here.ranges())
+        relay(ENGINES[DEFAULT_ENGINE](), task, here.ranges())
     assert check_copied(here) == []
 
 
 def sort_out(read: list[Message]) -> list[Message]:
     """Each message once: a consumer reads again what it had not committed when it lost it."""
     return list({(message.partition(), message.offset()): message for message in read}.values())
-
-
-def check_until(session: RelaySession, condition: Callable[[], bool]) -> None:
-    """Checks the session until the condition holds."""
-
-    def holds() -> bool:
-        session.check()
-        return condition()
-
-    wait_until(holds)
 
 
 def watch(session: RelaySession, consumer: Consumer, read: list[Message]) -> None:
@@ -243,7 +220,8 @@ def watch(session: RelaySession, consumer: Consumer, read: list[Message]) -> Non
 
 def overtake(world: RelayWorld, into: list[Message]) -> None:
     """A consumer that comes back, reads everything, and is gone again."""
-    into += drain_as_member(world, sum(world.ends().values()) - sum(world.commits().values()))
+    with member_of(world) as consumer:
+        into += read_on(consumer, sum(world.ends().values()) - sum(world.commits().values()))
 
 
 def relay_past_a_visitor(
@@ -284,44 +262,16 @@ def test_fault_65_a_relay_that_goes_on_after_a_visitor_commits_nothing(
     assert check_copied(here, also=read) == []
 
 
-def test_without_the_guards_membership_the_oracle_sees_messages_doubled(
+def test_without_the_guards_membership_messages_are_doubled_and_offsets_go_backwards(
     make_world: MakeWorld, engine: RelayEngine
 ) -> None:
     # What the test above is worth: generation −1 is no fence.
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 200})
     read: list[Message] = []
-    commits = relay_past_a_visitor(here, engine, pin_nothing(here), read)
-    assert commits[0] == commits[1] == {0: 400}
-    assert len([t for t in check_copied(here, also=read) if t.startswith("too many")]) == 3
-
-
-def test_without_the_guards_membership_offsets_go_backwards(
-    make_world: MakeWorld, engine: RelayEngine
-) -> None:
-    here = make_world(partitions=1)
-    fill(here.properties, here.source, {0: 200})
-    commits = relay_past_a_visitor(here, engine, pin_nothing(here), [], end=300)
+    commits = relay_past_a_visitor(here, engine, pin_nothing(here), read, end=300)
     assert commits == [{0: 400}, {0: 300}]
-
-
-def stop_one(pool: RelayPool) -> int:
-    """SIGSTOP of the relay's process, in the middle of its work."""
-    (pid,) = pool.pids
-    os.kill(pid, signal.SIGSTOP)
-    return pid
-
-
-def await_failure(pool: RelayPool, seconds: float = 90.0) -> KafkaFailure:
-    """The error that the pool is told."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            pool.check()
-        except KafkaFailure as error:
-            return error
-        time.sleep(0.02)
-    raise AssertionError("the relay did not fail")
+    assert len([t for t in check_copied(here, also=read) if t.startswith("too many")]) == 3
 
 
 @pytest.mark.parametrize("who", ["a consumer", "another relay"])
@@ -337,38 +287,30 @@ def test_fault_65_a_relay_that_wakes_up_too_late_commits_nothing(
         with pool_of(task, [SourceRange(0, 0)], tmp_path) as pool:
             pool.start()
             wait_until(lambda: pool.positions)
-            sleeper = stop_one(pool)
+            (sleeper,) = pool.pids
+            os.kill(sleeper, signal.SIGSTOP)
             try:
                 if who == "a consumer":
                     fill(here.properties, here.source, {0: 2_000}, first=60_000)
                     overtake(here, read)
                 else:
                     with pool_of(task, here.ranges(), tmp_path) as other:
-                        other.start()
-                        run_on(other)
+                        run(other)
                 commits = here.commits()
                 copied = len(here.read_target())
             finally:
                 os.kill(sleeper, signal.SIGCONT)
             fill(here.properties, here.source, {0: 500}, first=70_000)
-            error = await_failure(pool)
-            assert isinstance(error, GuardLost | ProducerFenced), error
+            with pytest.raises((GuardLost, ProducerFenced)):
+                keep_checking(pool)
             pool.kill()
         assert here.commits() == commits
         assert len(here.read_target()) == copied
     finally:
         guard.leave()
     with here.guarded() as task:
-        relay(make_engine(), task, here.ranges())
+        relay(ENGINES[DEFAULT_ENGINE](), task, here.ranges())
     assert check_copied(here, also=read) == []
-
-
-def make_engine() -> RelayEngine:
-    """The default one."""
-    from backlogctl.fanout.relay.pool import DEFAULT_ENGINE
-    from backlogctl.fanout.relay.worker import ENGINES
-
-    return ENGINES[DEFAULT_ENGINE]()
 
 
 def test_a_guard_is_not_taken_for_a_consumer(make_world: MakeWorld) -> None:
@@ -423,9 +365,11 @@ GARBAGE = (
     "consumer's own words",
     "{",
     "[]",
-    "1",
+    "7",
     "null",
+    '{"r":',
     '{"v":1}',
+    '{"v":1,"r":"r-2"}',
     '{"v":2,"r":"r-20261121-0001","n":1,"b":1}',
     '{"v":1,"r":"r-20261121-0001","n":"x","b":1}',
     '{"v":1,"r":"r-20261121-0001","n":1,"b":null}',
@@ -438,6 +382,7 @@ GARBAGE = (
 @pytest.mark.parametrize("text", GARBAGE)
 def test_what_somebody_else_wrote_counts_nothing(text: str | None) -> None:
     assert read_counters(text, RECOVERY) == Counters(RECOVERY)
+    assert is_counted(text, RECOVERY) == (RECOVERY in (text or ""))
 
 
 @given(st.text(), st.text(min_size=1))

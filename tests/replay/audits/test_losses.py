@@ -17,7 +17,7 @@ from backlogctl.replay.kinds.redrive import planning
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.runbooks.nights import NightWork, Tonight, find_night_work
 from backlogctl.values import Cause, GapState
-from backlogctl_delivery.sequenced.sequence import Stamp, write_stamp
+from backlogctl_delivery.sequenced.sequence import Stamp, hash_topic, write_stamp
 from tests.kit.kafka import commit, move_log_start, set_config, set_offsets_raw, wait_until
 from tests.kit.shop import PROCESSED, Shop, place
 from tests.spark_backfill.world import ORDERS, encode_order, fill_table, make_order, open_database
@@ -44,7 +44,7 @@ def send_orders(shop: Shop, numbers: range, *, leave_out: frozenset[int] = froze
             continue
         headers: Any = [
             ("order-id", str(number).encode()),
-            *write_stamp(make_stamp(partition, sequence)),
+            *write_stamp(make_stamp(shop, partition, sequence)),
         ]
         producer.produce(
             shop.topic,
@@ -57,8 +57,8 @@ def send_orders(shop: Shop, numbers: range, *, leave_out: frozenset[int] = froze
     assert producer.flush(60) == 0
 
 
-def make_stamp(partition: int, sequence: int) -> Stamp:
-    return Stamp("till", 1, partition, sequence)
+def make_stamp(shop: Shop, partition: int, sequence: int) -> Stamp:
+    return Stamp("till", 1, hash_topic(shop.topic), partition, sequence)
 
 
 def describe_events(shop: Shop, **more: object) -> None:
@@ -162,7 +162,7 @@ def send_more(shop: Shop, numbers: range) -> None:
         partition = place(number)
         headers: Any = [
             ("order-id", str(number).encode()),
-            *write_stamp(make_stamp(partition, taken[partition])),
+            *write_stamp(make_stamp(shop, partition, taken[partition])),
         ]
         taken[partition] += 1
         at = round(make_order(number)["updated_at"].timestamp() * 1000)

@@ -24,7 +24,7 @@ from backlogctl.replay.audits import AUDITS, carrying
 from backlogctl.replay.observe.rights import list_seeing
 from backlogctl.replay.opening import open_workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl_delivery.sequenced.sequence import SEQUENCE, Stamp, write_stamp
+from backlogctl_delivery.sequenced.sequence import SEQUENCE, Stamp, hash_topic, write_stamp
 from tests.kit.kafka import move_log_start, properties_of, set_offsets_raw, wait_until
 from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
 from tests.kit.shop import CONSUMED, LOCAL_SPARK, PROCESSED, SOURCE, Shop, call_main
@@ -75,7 +75,7 @@ def publish_sequenced(shop: Shop, count: int, *, leave_out: tuple[int, ...] = ()
     producer = Producer({**shop.properties, "enable.idempotence": True})
     for number in range(count):
         if number not in leave_out:
-            headers: Any = write_stamp(Stamp("shop", 1, 0, number))
+            headers: Any = write_stamp(Stamp("shop", 1, hash_topic(shop.topic), 0, number))
             producer.produce(shop.topic, b"v", b"k", 0, headers=headers)
     assert producer.flush(60) == 0
 
@@ -110,14 +110,17 @@ def test_a_complete_topic_and_one_without_stamps(empty_shop: Shop) -> None:
 def test_hostile_stamps_and_those_in_another_partition_are_counted(empty_shop: Shop) -> None:
     publish_sequenced(empty_shop, 5)
     producer = Producer(empty_shop.properties)
-    for value in (b"shop:1:0:-1", b"shop:1:0:five", b"\xff" * 900_000):
+    for value in (b"shop:1:0a1b2c3d:0:-1", b"shop:1:0a1b2c3d:0:five", b"\xff" * 900_000):
         producer.produce(empty_shop.topic, b"v", b"k", 0, headers=[(SEQUENCE, value)])
-    elsewhere: Any = write_stamp(Stamp("shop", 1, 0, 3))
+    elsewhere: Any = write_stamp(Stamp("shop", 1, hash_topic(empty_shop.topic), 0, 3))
     producer.produce(empty_shop.topic, b"v", b"k", 1, headers=elsewhere)
+    foreign: Any = write_stamp(Stamp("shop", 1, hash_topic("payments"), 0, 90))
+    producer.produce(empty_shop.topic, b"v", b"k", 0, headers=foreign)
     assert producer.flush(60) == 0
     told = call(empty_shop, 2, *SETTLED)
     assert "3 messages are stamped in a way that cannot be read" in told
     assert "1 message in another partition than the stamp says" in told
+    assert "1 message with the stamp of another topic" in told
 
 
 _LOSSY = """

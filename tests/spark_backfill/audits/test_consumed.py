@@ -26,7 +26,13 @@ from backlogctl.spark_backfill.existing.messages import ORIGINALS_SCHEMA
 from backlogctl.values import OffsetRange
 from backlogctl_delivery import stamps
 from backlogctl_delivery.sequenced import sequence
-from backlogctl_delivery.sequenced.sequence import Stamp, UnreadableStamp, read_stamp, write_stamp
+from backlogctl_delivery.sequenced.sequence import (
+    Stamp,
+    UnreadableStamp,
+    hash_topic,
+    read_stamp,
+    write_stamp,
+)
 from tests.spark_backfill import world
 
 if TYPE_CHECKING:
@@ -256,7 +262,7 @@ def make_reports(spark: SparkSession, rows: Iterable[tuple[int, int, Headers]]) 
 
 
 def stamped(producer: str, epoch: int, number: int, *, of: int = 0, **more: Any) -> Headers:
-    return [*write_stamp(Stamp(producer, epoch, of, number, **more))]
+    return [*write_stamp(Stamp(producer, epoch, hash_topic("orders"), of, number, **more))]
 
 
 def list_holes(found: Any) -> list[tuple[SequenceKey, int, int]]:
@@ -266,7 +272,7 @@ def list_holes(found: Any) -> list[tuple[SequenceKey, int, int]]:
 def test_a_hole_has_its_neighbours_and_repeats_are_none(spark: SparkSession) -> None:
     numbers = [0, 1, 1, 4, 3, 9]
     rows = [(0, 10 + at, stamped("shop", 7, n)) for at, n in enumerate(numbers)]
-    found = audit_sequence(make_reports(spark, rows), whole=[])
+    found = audit_sequence(make_reports(spark, rows), "orders", whole=[])
     chain = SequenceKey(0, "shop", 7)
     assert list_holes(found) == [(chain, 2, 2), (chain, 5, 8)]
     first, second = found.holes
@@ -284,7 +290,7 @@ def test_a_copy_in_another_partition_fills_its_own_place_and_none_there(
     ours: Headers = [(stamps.RECOVERY_ID, b"r-1")]
     rows = [(p, 10 + n, stamped("shop", 1, n, of=p)) for p in (0, 1) for n in (0, 1, 6)]
     rows.append((1, 900, [*stamped("shop", 1, 3, of=0), *ours]))
-    found = audit_sequence(make_reports(spark, rows), whole=[0, 1])
+    found = audit_sequence(make_reports(spark, rows), "orders", whole=[0, 1])
     assert list_holes(found) == [
         (SequenceKey(0, "shop", 1), 2, 2),
         (SequenceKey(0, "shop", 1), 4, 5),
@@ -298,25 +304,45 @@ def test_a_copy_in_another_partition_fills_its_own_place_and_none_there(
 def test_what_lies_elsewhere_by_itself_is_counted(spark: SparkSession) -> None:
     rows = [(0, n, stamped("shop", 1, n)) for n in (0, 2)]
     rows += [(1, 0, stamped("shop", 1, 1)), (1, 1, stamped("shop", 1, 90, is_last=True))]
-    found = audit_sequence(make_reports(spark, rows), whole=[0, 1])
+    found = audit_sequence(make_reports(spark, rows), "orders", whole=[0, 1])
     assert (found.holes, found.counts.misplaced) == ((), 2)
     assert [(one.id.partition, one.last, one.is_closed) for one in found.chains] == [(0, 2, False)]
 
 
+def test_a_stamp_of_another_topic_fills_no_place_and_makes_no_hole(spark: SparkSession) -> None:
+    """A consumer passes on the headers of every third message that it handles."""
+    foreign = hash_topic("payments")
+    passed_on = [Stamp("till", 1, foreign, 0, n) for n in range(2, 90, 3)]
+    passed_on.append(Stamp("shop", 1, foreign, 0, 2, ((0, 1),)))
+    rows = [(0, n, stamped("shop", 1, n)) for n in (0, 1, 3)]
+    rows += [(0, 10 + n, [*write_stamp(stamp)]) for n, stamp in enumerate(passed_on)]
+    found = audit_sequence(make_reports(spark, rows), "orders", whole=[0])
+    assert list_holes(found) == [(SequenceKey(0, "shop", 1), 2, 2)]
+    assert [chain.id.producer for chain in found.chains] == ["shop"]
+    counts = found.counts
+    assert (counts.stamped, counts.foreign, counts.unreadable, counts.misplaced) == (
+        3,
+        len(passed_on),
+        0,
+        0,
+    )
+    assert (found.reported, found.doubtful) == (0, {})
+
+
 HOSTILE: list[Headers] = [
-    [(sequence.SEQUENCE, b"shop:1:0:two")],
-    [(sequence.SEQUENCE, b"shop:1:0:-2")],
-    [(sequence.SEQUENCE, b"shop:1:0:" + b"9" * 19)],
-    [(sequence.SEQUENCE, b"shop:1:0:" + b"9" * 10_000_000)],
-    [(sequence.SEQUENCE, b"shop:1:2147483648:2")],
-    [(sequence.SEQUENCE, b"shop:1:2")],
+    [(sequence.SEQUENCE, b"shop:1:0a1b2c3d:0:two")],
+    [(sequence.SEQUENCE, b"shop:1:0a1b2c3d:0:-2")],
+    [(sequence.SEQUENCE, b"shop:1:0a1b2c3d:0:" + b"9" * 19)],
+    [(sequence.SEQUENCE, b"shop:1:0a1b2c3d:0:" + b"9" * 10_000_000)],
+    [(sequence.SEQUENCE, b"shop:1:0a1b2c3d:2147483648:2")],
+    [(sequence.SEQUENCE, b"shop:1:0a1b2c3d:2")],
     [(sequence.SEQUENCE, b"\xff\xfe")],
     [(sequence.SEQUENCE, b"")],
     [(sequence.SEQUENCE, None)],
-    [(sequence.SEQUENCE, b"shop:1:0:2\n")],
-    [(sequence.SEQUENCE, b"shop:1:0:02")],
-    [(sequence.SEQUENCE, "shop:1:0:٣".encode())],
-    [(sequence.SEQUENCE, b"shop:1:0:2"), (sequence.SEQUENCE, b"shop:1:0:3")],
+    [(sequence.SEQUENCE, b"shop:1:0a1b2c3d:0:2\n")],
+    [(sequence.SEQUENCE, b"shop:1:0a1b2c3d:0:02")],
+    [(sequence.SEQUENCE, "shop:1:0a1b2c3d:0:٣".encode())],
+    [(sequence.SEQUENCE, b"shop:1:0a1b2c3d:0:2"), (sequence.SEQUENCE, b"shop:1:0a1b2c3d:0:3")],
 ]
 
 
@@ -324,7 +350,7 @@ def test_what_is_illegible_is_counted_and_named_never_a_crash(spark: SparkSessio
     rows = [(0, 0, stamped("shop", 1, 0))]
     rows += [(0, 1 + at, headers) for at, headers in enumerate(HOSTILE)]
     rows += [(0, 50, stamped("shop", 1, 1)), (1, 0, [("other", b"x")]), (1, 1, [])]
-    found = audit_sequence(make_reports(spark, rows), whole=[0])
+    found = audit_sequence(make_reports(spark, rows), "orders", whole=[0])
     assert found.counts.unreadable == len(HOSTILE)
     assert (found.counts.read, found.counts.stamped) == (len(rows), 2)
     assert found.holes == ()
@@ -342,14 +368,14 @@ def test_an_illegible_report_hides_nothing(spark: SparkSession) -> None:
     for p, bad in enumerate(ILLEGIBLE):
         rows.append((p, 0, stamped("shop", 1, 0, of=p)))
         rows.append((p, 1, [*stamped("shop", 1, 8, of=p), (sequence.SKIPPED, bad)]))
-    found = audit_sequence(make_reports(spark, rows), whole=[0])
+    found = audit_sequence(make_reports(spark, rows), "orders", whole=[0])
     partitions = range(len(ILLEGIBLE))
     assert list_holes(found) == [(SequenceKey(p, "shop", 1), 1, 7) for p in partitions]
     assert found.doubtful == dict.fromkeys(partitions, (1, 1))
 
 
 def test_an_empty_topic_has_nothing(spark: SparkSession) -> None:
-    found = audit_sequence(make_reports(spark, []), whole=[0])
+    found = audit_sequence(make_reports(spark, []), "orders", whole=[0])
     assert (found.counts.read, found.chains, found.holes) == (0, (), ())
     nothing = examine(spark, [], [])
     assert (nothing.counts.messages, nothing.ranges, nothing.oldest_ms) == (0, (), None)
@@ -423,7 +449,7 @@ def test_random_chains_have_the_holes_that_are_in_them(spark: SparkSession) -> N
     whole = {0, 2, 4}
     wanted, own, skips = judge(rows, whole)
     assert len(wanted) > 100
-    found = audit_sequence(make_reports(spark, rows).repartition(5), whole)
+    found = audit_sequence(make_reports(spark, rows).repartition(5), "orders", whole)
     assert list_holes(found) == wanted
     assert found.counts.misplaced == misplaced > 100
     ends = [(chain, min(numbers), max(numbers)) for chain, numbers in sorted(own.items())]
@@ -451,7 +477,7 @@ def test_a_healthy_topic_cut_anywhere_shows_nothing(spark: SparkSession) -> None
                 messages += piece
         cut = chance.randint(1, len(messages) - 1)
         rows += [(partition, n, headers) for n, headers in enumerate(messages) if n >= cut]
-    found = audit_sequence(make_reports(spark, rows), whole=[])
+    found = audit_sequence(make_reports(spark, rows), "orders", whole=[])
     assert found.holes, "a cut between two that were overtaken"
     # Timestamps are offsets here, in ms, and a piece has five.
     assert [hole for hole in found.holes if not found.is_at_head(hole, 5)] == []
