@@ -12,29 +12,29 @@ from pyspark.sql import DataFrame, SparkSession
 from backlogctl.clock import format_time, utc_now
 from backlogctl.errors import ConfigurationError, KafkaFailure, Refused
 from backlogctl.formats import format_duration, format_plural
-from backlogctl.spark_backfill.evidence import (
-    CONSUMED,
-    INJECTED,
-    LOST,
-    OUTSIDE,
-    QUARANTINED,
-    SURVIVING,
-    ConsumedEvidence,
-    Evidence,
-    InjectedEvidence,
-    SurvivorEvidence,
-    label_candidates,
-)
 from backlogctl.spark_backfill.evidence.archives import (
     OpenArchive,
     find_starts,
     list_stretches,
     read_survivors,
 )
+from backlogctl.spark_backfill.evidence.consumed import ConsumedEvidence
+from backlogctl.spark_backfill.evidence.injected import (
+    CONSUMED,
+    INJECTED,
+    LOST,
+    OUTSIDE,
+    QUARANTINED,
+    SURVIVING,
+    Evidence,
+    InjectedEvidence,
+    label_candidates,
+)
 from backlogctl.spark_backfill.evidence.survivors import (
     Holes,
     LogOffsets,
     LogSpan,
+    SurvivorEvidence,
     describe_moves,
     measure_holes,
     read_current_offsets,
@@ -68,6 +68,7 @@ from backlogctl.spark_backfill.placing.placement import (
 from backlogctl.spark_backfill.placing.ties import find_doubled
 from backlogctl.spark_backfill.plan_log import PlanLog, renew_work
 from backlogctl.spark_backfill.proof import (
+    ENOUGH_SURVIVORS,
     describe_unproved,
     places_rows,
     prove_rules,
@@ -161,16 +162,13 @@ def freeze_survivors(
 
 # Guards and warnings of a plan, and the basis of its verdict.
 
-# With fewer, no plan is exact: a hundred without an exception mean at most 3 % (rule of three).
-ENOUGH_SURVIVORS = 100
 _SHOWN = 10
 
 
 def check_policy(request: RebuildRequest) -> None:
     """Refuses what the stream's own rules do not allow, before anything is read."""
     stream = request.stream
-    source = stream.source
-    subject = f"stream {stream.name}"
+    source, subject = stream.source, f"stream {stream.name}"
     if source is None:
         raise ConfigurationError(
             "has no `source`, so nothing can be rebuilt",
@@ -227,7 +225,7 @@ def find_basis(
         # A consumer's own table says which messages without a key were lost, wherever they were.
         spread=counts.without_home > 0 and not placement.consumed,
         unordered=describe_unordered(placement, placement.misplaced),
-        ragged=_describe_ragged(placement),
+        ragged=_describe_ragged(placement, proof),
         unproved=describe_unproved(proof),
     )
 
@@ -255,9 +253,17 @@ def _describe_unread(
     return ""
 
 
-def _describe_ragged(placement: GapPlacement) -> str:
+def _describe_ragged(placement: GapPlacement, proof: Proof) -> str:
     """Rows that were never sent and rows that are gone, as survivors show them."""
     order = placement.order
+    if placement.consumed or placement.unsent:
+        # Counts that fit have as many rows that were never sent as lost ones that are gone.
+        if not (gone := proof.sampled - proof.compared):
+            return ""
+        return (
+            f"of {format_plural(proof.sampled, 'survivor')} {gone} have no row that was read: lost "
+            "messages may have none either, and rows that were never sent stand for them"
+        )
     if order is None or not any(placement.gaps.values()):
         return ""  # times decide, and the verdict says that
     if order.compared < MIN_COMPARED:
@@ -270,11 +276,8 @@ def _describe_ragged(placement: GapPlacement) -> str:
         return f"only {survivors} show the rows' order, {ENOUGH_SURVIVORS} are needed to rely on it"
     if not (order.unsent or order.gone):
         return ""
-    parts = []
-    if order.unsent:
-        parts.append(f"{format_plural(order.unsent, 'row')} without a message")
-    if order.gone:
-        parts.append(f"{format_plural(order.gone, 'message')} without a row")
+    parts = [f"{format_plural(order.unsent, 'row')} without a message"] if order.unsent else []
+    parts += [f"{format_plural(order.gone, 'message')} without a row"] if order.gone else []
     return (
         f"among {format_plural(order.compared, 'survivor')} are {' and '.join(parts)}: among the "
         "lost ones there may be as many for each"

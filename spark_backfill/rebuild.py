@@ -14,17 +14,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlogctl.errors import PutBackAlready, Refused, UsageError
 from backlogctl.formats import Say, format_plural
 from backlogctl.manifests import Manifest, write_manifest
-from backlogctl.spark_backfill.evidence import (
+from backlogctl.spark_backfill.evidence.archives import OpenArchive, open_archives
+from backlogctl.spark_backfill.evidence.consumed import ConsumedEvidence, open_consumed, open_source
+from backlogctl.spark_backfill.evidence.injected import (
     CONSUMED,
     INJECTED,
     LOST,
     OUTSIDE,
     QUARANTINED,
     SURVIVING,
-    ConsumedEvidence,
 )
-from backlogctl.spark_backfill.evidence.archives import OpenArchive, open_archives
-from backlogctl.spark_backfill.evidence.consumed import open_consumed, open_source
 from backlogctl.spark_backfill.existing.messages import place_originals
 from backlogctl.spark_backfill.failures import planning_into
 from backlogctl.spark_backfill.lost_rows import (

@@ -125,7 +125,7 @@ def stream(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Stream]:
-    """60 orders handled, 90 lost, 90 unread; consumers that can be launched."""
+    """60 orders handled, 90 lost, 110 unread; consumers that can be launched."""
     made = Stream(shop, capfd)
     monkeypatch.setenv(WORLD, str(shop.directory))
     shorten(monkeypatch.setattr, keep_topic=False)

@@ -15,15 +15,18 @@ from backlogctl.errors import BacklogError, KafkaFailure, Refused, SourceError
 from backlogctl.kafka.clients import make_producer
 from backlogctl.manifests import CHUNK_SCHEMA, write_chunk
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.spark_backfill.evidence import (
-    ConsumedEvidence,
+from backlogctl.spark_backfill.evidence.consumed import ConsumedEvidence
+from backlogctl.spark_backfill.evidence.injected import (
+    LABELS,
     Evidence,
     InjectedEvidence,
-    SurvivorEvidence,
     label_candidates,
 )
-from backlogctl.spark_backfill.evidence.injected import LABELS
-from backlogctl.spark_backfill.evidence.survivors import describe_moves, read_current_offsets
+from backlogctl.spark_backfill.evidence.survivors import (
+    SurvivorEvidence,
+    describe_moves,
+    read_current_offsets,
+)
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.request import PriorChunk
 from backlogctl.spark_backfill.sources.reflection import make_access, open_engine, reflect_table

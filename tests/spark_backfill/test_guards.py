@@ -25,7 +25,7 @@ from backlogctl.errors import (
 from backlogctl.kafka.clients import make_admin, outlast
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl.spark_backfill.comparison import LogMessage, RebuiltMessage
-from backlogctl.spark_backfill.evidence import LOST
+from backlogctl.spark_backfill.evidence.injected import LOST
 from backlogctl.spark_backfill.evidence.survivors import LogSpan, measure_holes
 from backlogctl.spark_backfill.injection import brakes, job
 from backlogctl.spark_backfill.injection.brakes import (

@@ -105,7 +105,7 @@ def test_consumed_evidence_makes_a_plan_exact(
 def test_earlier_recoveries_are_subtracted_and_a_missing_list_is_refused(
     spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, shop: str, tmp_path: Path
 ) -> None:
-    rows = [world.make_order(number) for number in range(1, 101)]
+    rows = [world.make_order(number) for number in range(1, 201)]
     world.fill_table(shop, world.ORDERS, rows)
     lost = world.lose_orders(kafka.bootstrap, topic(partitions=3), rows, 60)
     stream = world.make_stream(lost.topic)
@@ -266,7 +266,7 @@ def test_fault_23_retention_that_moves_while_planning_is_read_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = [world.make_order(number) for number in range(1, 101)]
+    rows = [world.make_order(number) for number in range(1, 201)]
     world.fill_table(shop, world.ORDERS, rows)
     lost = world.lose_orders(kafka.bootstrap, topic(partitions=3), rows, 50)
     partition, start = max(lost.by_partition.items())

@@ -266,6 +266,9 @@ def test_what_is_none_of_the_archives_stays_when_it_is_purged(
     (place / "notes.txt").write_text("somebody's")
     assert purge_archive(spark, str(place), owner=own(manifest)).files == 2
     assert [path.name for path in place.rglob("*") if path.is_file()] == ["notes.txt"]
+    assert purge_archive(spark, str(place), owner=own(manifest)) == Purged(0, 0)
+    (place / "partition=0").mkdir(exist_ok=True)
+    (place / "partition=0" / "a.parquet").write_text("whose?")
     with pytest.raises(Refused, match="does not look like an archive"):
         purge_archive(spark, str(place), owner=own(manifest))
     assert (place / "notes.txt").read_text() == "somebody's"

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from backlogctl.spark_backfill.lost_rows import ENOUGH_SURVIVORS
 from backlogctl.spark_backfill.placing.measuring import (
     cut_rows,
     is_disordered,
@@ -16,6 +15,7 @@ from backlogctl.spark_backfill.placing.measuring import (
 )
 from backlogctl.spark_backfill.placing.ranking import Anchor, OrderProof, PartitionRows
 from backlogctl.spark_backfill.placing.ties import Tie, list_limits, open_ties
+from backlogctl.spark_backfill.proof import ENOUGH_SURVIVORS
 from backlogctl.spark_backfill.verdict import Tally, VerdictBasis, judge_plan
 from backlogctl.values import OffsetRange
 
