@@ -10,7 +10,9 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.errors import Refused, UsageError
+from backlogctl.ledger.gaps import move_gaps
 from backlogctl.ledger.schema import Manager, gaps, read_value, table_of
+from backlogctl.values import GapState
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +122,24 @@ class Archives(Manager):
             ).scalar_one()
         return at
 
-    def mark_purged(self, recovery_id: str, actor: str) -> ArchiveRecord:
-        """Writes down that its files are gone; once.
+    def mark_purged(
+        self, recovery_id: str, actor: str, lost: Sequence[str] = (), reason: str = ""
+    ) -> ArchiveRecord:
+        """Writes down that its files are gone, and which gaps are lost with them; once.
 
         Raises:
             UsageError: there is none of this id.
+            InvalidTransition: one of the gaps does not wait any more; nothing was written.
         """
         with self._database.write() as connection:
             self._database.lock_name(connection, f"archive:{recovery_id}")
             if _read(connection, recovery_id).purged_at is None:
+                now = self._database.now(connection)
+                move_gaps(connection, lost, GapState.WAIVED, now, None, reason, actor)
                 connection.execute(
                     update(archives)
                     .where(archives.c.recovery_id == recovery_id)
-                    .values(purged_at=self._database.now(connection), purged_by=actor)
+                    .values(purged_at=now, purged_by=actor)
                 )
             return _read(connection, recovery_id)
 

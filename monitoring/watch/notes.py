@@ -40,9 +40,12 @@ def with_archived_note(
     known = _list_unsettled(status, gaps)
     waiting = [gap for gap in known if gap.archive is not None]
     if waiting:
+        # An offload looks at its files, and then records the gaps; now nobody has looked.
+        whole = {gap.archive: format_moment(gap.detected_at) for gap in waiting}
+        told = ", ".join(f"{name} was whole at {at}" for name, at in whole.items())
         status = _add(
             status,
-            f"at most {_count(waiting)} of it in an archive, not put back yet",
+            f"at most {_count(waiting)} of it in an archive, not put back yet: {told}",
             *(
                 redrive_stream(status.stream, f"archive:{archive}")
                 for archive in dict.fromkeys(gap.archive for gap in waiting if not _is_taken(gap))

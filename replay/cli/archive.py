@@ -22,7 +22,7 @@ def list_all(
     session: Session,
     stream: Annotated[str | None, typer.Option(help="Only this stream's.")] = None,
 ) -> None:
-    """List archives, oldest first, with what is put back and what still waits."""
+    """List archives, oldest first: what is put back, what still waits, and missing files."""
     from backlogctl.replay.engine.archives import list_archives
     from backlogctl.replay.observe.archives import describe_archive
     from backlogctl.replay.present.tables import render_archives
@@ -31,7 +31,7 @@ def list_all(
     if stream is not None:
         workspace.config.stream(stream)
     found = list_archives(workspace, stream)
-    document = {"archives": [describe_archive(state) for state in found]}
+    document = {"archives": [describe_archive(workspace, state) for state in found]}
     session.emit(document, lambda: render_archives(document["archives"]))
 
 
@@ -39,14 +39,16 @@ def list_all(
 @verb
 def show(session: Session, archive: ArchiveId) -> None:
     """Show what an archive holds, by partition, and what became of it."""
-    from backlogctl.replay.engine.archives import find_archive
+    from backlogctl.replay.engine.archives import find_archive, is_given_up
     from backlogctl.replay.observe.archives import describe_whole
     from backlogctl.replay.present.tables import render_archive
     from backlogctl.replay.present.terminal import render_next
 
-    state = find_archive(session.open_workspace(), archive)
-    document = describe_whole(state)
-    session.emit(document, render_archive(document), render_next(*_list_next(state)))
+    workspace = session.open_workspace()
+    state = find_archive(workspace, archive)
+    document = describe_whole(workspace, state)
+    commands = _list_next(state, given_up=is_given_up(workspace.ledger, archive))
+    session.emit(document, render_archive(document), render_next(*commands))
 
 
 @archive.command("peek")
@@ -143,15 +145,17 @@ def purge_files(
     session.emit(document, lines)
 
 
-def _list_next(state: ArchiveState) -> list[str]:
-    from backlogctl.replay.engine.archives import ARCHIVE
+def _list_next(state: ArchiveState, *, given_up: bool) -> list[str]:
+    from backlogctl.replay.engine.archives import ALLOW_LOSE, ARCHIVE
     from backlogctl.replay.injection.archived import name_redrive
 
     if state.record.purged_at is not None:
         return []
     needed = (*state.list_gaps("waiting"), *state.elsewhere)
-    if needed:
+    if needed and not given_up:
         source = f"{ARCHIVE}:{state.record.recovery_id}"
         return [name_redrive(name, source) for name in sorted({gap.stream for gap in needed})]
-    done = state.expires_at is not None
-    return [f"backlogctl archive purge {state.record.recovery_id}"] if done else []
+    purge = f"backlogctl archive purge {state.record.recovery_id}"
+    if needed:
+        return [f"{purge} --allow {ALLOW_LOSE}"]
+    return [purge] if state.expires_at is not None else []

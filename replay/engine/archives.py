@@ -23,6 +23,7 @@ from backlogctl.formats import format_plural
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.values import FINAL, Gap, GapState, LedgerEvent, Recovery, RecoveryState
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from backlogctl.spark_backfill.archive.verification import Purged
 
 ALLOW_LOSE = "lose"
-PURGED = "archive purged"
+PURGE_BEGUN, PURGED = "archive purge begun", "archive purged"
 _CLOSED = (GapState.VERIFIED, GapState.WAIVED)
 _SHOWN = 5
 
@@ -137,7 +138,7 @@ def purge(workspace: Workspace, recovery_id: str, allow: Iterable[str] = ()) -> 
     beside the manifests of the recoveries that did it.
 
     Args:
-        allow: with `lose`, gaps that wait in it are waived first: their messages are lost.
+        allow: with `lose`, gaps that wait in it are waived once it is gone: they are lost.
 
     Raises:
         UsageError: there is no such archive.
@@ -174,8 +175,13 @@ def purge(workspace: Workspace, recovery_id: str, allow: Iterable[str] = ()) -> 
             subject=subject,
             hint=f"{plans} puts them back; `--allow {ALLOW_LOSE}` loses them for good",
         )
-    _waive(workspace, waiting, recovery_id, actor)
-    return _delete(workspace, state.record, actor, {"waived": [gap.id for gap in waiting]})
+    return _delete(workspace, state.record, actor, waiting)
+
+
+def is_given_up(ledger: Ledger, recovery_id: str) -> bool:
+    """Whether somebody began to delete it with what waits in it: perhaps its files are gone."""
+    events = ledger.events.list(recovery_id)
+    return any(event.action == PURGE_BEGUN and event.detail["waits"] for event in events)
 
 
 def name_owner(recovery: Recovery) -> dict[str, str]:
@@ -193,7 +199,7 @@ def purge_expired(workspace: Workspace, state: ArchiveState, now: datetime) -> b
     if not due or state.record.purged_at is not None:
         return False
     days = workspace.config.staging.keep.total_seconds() / 86400
-    _delete(workspace, state.record, str(find_identity()), {"keep_days": round(days, 3)})
+    _delete(workspace, state.record, str(find_identity()), keep_days=round(days, 3))
     return True
 
 
@@ -258,28 +264,38 @@ def _is_held(record: ArchiveRecord, gap: Gap) -> bool:
     return bool(count_archived(record, gap)[0])
 
 
-def _waive(workspace: Workspace, gaps: Iterable[Gap], recovery_id: str, actor: str) -> None:
-    ids = [gap.id for gap in gaps]
-    if not ids:
-        return
-    reason = f"lost on purpose: archive {recovery_id} was purged with `--allow lose` ({actor})"
+def _delete(
+    workspace: Workspace,
+    record: ArchiveRecord,
+    actor: str,
+    lost: Iterable[Gap] = (),
+    **detail: object,
+) -> Purged:
+    """Killed after any line, what is on record is true, and the same again goes on.
+
+    1. That it was begun, and by whom: its gaps still wait, and its files may be gone.
+    2. The files. What says whose they are goes last: what is left of them can be deleted.
+    3. At once that it is purged, and that their messages are lost: never before they are.
+    """
+    ledger, name, ids = workspace.ledger, record.recovery_id, [gap.id for gap in lost]
+    begun = {"waits": ids, **detail}
+    if (PURGE_BEGUN, begun) not in [(e.action, e.detail) for e in ledger.events.list(name)]:
+        ledger.events.append(name, actor, PURGE_BEGUN, begun)  # 1
+    reach("p10.purge.begun")
+    purged = _delete_files(workspace, record)  # 2
+    reach("p10.purge.deleted")
+    why = f"lost on purpose: archive {name} was purged with `--allow lose` ({actor})"
     try:
-        workspace.ledger.gaps.advance(ids, GapState.WAIVED, reason=reason, actor=actor)
+        ledger.archives.mark_purged(name, actor, ids, why)  # 3
     except InvalidTransition as error:
         raise Refused(
-            f"a recovery took one of its gaps a moment ago: {error.message}",
-            subject=f"archive {recovery_id}",
-            hint="`backlogctl recoveries` names it",
+            f"its files are deleted, and a recovery took one of its gaps before: {error.message}",
+            subject=f"archive {name}",
+            hint="`backlogctl recoveries` names it: what it has staged it puts back",
         ) from error
-
-
-def _delete(
-    workspace: Workspace, record: ArchiveRecord, actor: str, detail: dict[str, object]
-) -> Purged:
-    purged = _delete_files(workspace, record)
-    workspace.ledger.archives.mark_purged(record.recovery_id, actor)
-    told = {"files": purged.files, "bytes": purged.bytes, **detail}
-    workspace.ledger.events.append(record.recovery_id, actor, PURGED, told)
+    reach("p10.purge.recorded")
+    told = {"files": purged.files, "bytes": purged.bytes, "waived": ids, **detail}
+    ledger.events.append(name, actor, PURGED, told)
     return purged
 
 
@@ -357,6 +373,7 @@ def was_given(ledger: Ledger, gap: Gap, archive: str) -> bool:
         and recovery.created_at > gap.detected_at
         and find_source_archive(recovery.plan) == archive
         and recovery.plan.get("lost_only")
+        and not recovery.plan.get("damaged")  # it gave what is whole
         for recovery in ledger.recoveries.list(gap.stream)
     )
 

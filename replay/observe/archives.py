@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from backlogctl.archive_manifest import ArchiveManifest
-from backlogctl.errors import StagingError
+from backlogctl.archive_manifest import ARCHIVE_MANIFEST, ArchiveManifest
+from backlogctl.errors import BacklogError, StagingError
 from backlogctl.ledger import ArchiveRecord
 from backlogctl.replay.engine.archives import (
     ArchiveState,
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from backlogctl.spark_backfill.archive.verification import ArchiveCheck
 
 
-def describe_archive(state: ArchiveState) -> dict[str, Any]:
-    """An archive as `archive list --json` prints it."""
+def describe_archive(workspace: Workspace, state: ArchiveState) -> dict[str, Any]:
+    """An archive as `archive list --json` prints it: its files are looked at."""
     record = state.record
     return {
         "id": record.recovery_id,
@@ -34,14 +34,34 @@ def describe_archive(state: ArchiveState) -> dict[str, Any]:
         ),
         **state.counts,
         **to_document(state, "offload", "expires_at"),
+        "files": look_at_files(workspace, record),
     }
 
 
-def describe_whole(state: ArchiveState) -> dict[str, Any]:
+def look_at_files(workspace: Workspace, record: ArchiveRecord) -> Mapping[str, Any] | None:
+    """Which files are missing or have another size, by a listing: none is read. None of an archive
+    that was purged; `problem` is why it is unknown."""
+    from backlogctl.spark_backfill.archive.verification import check_place, read_manifest_of
+
+    if record.purged_at is not None:
+        return None
+    missing, changed, problem = [ARCHIVE_MANIFEST], [], ""
+    try:
+        place = open_archive_place(workspace, record, "list")
+        if place.exists(ARCHIVE_MANIFEST):
+            manifest = read_manifest_of(place, record.manifest_sha256)
+            check = check_place(place, manifest, rehash=False)
+            missing, changed = list(check.missing), list(check.corrupt)
+    except BacklogError as error:
+        missing, problem = [], error.message
+    return {"missing": missing, "changed": changed, "problem": problem}
+
+
+def describe_whole(workspace: Workspace, state: ArchiveState) -> dict[str, Any]:
     """With its ranges and gaps, as `archive show --json` prints it."""
     record = state.record
     return {
-        **describe_archive(state),
+        **describe_archive(workspace, state),
         "topic_id": record.topic_id,
         "manifest_sha256": record.manifest_sha256,
         "ranges": [

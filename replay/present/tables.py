@@ -58,6 +58,7 @@ def _say_value(name: str, value: Any) -> str:
     return format_duration(value) if name.endswith("_seconds") else escape_name(str(value))
 
 
+_WRONG = ("missing", "changed")
 _STAGES = {
     "put_back": "put back",
     "under_way": "about to be put back",
@@ -67,10 +68,10 @@ _STAGES = {
 
 
 def render_archives(archives: Sequence[Document]) -> RenderableType:
-    """`archive list`: one line an archive."""
+    """`archive list`: one line an archive, and what is wrong with its files."""
     if not archives:
         return Text("no archives: nothing was offloaded yet", style="dim")
-    return Table(
+    table = Table(
         *("=archive", "stream", "=made", "#messages", "#bytes"),
         *("#put back", "#waiting", "=expires"),
         rows=[
@@ -87,6 +88,20 @@ def render_archives(archives: Sequence[Document]) -> RenderableType:
             for one in archives
         ],
     )
+    wrong = [(f"archive {one['id']}: ", told) for one in archives if (told := _say_files(one))]
+    return Group(table, *(Text(name + told.plain, told.style, hang=2) for name, told in wrong))
+
+
+def _say_files(archive: Document) -> Text | None:
+    """What a listing of its files has found wrong; None where nothing is, or it was purged."""
+    files = archive["files"]
+    if files is None:
+        return None
+    if files["problem"]:
+        return Text(f"whether its files are there is unknown: {files['problem']}", "yellow")
+    told = [f"{kind} files: {name_some(files[kind])}" for kind in _WRONG if files[kind]]
+    where = f", looked for in {archive['location']} from here"
+    return Text("; ".join(told) + where, "bold red") if told else None
 
 
 def render_archive(document: Document) -> RenderableType:
@@ -98,6 +113,8 @@ def render_archive(document: Document) -> RenderableType:
     facts.add("in", document["location"])
     held = f"{format_plural(document['messages'], 'message')}, {format_bytes(document['bytes'])}"
     facts.add("holds" if document["purged_at"] is None else "held", held)
+    if document["files"] is not None:
+        facts.add("files", _say_files(document) or "all there, with their sizes")
     for stage, words in _STAGES.items():
         if document[stage] or stage in ("put_back", "waiting"):
             facts.add(words, format_plural(document[stage], "message"))

@@ -11,6 +11,8 @@ from backlogctl.errors import Refused, StagingError
 from backlogctl.formats import format_plural
 from backlogctl.spark_backfill.archive.job import is_data, is_ours
 from backlogctl.spark_backfill.archive.place import ArchivePlace
+from backlogctl.values import OffsetRange
+from backlogctl_delivery.crashpoints import reach
 
 if TYPE_CHECKING:
     from backlogctl.spark_backfill.archive.place import Spark
@@ -81,7 +83,16 @@ class ArchiveCheck:
         """All of it is there as it was written, and nothing else."""
         return not (self.missing or self.corrupt or self.unexpected)
 
-    def require_good(self, subject: str) -> None:
+    def list_damaged(self, manifest: ArchiveManifest) -> tuple[OffsetRange, ...]:
+        """The offsets of files that are missing or corrupt; what is in none holds no message."""
+        bad = {*self.missing, *self.corrupt}
+        return tuple(
+            OffsetRange(file.partition, file.first_offset, file.last_offset + 1)
+            for file in manifest.files
+            if file.path in bad
+        )
+
+    def require_good(self, subject: str, way_out: str = "") -> None:
         """Raises StagingError, naming files, unless it is good."""
         if self.is_good:
             return
@@ -90,7 +101,8 @@ class ArchiveCheck:
         raise StagingError(
             f"the archive is not what was written; {'; '.join(parts)}; nothing was sent",
             subject=subject,
-            hint="bring these files back from a copy, and remove what is none of the archive's",
+            hint="bring these files back from a copy, and remove what is none of the archive's"
+            + way_out,
         )
 
 
@@ -199,7 +211,7 @@ def purge_archive(spark: Spark, location: str, *, owner: Mapping[str, str]) -> P
 def purge_place(place: ArchivePlace, *, owner: Mapping[str, str]) -> Purged:
     """As `purge_archive`, of any kind of place."""
     there = place.list_files()
-    if not there:
+    if not any(is_ours(path) for path in there):
         return Purged(0, 0)
     if ARCHIVE_MANIFEST not in there and not any(p.startswith(f"{ARCHIVE_PARTS}/") for p in there):
         raise Refused(
@@ -212,6 +224,7 @@ def purge_place(place: ArchivePlace, *, owner: Mapping[str, str]) -> Purged:
     data = {path: size for path, size in there.items() if is_data(path)}
     for path in data:
         place.delete(path)
+        reach("p10.purge.file")
     for path in there:
         if path.startswith(f"{ARCHIVE_PARTS}/") and path not in SIGNS:
             place.delete(path)

@@ -26,10 +26,11 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
-    """An archive: its place, and what it holds."""
+    """An archive: its place, and what it holds; `damaged` are offsets that cannot be read."""
 
     location: str
     manifest: ArchiveManifest
+    damaged: tuple[OffsetRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

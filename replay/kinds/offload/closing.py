@@ -29,7 +29,6 @@ def close_offload(context: OffloadContext) -> None:
     The consumers are started in any case, before the archive is thrown away.
     """
     context.closing = context.cancelling = True
-    context.__dict__.pop("launcher", None)  # it is another one where consumers are left alone
     if not context.goes_forward:
         for step in BACK:
             _take(context, step.name)

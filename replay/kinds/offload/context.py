@@ -129,6 +129,12 @@ class OffloadContext(StoppingContext[OffloadPlan]):
         events = self.workspace.ledger.events.list(self.recovery.id)
         return any(event.action == FORWARD for event in events)
 
+    def check_topic(self) -> None:
+        """Raises PlanStale where the topic is not the one of the plan. Once it goes forward,
+        partitions that were added stop nothing: no step touches them."""
+        if not (self.goes_forward and self.has_source()):
+            super().check_topic()
+
     def find_left_at(self) -> dict[int, int]:
         """Where it was moved to; until that is done, where its consumers were stopped."""
         return self.targets if self.is_complete("move_group") else self.begun

@@ -13,6 +13,7 @@ from backlogctl.ledger.gaps import is_waiting
 from backlogctl.replay.engine.archives import find_source_archive
 from backlogctl.replay.engine.plan import find_identity
 from backlogctl.replay.injection.archived import ArchivedGap, list_archived
+from backlogctl.replay.injection.ledger import intersect_ranges
 from backlogctl.replay.injection.unprocessed import list_unprocessed_offsets
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions, RedrivePlan
 from backlogctl.replay.kinds.redrive.sources import (
@@ -64,6 +65,18 @@ def take_archived(
 def list_held(gaps: Sequence[ArchivedGap]) -> tuple[OffsetRange, ...]:
     """The offsets of the archive that wait in it."""
     return list_unprocessed_offsets(each.gap for each in gaps if each.is_held)
+
+
+def list_whole(
+    gaps: Sequence[ArchivedGap], damaged: Sequence[OffsetRange]
+) -> tuple[ArchivedGap, ...]:
+    """Those without an offset that cannot be read; what was lost again may be anywhere in it."""
+    return tuple(
+        each
+        for each in gaps
+        if not damaged
+        or (each.is_held and not intersect_ranges(list_unprocessed_offsets([each.gap]), damaged))
+    )
 
 
 def list_closed(

@@ -30,7 +30,7 @@ from backlogctl.replay.injection.plan import To, format_staged, list_terms
 from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.injection.unprocessed import WORD
 from backlogctl.replay.kinds.redrive.plan import RedrivePlan
-from backlogctl.replay.kinds.redrive.sources import Chosen
+from backlogctl.replay.kinds.redrive.sources import Chosen, format_ranges
 from backlogctl.spark_backfill.existing.request import Named, Origin, RedriveOutcome
 from backlogctl.values import Recovery
 
@@ -155,11 +155,17 @@ def describe_redrive_plan(plan: RedrivePlan, recovery: Recovery) -> Telling:
 def format_redrive_verdict(plan: RedrivePlan) -> str:
     """`chosen`; `partial` where some that were asked for are not put back."""
     counts = plan.outcome.counts
-    return PARTIAL if any(getattr(counts, name) for name in _LEFT_OUT) else CHOSEN
+    left_out = plan.damaged or any(getattr(counts, name) for name in _LEFT_OUT)
+    return PARTIAL if left_out else CHOSEN
 
 
 def _list_reasons(plan: RedrivePlan) -> tuple[str, ...]:
     counts, told = plan.outcome.counts, []
+    if plan.damaged:
+        told.append(
+            f"files of the archive are missing or changed: {format_ranges(plan.damaged)} (partition"
+            ":offsets) cannot be read, and gaps with one of them stay open"
+        )
     if counts.replays:
         told.append(
             f"{format_plural(counts.replays, 'message')} were put back too often already "
@@ -201,6 +207,7 @@ def _make_document(plan: RedrivePlan) -> dict[str, Any]:
         "stripped": [asdict(one) for one in outcome.stripped],
         "hops": [asdict(one) for one in outcome.hops],
         "keys": plan.keys,
+        "damaged": [asdict(item) for item in plan.damaged],
         "options": plan.options.model_dump(mode="json"),
         "fidelity": "original",
         "staging": f"{format_plural(outcome.chunks, 'chunk')}, "
@@ -373,6 +380,9 @@ def _describe_rest(plan: RedrivePlan, record: RecoveryRecord) -> Unexplained:
         for name, words in _LEFT_OUT.items()
         if (value := getattr(counts, name))
     ]
+    if plan.damaged:
+        damaged = sum(item.count for item in plan.damaged)
+        items.append(("damaged", damaged, "offsets of files that are missing or changed"))
     left = counts.staged - recovery.injected - recovery.skipped
     told = "Nothing: every message that was chosen is put back."
     if items:

@@ -54,7 +54,7 @@ class RedriveKind(InjectionKind[RedrivePlan, RedriveOptions]):
         Into a topic that was made anew since, a person puts it."""
         counts = plan.outcome.counts
         same = plan.source.topic_id == plan.topic_id
-        left_out = counts.replays or counts.quarantined or plan.outcome.uncertain
+        left_out = counts.replays or counts.quarantined or plan.outcome.uncertain or plan.damaged
         return plan.lost_only and same and not left_out and has_readers_alone(plan)
 
     def suggest(

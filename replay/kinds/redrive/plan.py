@@ -21,7 +21,8 @@ from backlogctl.values import OffsetRange
 
 ALLOW_REPLAYS = "replays"
 ALLOW_UNNAMED = "unnamed"
-ALLOWED = (ALLOW_REPLAYS, ALLOW_UNNAMED, ALLOW_LEDGER, ALLOW_IDS)
+ALLOW_DAMAGED = "damaged"
+ALLOWED = (ALLOW_REPLAYS, ALLOW_UNNAMED, ALLOW_DAMAGED, ALLOW_LEDGER, ALLOW_IDS)
 
 
 class RedriveOptions(Options):
@@ -80,6 +81,7 @@ class RedriveOptions(Options):
         default=(),
         title="Allow",
         description="`replays`, `unnamed` (dead letters that name no topic are the stream's), "
+        "`damaged` (files of an archive are missing or changed: what is whole is put back), "
         "`ledger` or `ids`: go on in spite of it.",
     )
 
@@ -174,6 +176,7 @@ class RedrivePlan(InjectionPlan):
         gaps: those that it closes; () where messages were chosen.
         lost_only: of an archive it takes what waits there or was lost again, and nothing else.
         elsewhere: dead letters of other topics, which are not put back.
+        damaged: offsets of the archive that cannot be read: gaps with one of them stay open.
         outcome: what Spark found and staged.
         options: as they were said; without the keys where `mask` hides these.
     """
@@ -188,6 +191,7 @@ class RedrivePlan(InjectionPlan):
     options: RedriveOptions
     gaps: tuple[str, ...] = ()
     lost_only: bool = False
+    damaged: tuple[OffsetRange, ...] = ()
 
     def closes(self, gap_id: str) -> bool:
         """Not one of which a message is left out: it stays open."""

@@ -33,10 +33,12 @@ from backlogctl.replay.kinds.redrive.archived_gaps import (
     close_put_back,
     list_closed,
     list_held,
+    list_whole,
     take_archived,
 )
 from backlogctl.replay.kinds.redrive.describe import list_cautions
 from backlogctl.replay.kinds.redrive.plan import (
+    ALLOW_DAMAGED,
     ALLOW_REPLAYS,
     ALLOW_UNNAMED,
     ElsewhereTopic,
@@ -168,7 +170,7 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
     planned = chosen.source.planned
     if record is not None:
         draft.say(f"verifying archive {planned.archive}")
-        archived = open_archive(spark, record)
+        archived = open_archive(spark, record, allows_damage=ALLOW_DAMAGED in options.allow)
         planned = planned.model_copy(update={"partitions": archived.manifest.partitions})
     elif chosen.source.passed is not None:
         archived = open_passed(spark, chosen.source.passed)
@@ -180,7 +182,9 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
     lost = Lost()
     if is_own:
         lost = find_lost_ranges(workspace, stream, target.topic_id, prior, planned.archive)
-    closed = list_closed(chosen.archived, prior) if chosen.archived else _list_unprocessed(chosen)
+    damaged = () if archived is None else archived.damaged
+    whole = list_whole(chosen.archived, damaged)
+    closed = list_closed(whole, prior) if chosen.archived else _list_unprocessed(chosen)
     request = RedriveRequest(
         recovery_id=draft.recovery_id,
         stream=stream,
@@ -217,7 +221,7 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
     try:
         outcome = stage_redrive(spark, request, progress=draft.say, limits=limits)
     except PutBackAlready as done:
-        if is_own and close_put_back(workspace.ledger, chosen.archived, prior):
+        if is_own and close_put_back(workspace.ledger, whole, prior):
             done.hint = "nothing: their gaps are closed now"
         raise
     cautions = list_cautions(workspace, stream, chosen, outcome, planned.partitions)
@@ -232,6 +236,7 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
         keys=len(keys),
         gaps=tuple(gap_id for gap_id, _ in closed if gap_id not in outcome.left_open),
         lost_only=takes_waiting(options),
+        damaged=damaged,
         elsewhere=_find_elsewhere(draft.properties, outcome.elsewhere),
         outcome=outcome,
         manifest_sha256=outcome.manifest_sha256,
@@ -267,9 +272,9 @@ def _find_ranges(
     """
     planned = chosen.source.planned
     if archived is not None:
-        there = tuple(
-            OffsetRange(item.partition, item.start, item.end) for item in archived.manifest.ranges
-        )
+        ranges_of = archived.manifest.ranges
+        held = (OffsetRange(item.partition, item.start, item.end) for item in ranges_of)
+        there = injection.subtract_ranges(held, archived.damaged)
         said = parse_offsets(options.offsets, archived.manifest.partitions)
         if takes_waiting(options) and all(each.is_held for each in chosen.archived):
             said = list_held(chosen.archived)  # what was lost again may be anywhere in it

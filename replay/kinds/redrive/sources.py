@@ -22,7 +22,12 @@ from backlogctl.replay.engine.values import Fact
 from backlogctl.replay.injection.archived import ArchivedGap
 from backlogctl.replay.injection.target import Target
 from backlogctl.replay.injection.unprocessed import WORD
-from backlogctl.replay.kinds.redrive.plan import PlannedSource, RedriveOptions, RedrivePlan
+from backlogctl.replay.kinds.redrive.plan import (
+    ALLOW_DAMAGED,
+    PlannedSource,
+    RedriveOptions,
+    RedrivePlan,
+)
 from backlogctl.replay.observe.snapshot import StreamSnapshot
 from backlogctl.replay.present.messages import Mask
 from backlogctl.spark_backfill.existing.labels import read_errors
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SECONDS = 30.0
+_SHOWN_RANGES = 5
 _WAYS = (
     "`--from log`, `--from dlq:TOPIC`, `--from archive:R`, `--from passed:R` or "
     "`--from unprocessed`"
@@ -200,18 +206,31 @@ def open_passed(spark: SparkSession, passed: ArchiveSource) -> ArchiveSource:
     return passed
 
 
-def open_archive(spark: SparkSession, record: ArchiveRecord) -> ArchiveSource:
+def open_archive(
+    spark: SparkSession, record: ArchiveRecord, *, allows_damage: bool = False
+) -> ArchiveSource:
     """Its manifest, and every file looked at.
 
     Raises:
-        StagingError: names what is missing or damaged.
+        StagingError: names what is missing or damaged, unless that is allowed.
     """
     from backlogctl.spark_backfill.archive.verification import read_archive_manifest, verify_archive
 
     manifest = read_archive_manifest(spark, record.location, record.manifest_sha256)
     check = verify_archive(spark, record.location, manifest)
-    check.require_good(f"archive {record.recovery_id}")
-    return ArchiveSource(record.location, manifest)
+    damaged = merge_ranges(check.list_damaged(manifest))
+    if not allows_damage:
+        without = f"what is whole, without {format_ranges(damaged)}"
+        way_out = f"; `--allow {ALLOW_DAMAGED}` puts back {without}" if damaged else ""
+        check.require_good(f"archive {record.recovery_id}", way_out)
+    return ArchiveSource(record.location, manifest, damaged)
+
+
+def format_ranges(ranges: Sequence[OffsetRange]) -> str:
+    """The first of them as `--offsets` takes them: `1:0-99 2:40-59`."""
+    told = [f"{item.partition}:{item.start}-{item.end - 1}" for item in ranges[:_SHOWN_RANGES]]
+    more = len(ranges) - _SHOWN_RANGES
+    return " ".join(told) + (f" and {more} more ranges" if more > 0 else "")
 
 
 # What a redrive is planned from.

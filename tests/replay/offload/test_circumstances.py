@@ -24,6 +24,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from backlogctl.errors import PlanStale, Refused, StagingError, VerificationFailed
 from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin
 from backlogctl.values import Gap, GapState
 from tests.kit.kafka import join, move_log_start, set_config, set_offsets_raw, wait_until
@@ -170,25 +171,41 @@ def add_partition(world: OffloadWorld) -> None:
 ARCHIVE = ["plan redrive orders --from archive:R", "approve P --by NAME", "run P"]
 
 
-@pytest.mark.parametrize(
-    ("point", "typed"),
-    [
-        ("p5.4.recorded", ["cancel R"]),
-        ("p5.5.staged", ["cancel R", *ARCHIVE]),
-    ],
-    ids=["before it is moved", "after it"],
-)
-def test_fault_16_partitions_are_added_while_it_runs(
-    idle: OffloadWorld, point: str, typed: list[str]
-) -> None:
-    """Before the group is moved it is taken back; after that what is archived is put back, by keys
-    that may belong elsewhere now."""
+def test_fault_16_partitions_are_added_before_the_group_is_moved(idle: OffloadWorld) -> None:
+    """It is taken back."""
     recovery = idle.plan_approved()
-    idle.at(point, lambda: add_partition(idle))
+    idle.at("p5.4.recorded", lambda: add_partition(idle))
     with pytest.raises(PlanStale, match="partitions"):
         idle.run(recovery)
     assert idle.read_lows() == {0: 0, 1: 0}
-    assert idle.follow(recovery) == typed
+    assert idle.follow(recovery) == ["cancel R"]
+    assert judge_handled(idle) == []
+
+
+@pytest.mark.parametrize("point", ["p5.5.forward", "p5.5.staged"])
+def test_fault_16_partitions_are_added_after_it_goes_forward(
+    idle: OffloadWorld, point: str
+) -> None:
+    """What is archived is deleted, and put back by keys that may belong elsewhere now; nothing of
+    the new partition is deleted. The next run finds more partitions than planned."""
+    recovery = idle.plan_approved()
+
+    def widen() -> None:
+        add_partition(idle)
+        idle.publish(200)
+        if point == "p5.5.forward":
+            raise StagingError("away")
+
+    idle.at(point, widen)
+    if point == "p5.5.forward":
+        with pytest.raises(StagingError, match="away"):
+            idle.run(recovery)
+    idle.run(recovery)
+    assert idle.read_lows() == find_fence(idle, recovery)
+    number, topic = PARTITIONS, idle.topic
+    assert list_offsets(idle.properties, topic, [number], "earliest") == {number: 0}
+    assert list_offsets(idle.properties, topic, [number], "latest")[number] > 0
+    assert idle.follow(recovery) == ARCHIVE
     assert judge_handled(idle) == []
 
 
