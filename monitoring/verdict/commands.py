@@ -92,7 +92,7 @@ def advise_on_group(of: GroupTrouble) -> tuple[str, ...]:
         )
         place = f"--cluster {quote_word(of.cluster)} --group {quote_word(of.group)}"
         return (f"backlogctl status {place}",) if needs_one else ()
-    expand = f"backlogctl plan expand {of.stream}"
+    expand = expand_stream(of.stream)
     match of.verdict:
         case Verdict.OK | Verdict.LAGGING | Verdict.WARN if (
             find_urgency(of.seconds_unseen) is Urgency.NOW
@@ -110,7 +110,7 @@ def advise_on_group(of: GroupTrouble) -> tuple[str, ...]:
         case Verdict.BLOCKED:
             return (list_transactions(of.stream),)
         case Verdict.LOST:
-            gaps = f"backlogctl gaps {of.stream}"
+            gaps = list_gaps(of.stream)
             return (rebuild_stream(of.stream), gaps) if of.has_source else (gaps,)
         case Verdict.WARN:
             return (expand,) if of.has_consumers else ()
@@ -146,6 +146,14 @@ def audit_producers(stream: str) -> tuple[str, ...]:
     return (f"backlogctl audit producers {stream}",) if stream else ()
 
 
+def list_gaps(stream: str) -> str:
+    return f"backlogctl gaps {stream}"
+
+
+def expand_stream(stream: str) -> str:
+    return f"backlogctl plan expand {stream}"
+
+
 def rebuild_stream(stream: str) -> str:
     return f"backlogctl plan rebuild {stream}"
 
@@ -173,6 +181,11 @@ def redrive_offsets(stream: str, ranges: Iterable[RangeLike], source: str = "log
         if each.end is not None
     ]
     return " ".join((redrive_stream(stream, source), *places))
+
+
+def is_hold(command: str) -> bool:
+    """Whether it keeps messages from being deleted, and changes nothing else."""
+    return command.startswith("backlogctl hold ")
 
 
 def is_plan(command: str) -> bool:

@@ -401,10 +401,13 @@ def assess_now(
     status = replace(status, known_by="the commit log" if seen.by_log else "samples")
     if status.lost or status.undecided or status.possible:
         status = replace(status, sentence=f"{status.sentence} (known by {status.known_by})")
-    status = with_archived_note(status, gaps, sample.topic_id)
-    for add in (with_doubt_note, with_taken_note):
-        status = add(status, gaps)
+    status = _with_gap_notes(status, gaps, sample.topic_id)
     return with_stopped_warning(ledger, status, facts.recoveries.get(stream.name, ()))
+
+
+def _with_gap_notes(status: GroupStatus, gaps: Sequence[Gap], topic_id: str | None) -> GroupStatus:
+    status = with_archived_note(status, gaps, topic_id)
+    return with_taken_note(with_doubt_note(status, gaps), gaps)
 
 
 def judge_stored(
@@ -430,11 +433,12 @@ def judge_stored(
         for one in find_standstills(history[:-1], newest, isolation)
         if newest.taken_at - one.since >= one.patience
     }
-    return assess_stream(
+    gaps = ledger.gaps.list(stream=stream.name)
+    status = assess_stream(
         newest,
         isolation,
         history[:-1],
-        ledger.gaps.list(stream=stream.name),
+        gaps,
         replace(
             _describe_stream(stream, UNLIMITED),
             held=held,
@@ -443,6 +447,7 @@ def judge_stored(
         window=watch.window,
         horizon=watch.horizon,
     )
+    return _with_gap_notes(status, gaps, newest.topic_id)
 
 
 def _read_settings(

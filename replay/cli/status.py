@@ -123,12 +123,14 @@ def collect_status(
     from backlogctl.errors import BacklogError
     from backlogctl.monitoring.offsets.bulk_look import AT_WORK
     from backlogctl.replay.consumers.members import describe_trouble
+    from backlogctl.replay.engine.next_commands import list_stream_commands
+    from backlogctl.replay.engine.plan import ACTIVE
     from backlogctl.replay.observe.stream import sample_streams
     from backlogctl.replay.present.status import list_open_standings
 
     entries: list[dict[str, Any]] = []
-    recoveries = workspace.ledger.recoveries.list([one.name for one in streams], AT_WORK)
-    at_work = {recovery.stream for recovery in recoveries}
+    active = workspace.ledger.recoveries.list(states=ACTIVE)
+    at_work = {recovery.stream for recovery in active if recovery.state in AT_WORK}
     for stream, found in sample_streams(workspace, streams, ledger_error=ledger_error):
         standings = []
         if stream.name in at_work:
@@ -140,6 +142,11 @@ def collect_status(
             entry = _describe_unseen(stream, found)
         else:
             entry = found[1]
+            if ledger_error is None and adopting is None:
+                entry["next_commands"] = list_stream_commands(
+                    *(workspace, stream, entry["next_commands"], active),
+                    asked={one["recovery"]: one["next_commands"] for one in standings},
+                )
             if len(streams) == 1:
                 entry |= describe_trouble(workspace, stream, entry)
         if adopting is not None and (commands := entry.get("next_commands")):

@@ -1,4 +1,5 @@
-"""What to type next about a recovery: the one place that decides it, for each kind, error and page.
+"""What to type next about a recovery, or a stream: the one place that decides it, for each kind,
+error and page.
 
 It goes by what is on record, and by what the brokers say where they were asked. The command loses
 nothing, and is one that is not refused once the cause of a failure is mended; what is not known is
@@ -7,7 +8,7 @@ asked for (`backlogctl show R`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,19 @@ from backlogctl.errors import (
     UnreadLeft,
     VerificationFailed,
 )
-from backlogctl.monitoring.verdict.commands import look_at_stream, show_recovery
+from backlogctl.monitoring.verdict.commands import (
+    expand_stream,
+    is_hold,
+    is_plan,
+    list_gaps,
+    look_at_stream,
+    show_recovery,
+)
 from backlogctl.replay.engine.approval import check_hash, check_runnable, is_expired
 from backlogctl.replay.engine.archives import touches
 from backlogctl.replay.engine.brakes import CANARY, OPERATOR
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND, UNFINISHED
 from backlogctl.values import (
     FINAL,
     ChunkState,
@@ -92,6 +100,8 @@ def list_next_commands(
     name, state, ledger = recovery.id, recovery.state, workspace.ledger
     if state in FINAL:
         return _list_after(workspace, recovery)
+    if _is_outdated(ledger, recovery):
+        return [name_cancel(name)]
     if state is RecoveryState.PLANNED:
         # Its warnings say why it may not run.
         is_good = not _refuses(check_runnable, workspace, recovery)
@@ -118,6 +128,55 @@ def list_next_commands(
     # A pause that its runner has not seen before it ended holds it all the same.
     held = held or recovery.requested == "pause"
     return [f"backlogctl {'resume' if held else 'run'} {name}"]
+
+
+def list_stream_commands(
+    workspace: Workspace,
+    stream: Stream,
+    verdict: Sequence[str],
+    active: Iterable[Recovery],
+    asked: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[str, ...]:
+    """What an operator would type next about a stream: what its open recoveries need; of its
+    verdict what is no plan; and a plan only where it would not be refused, nor take the place of
+    one that waits.
+
+    What holds messages back that are about to be lost comes first, unless a runner drains them.
+
+    Args:
+        verdict: the commands of its verdict alone.
+        active: recoveries that are not over, of any stream.
+        asked: by recovery, the next commands as the brokers say it.
+
+    Raises:
+        LedgerError.
+    """
+    ledger, known = workspace.ledger, asked or {}
+    theirs: list[str] = []
+    hidden: set[str] = set()
+    is_free, is_drained = True, False  # for a new plan; by a runner
+    for one in active:
+        blocks = _is_in_the_way(stream, one)
+        if one.stream != stream.name and not blocks:
+            continue
+        found = known.get(one.id) or list_next_commands(workspace, one)
+        theirs += found or [show_recovery(one.id)]
+        hidden.add(show_recovery(one.id))
+        if blocks or (one.state is RecoveryState.PLANNED and found):
+            is_free = False
+        if one.stops_consumers and one.state is RecoveryState.RUNNING:
+            is_drained = is_drained or ledger.leases.find_runner(one.id) is not None
+    expand, gaps = expand_stream(stream.name), list_gaps(stream.name)
+    lost = [one for one in verdict if one == gaps or (is_plan(one) and one != expand)]
+    plans = suggest_plans(workspace, stream) if lost and is_free else []
+    own: list[str] = []
+    for command in verdict:
+        if command in lost[:1]:
+            own += plans
+        if command == gaps or (command not in (*lost, *hidden) and (is_free or command != expand)):
+            own.append(command)
+    holds = [] if is_drained else [command for command in own if is_hold(command)]
+    return tuple(dict.fromkeys((*holds, *theirs, *own)))
 
 
 def is_final(recovery: Recovery) -> bool:
@@ -178,6 +237,28 @@ def find_unverified(ledger: Ledger, stream: str) -> dict[str, str]:
         ):
             found |= dict.fromkeys(ids, recovery.id)
     return found
+
+
+def _is_in_the_way(stream: Stream, recovery: Recovery) -> bool:
+    """Whether a plan for the stream would be refused because of it."""
+    same = recovery.topic == stream.topic or recovery.group == stream.group
+    if recovery.state is RecoveryState.FAILED and not recovery.holds_when_failed:
+        return False
+    is_begun = recovery.state in UNFINISHED
+    return is_begun and same and recovery.cluster == stream.cluster
+
+
+def _is_outdated(ledger: Ledger, recovery: Recovery) -> bool:
+    """Whether no run can begin: the topic was seen made anew, or with more partitions, since."""
+    if recovery.state not in (RecoveryState.PLANNED, RecoveryState.APPROVED):
+        return False
+    newest, plan = ledger.samples.latest(recovery.stream), recovery.plan
+    if newest is None or (newest.cluster, newest.topic) != (recovery.cluster, recovery.topic):
+        return False
+    # Fewer partitions are some that could not be seen.
+    is_other = newest.topic_id != plan["topic_id"]
+    is_other = is_other or len(newest.partitions) > plan["partition_count"]
+    return is_other and newest.taken_at > recovery.created_at
 
 
 def _find_failure(recovery: Recovery, events: Iterable[LedgerEvent]) -> _Failure | None:

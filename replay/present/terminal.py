@@ -122,7 +122,8 @@ def _draw_stream(stream: Document) -> list[RenderableType]:
     blocks += render_group_members(stream.get("members"))
     blocks += render_warnings(stream.get("warnings", ()))
     blocks += [Text(f"→ {way}", hang=2) for way in stream.get("ways", ())]
-    blocks += render_standings(stream.get("standings", ()))
+    # What comes next for them is among the stream's commands, in their order.
+    blocks += map(render_recovery_status, stream.get("standings", ()))
     blocks += render_next(*stream.get("next_commands", ()))
     if stream.get("page"):
         blocks.append(Text.assemble(("page: ", "dim"), str(stream["page"])))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 
 from starlette.types import ASGIApp
@@ -28,7 +27,6 @@ from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.board import Board
 from backlogctl.monitoring.watch.loop import OnOutage
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.next_commands import list_next_commands
 from backlogctl.replay.engine.plan import ACTIVE
 from backlogctl.replay.observe.stream import find_page
 from backlogctl.replay.web.access import HostGuard, TokenGuard, find_hosts
@@ -36,9 +34,10 @@ from backlogctl.replay.web.app import HealthCheck, make_web_app
 from backlogctl.replay.web.checkups import Checkups
 from backlogctl.replay.web.deliveries import DeliveryWatch, collect_deliveries
 from backlogctl.replay.web.page.app import make_page
-from backlogctl.replay.web.page.overview import choose_commands, shorten_commands
+from backlogctl.replay.web.page.overview import choose_commands, list_commands
 from backlogctl.replay.web.sequences import SequenceWatch
 from backlogctl.replay.web.server import Server, bind_address
+from backlogctl.values import Recovery
 
 
 def open_notifier(workspace: Workspace, on_outage: OnOutage) -> Notifier:
@@ -51,22 +50,23 @@ def open_notifier(workspace: Workspace, on_outage: OnOutage) -> Notifier:
     return Notifier(
         workspace.config.watch.hooks,
         on_outage,
-        partial(_find_context, workspace, skew),
+        partial(_find_context, workspace),
         clock=lambda: utc_now() + skew,
     )
 
 
-def _find_context(workspace: Workspace, skew: timedelta, look: StreamObservation) -> MessageContext:
-    now = utc_now() + skew
-    next_command = shorten_commands(partial(list_next_commands, workspace), lambda: now)
+def _find_context(workspace: Workspace, look: StreamObservation) -> MessageContext:
+    commands = () if look.status is None else look.status.next_commands
+    active: Sequence[Recovery] = ()
     try:
-        active = workspace.ledger.recoveries.list(look.stream, ACTIVE)
-        commands = {recovery.id: next_command(recovery) for recovery in active}
+        active = workspace.ledger.recoveries.list(states=ACTIVE)
+        stream = workspace.config.stream(look.stream)
+        commands = list_commands(workspace, stream, look.status, active)
     except BacklogError:
-        # Recoveries are unknown then; the verdict's own commands are not.
-        active, commands = (), {}
+        pass  # recoveries are unknown then; the verdict's own commands are not
+    is_worked_on = any(one.stream == look.stream for one in active)
     return MessageContext(
-        choose_commands(look.stream, look.status, tuple(active), commands, now),
+        choose_commands(commands, is_worked_on=is_worked_on),
         find_page(workspace.config, look.stream),
     )
 

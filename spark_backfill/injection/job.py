@@ -141,21 +141,21 @@ def check_target(
         info = describe_topic(connection, topic, deadline)
     except TopicMissing as error:
         raise PlanStale(
-            "the topic was deleted since the plan was made; nothing was sent",
+            "the topic was deleted since the plan was made; nothing more is sent",
             subject=subject,
             hint="plan again when it is back",
         ) from error
     if info.topic_id != topic_id:
         raise PlanStale(
             f"the topic was recreated since the plan was made: its id is {info.topic_id}, was "
-            f"{topic_id}; nothing was sent",
+            f"{topic_id}; nothing more is sent",
             subject=subject,
             hint="what is in a new topic has other offsets: plan again",
         )
     if info.partitions != partitions:
         raise PlanStale(
             f"the topic has {info.partitions} partitions now, the plan was made with {partitions}; "
-            "keys belong elsewhere; nothing was sent",
+            "keys belong elsewhere; nothing more is sent",
             subject=subject,
             hint="plan again",
         )

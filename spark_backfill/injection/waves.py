@@ -19,9 +19,11 @@ from backlogctl.errors import (
     BacklogError,
     HangingTransaction,
     KafkaFailure,
+    Paused,
     PlanStale,
     ProducerFenced,
     Refused,
+    VerificationFailed,
 )
 from backlogctl.kafka.clients import make_admin, outlast
 from backlogctl.manifests import read_chunk
@@ -408,27 +410,22 @@ class _Injection:
         while self._left[slot] and self._left[slot][0].canary:
             self._send_wave([slot])
         last = self._last_offsets.get(slot)
-        end = read_canary_back(
-            job.properties,
-            job.topic,
-            job.directory,
-            canary,
-            start=job.start_offsets.get(slot, 0),
-            end=None if last is None else last + 1,
-            wait=job.hidden_wait,
-            patience=job.patience,
-            look=self._look,
-            left_out=self._left_out,
-        )
+        try:
+            end = read_canary_back(
+                *(job.properties, job.topic, job.directory, canary),
+                start=job.start_offsets.get(slot, 0),
+                end=None if last is None else last + 1,
+                wait=job.hidden_wait,
+                patience=job.patience,
+                look=self._look,
+                left_out=self._left_out,
+            )
+        except (Paused, VerificationFailed):
+            self._check_target()  # of a topic that was made anew since, that is why
+            raise
         if job.group:
             await_group_past(
-                job.properties,
-                job.group,
-                job.topic,
-                slot,
-                end,
-                job.canary_wait,
-                self._look,
+                *(job.properties, job.group, job.topic, slot, end, job.canary_wait, self._look),
                 patience=job.patience,
             )
 

@@ -15,16 +15,21 @@ _MOST = 9
 
 
 def follow(
-    call: Call, recovery: str, *, handle: Callable[[str], None] = lambda _: None
+    call: Call,
+    recovery: str,
+    *,
+    handle: Callable[[str], None] = lambda _: None,
+    first: Said | None = None,
 ) -> list[str]:
-    """Types each command that is printed as the next one, from `show` on, until none is left or
-    only a look at the stream; R is the recovery in them, P and Q those that it led to.
+    """Types each command that is printed as the next one, until none is left or only a look at
+    the stream; R is the recovery in them, P and Q those that it led to.
 
     Args:
         call: takes the words, and `code=None`.
         handle: called with each command before it is typed, for what a person does besides.
+        first: what the first command is taken from; `show` of the recovery.
     """
-    said, typed, known = call("show", recovery), list[str](), {recovery: "R"}
+    said, typed, known = first or call("show", recovery), list[str](), {recovery: "R"}
     while command := find_next(said):
         told = command.removeprefix("backlogctl ")
         for name in _ID.findall(told):

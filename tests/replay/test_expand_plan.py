@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.cimpl import NewPartitions
 
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError, InvalidTransition, Refused, UsageError
-from backlogctl.kafka.admin import describe_topic
+from backlogctl.kafka.admin import describe_topic, read_topic_id
 from backlogctl.kafka.clients import make_admin, make_producer
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
 from backlogctl.replay.engine.approval import approve_plan, check_hash
@@ -27,8 +28,9 @@ from backlogctl.replay.observe.snapshot import Draft, take_snapshot
 from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.values import Recovery, RecoveryState
 from tests.conftest import MakeTopic
-from tests.kit.kafka import commit, join, publish, set_config, set_offsets_raw
-from tests.kit.shop import Shop
+from tests.kit.following import find_next, follow
+from tests.kit.kafka import commit, join, publish, set_config, set_offsets_raw, wait_until
+from tests.kit.shop import Said, Shop
 from tests.spark_backfill.world import make_stream
 
 SECRET = "hunter2-of-the-consumers"
@@ -72,6 +74,12 @@ def list_topics(shop: Shop) -> set[str]:
     names = make_admin(shop.properties).list_topics(timeout=10).topics
     own = shop.group.removeprefix("group-")
     return {name for name in names if own in name or not re.search("[0-9a-f]{6}|^__", name)}
+
+
+def add_partition(shop: Shop) -> None:
+    admin, wanted = make_admin(shop.properties), len(BEHIND) + 1
+    admin.create_partitions([NewPartitions(shop.topic, wanted)])[shop.topic].result(60)
+    wait_until(lambda: read_topic_id(admin, shop.topic)[1] == wanted)
 
 
 def find_warning(recovery: Recovery, words: str) -> str:
@@ -341,3 +349,29 @@ def test_the_command_line(behind: Shop) -> None:
         document["id"]: "rejected",
     }
     assert recovery in behind.call("recoveries").out
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_fault_122_status_says_what_is_next_of_an_expansion_that_is_not_begun(
+    behind: Shop, runs: bool
+) -> None:
+    """Of one that is approved, and of one that is stale, also where nobody has tried to run it."""
+
+    def ask(*words: str, code: int | None = 0) -> Said:
+        return behind.call(*words, code=code)
+
+    def look() -> str:
+        said = ask("status", "orders")
+        assert "plan expand" not in said.out, "it would be refused"
+        (shown,) = ask("show", recovery, "--json").document["next_commands"]
+        assert find_next(said) == shown, said.out
+        return str(shown)
+
+    recovery = approve_plan(behind.open(), plan(behind), by="ada").id
+    assert look() == f"backlogctl run {recovery}"
+    add_partition(behind)
+    if runs:
+        assert ask("run", recovery, "--json", code=None).error["code"] == "plan_stale"
+    assert look() == f"backlogctl cancel {recovery}"
+    assert follow(ask, recovery, first=ask("status", "orders")) == ["cancel R"]
+    assert plan(behind).plan["partition_count"] == len(BEHIND) + 1

@@ -20,8 +20,8 @@ from backlogctl.replay.web.page.overview import (
     Statuses,
     StoredStatuses,
     StreamChoice,
+    list_commands,
     read_overview,
-    shorten_commands,
 )
 from backlogctl.replay.web.page.rendering import Renderer
 from backlogctl.values import Recovery
@@ -150,8 +150,6 @@ def make_page(
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
     renderer = Renderer(config.mask_secrets, clock, config.watch.interval.total_seconds())
     stored = StoredStatuses(ledger, config)
-    next_commands = partial(list_next_commands, workspace)
-    next_command = shorten_commands(next_commands, clock)
     routes = APIRouter(prefix=path.rstrip("/"))
     show = partial(routes.api_route, methods=["GET", "HEAD"])
 
@@ -161,7 +159,10 @@ def make_page(
         return HTMLResponse(renderer.render(template, up, busy=busy, **values), status)
 
     def look() -> Statuses:
-        return Statuses(stored, config, board, clock())
+        return Statuses(stored, config, board, clock(), partial(list_commands, workspace))
+
+    def next_command(recovery: Recovery) -> str:
+        return next(iter(list_next_commands(workspace, recovery)), "")
 
     @show("/")
     def show_overview(q: str = "", verdict: str = "", sort: str = "") -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,20 +11,24 @@ from backlogctl.config import Config, Stream
 from backlogctl.errors import LedgerError
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.doctor.checks import CheckFinding
+from backlogctl.monitoring.verdict.commands import is_hold, look_at_stream
 from backlogctl.monitoring.verdict.status import GroupStatus, Urgency, Verdict
 from backlogctl.monitoring.watch.board import Board, BoardState, Checkup, MemberLook, SequenceLook
 from backlogctl.monitoring.watch.look import judge_stored
 from backlogctl.monitoring.watch.notes import with_stopped_warning
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import list_stream_commands
 from backlogctl.replay.engine.plan import ACTIVE
 from backlogctl.replay.present.terminal import SHOWN_WHOLE
 from backlogctl.replay.web.deliveries import DeliveryLook
 from backlogctl.replay.web.page.delivery_rows import DeliveryRow, list_rows
 from backlogctl.replay.web.page.words import is_stale
-from backlogctl.values import Recovery, RecoveryState
+from backlogctl.values import Recovery
 
 # The status of each stream: from the board where there is one, else from the ledger's samples.
 
 NextCommand = Callable[[Recovery], str]
+ListCommands = Callable[[Stream, GroupStatus | None, Sequence[Recovery]], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,14 @@ class Statuses:
     """Reads statuses for one request."""
 
     def __init__(
-        self, stored: StoredStatuses, config: Config, board: Board | None, now: datetime
+        self,
+        stored: StoredStatuses,
+        config: Config,
+        board: Board | None,
+        now: datetime,
+        list_commands: ListCommands,
     ) -> None:
+        self._list_commands = list_commands
         self._stored = stored
         self._config = config
         self._seen = BoardState() if board is None else board.seen
@@ -142,27 +152,32 @@ class Statuses:
     def view(
         self,
         stream: Stream,
-        recoveries: tuple[Recovery, ...] = (),
-        commands: Mapping[str, str] | None = None,
+        active: Sequence[Recovery] = (),
         *,
         ledger_answers: bool = True,
     ) -> StreamView:
         """A stream with all that the overview says about it.
 
         Args:
-            recoveries: the stream's active ones.
-            commands: the next command of each of them, by id.
+            active: the recoveries that are not over, of any stream.
+
+        Raises:
+            LedgerError.
         """
         status = self.find(stream, ledger_answers=ledger_answers)
+        commands = () if status is None else status.next_commands
+        if ledger_answers:
+            commands = self._list_commands(stream, status, active)
+        recoveries = tuple(one for one in active if one.stream == stream.name)
         stale = status is not None and is_stale(
             status.taken_at, self._now, self._config.watch.interval
         )
         return StreamView(
             stream=stream,
-            status=status,
+            status=None if status is None else replace(status, next_commands=commands),
             failing=self._seen.failing.get((stream.cluster, stream.name), ""),
             stale=stale,
-            commands=choose_commands(stream.name, status, recoveries, commands or {}, self._now),
+            commands=choose_commands(commands, is_worked_on=bool(recoveries)),
             recoveries=recoveries,
             checkup=self._seen.checkups.get(stream.name),
             members=self._seen.members.get(stream.name),
@@ -170,54 +185,34 @@ class Statuses:
         )
 
 
-def choose_commands(
-    stream: str,
+def list_commands(
+    workspace: Workspace,
+    stream: Stream,
     status: GroupStatus | None,
-    recoveries: tuple[Recovery, ...],
-    commands: Mapping[str, str],
-    now: datetime,
+    active: Sequence[Recovery],
 ) -> tuple[str, ...]:
-    """What on-call would type next about a stream; none where nothing needs it.
+    """What on-call would type next about a stream, the most urgent first.
 
-    Messages that will be lost come before a recovery, unless that is what drains them right now.
+    Args:
+        status: None where nobody looked at it yet.
+        active: the recoveries that are not over, of any stream.
+
+    Raises:
+        LedgerError.
     """
-    urgent: tuple[str, ...] = ()
-    if status is not None and Verdict.LOSING in (status.verdict, status.course):
-        urgent = status.next_commands[:1]
-        if any(_is_draining(recovery, now) for recovery in recoveries):
-            urgent = ()
-    for recovery in recoveries:
-        if command := commands.get(recovery.id):
-            return (*urgent, command)
-    if status is None:
-        return (f"backlogctl status {stream}",)
-    return status.next_commands[:1]
+    verdict = () if status is None else status.next_commands
+    found = list_stream_commands(workspace, stream, verdict, active)
+    return found or (() if status else (look_at_stream(stream.name),))
 
 
-def shorten_commands(
-    next_commands: Callable[[Recovery], list[str]], clock: Callable[[], datetime]
-) -> NextCommand:
-    """One command of a recovery; for one that somebody runs right now, how to watch it."""
-
-    def choose(recovery: Recovery) -> str:
-        if recovery.state is RecoveryState.RUNNING and has_runner(recovery, clock()):
-            return f"backlogctl show {recovery.id} --watch"
-        return next(iter(next_commands(recovery)), "")
-
-    return choose
+def choose_commands(commands: Sequence[str], *, is_worked_on: bool) -> tuple[str, ...]:
+    """The first one; behind one that holds messages back also what a recovery needs."""
+    return tuple(commands[: 2 if is_worked_on and commands and is_hold(commands[0]) else 1])
 
 
 def has_runner(recovery: Recovery, now: datetime) -> bool:
     """Whether somebody runs it right now."""
     return recovery.lease_until is not None and recovery.lease_until > now
-
-
-def _is_draining(recovery: Recovery, now: datetime) -> bool:
-    return (
-        has_runner(recovery, now)
-        and recovery.stops_consumers
-        and recovery.state is RecoveryState.RUNNING
-    )
 
 
 MOST_GROUPS = 20
@@ -346,7 +341,8 @@ def read_overview(
     failed: LedgerError | None = None
     try:
         recoveries = _list_recoveries(ledger, now)
-        views = _view_streams(config, statuses, recoveries, next_command)
+        active = [one for one in recoveries if one.state in ACTIVE]
+        views = tuple(statuses.view(stream, active) for stream in config.streams.values())
     except LedgerError as error:
         failed = error
         views = tuple(
@@ -418,20 +414,3 @@ def _list_recoveries(ledger: Ledger, now: datetime) -> tuple[Recovery, ...]:
     known = {recovery.id for recovery in active}
     late = ledger.recoveries.list(since=now - FINISHED_SINCE)
     return (*active, *(recovery for recovery in late if recovery.id not in known))
-
-
-def _view_streams(
-    config: Config,
-    statuses: Statuses,
-    recoveries: tuple[Recovery, ...],
-    next_command: NextCommand,
-) -> tuple[StreamView, ...]:
-    commands: Mapping[str, str] = {one.id: next_command(one) for one in recoveries}
-    return tuple(
-        statuses.view(
-            stream,
-            tuple(one for one in recoveries if one.stream == stream.name and one.state in ACTIVE),
-            commands,
-        )
-        for stream in config.streams.values()
-    )

@@ -487,9 +487,7 @@ def read_stream(
         LedgerError.
     """
     found = ledger.recoveries.list(stream.name)
-    commands = {recovery.id: next_command(recovery) for recovery in found}
-    active = tuple(recovery for recovery in found if recovery.state in ACTIVE)
-    row = statuses.view(stream, active, commands)
+    row = statuses.view(stream, ledger.recoveries.list(states=ACTIVE))
     samples = read_timeline(ledger, stream)
     gaps = ledger.gaps.list(stream.name)
     parts = () if row.status is None else row.status.partitions
@@ -505,7 +503,7 @@ def read_stream(
         history=read_history(samples, stream.isolation, retention, now - config.watch.horizon),
         gaps=_sort_gaps(gaps)[:MOST_GAPS],
         more_gaps=max(0, len(gaps) - MOST_GAPS),
-        recoveries=tuple(RecoveryRow(r, commands[r.id]) for r in newest[:MOST_RECOVERIES]),
+        recoveries=tuple(RecoveryRow(r, next_command(r)) for r in newest[:MOST_RECOVERIES]),
         more_recoveries=max(0, len(newest) - MOST_RECOVERIES),
         holds=ledger.holds.list(stream=stream.name),
         first_sample=samples[0].taken_at if samples else None,

@@ -31,6 +31,7 @@ from backlogctl.values import (
     Sample,
 )
 from tests.kit.ledger import create_recovery
+from tests.kit.shop import SOURCE
 
 NOW = datetime(2026, 11, 21, 6, 40, tzinfo=UTC)
 DAY = timedelta(hours=24)
@@ -182,12 +183,13 @@ class Night:
 
 
 def make_stream(name: str) -> dict[str, Any]:
-    """A stream with a source and consumers that can be started."""
+    """A stream with a source."""
     return {
         "cluster": "main",
         "topic": name,
         "group": f"{name}-service",
         "isolation": "read_committed",
+        "source": SOURCE,
     }
 
 

@@ -19,19 +19,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from backlogctl.clock import format_time
 from backlogctl.config import Config
-from backlogctl.ledger import BurndownSample
+from backlogctl.ledger import BurndownSample, Owner
 from backlogctl.monitoring.offsets.timeline import estimate_time
 from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.next_commands import STANDING
+from backlogctl.replay.engine.next_commands import STANDING, list_next_commands
 from backlogctl.replay.engine.values import Readers, Reads
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.present.progress import format_detail
 from backlogctl.replay.present.status import describe_recovery, describe_recovery_plan
 from backlogctl.replay.present.terminal import render_plan
 from backlogctl.replay.web.page.app import HEADERS, make_headers
-from backlogctl.replay.web.page.overview import choose_commands
 from backlogctl.replay.web.page.streams import (
     Kind,
     Segment,
@@ -46,7 +46,12 @@ from backlogctl.replay.web.page.streams import (
 )
 from backlogctl.values import Gap, GapState, PartitionSample, Recovery, RecoveryState, Sample
 from tests.kit.ledger import NOON, make_gap, make_sample
-from tests.kit.recoveries import make_expand_plan, make_rebuild_plan, make_recovery
+from tests.kit.recoveries import (
+    change_ledger,
+    make_expand_plan,
+    make_rebuild_plan,
+    make_recovery,
+)
 from tests.replay.web.page.night import ACTOR, NOW, Night, make_group
 from tests.replay.web.page.visits import read, serve, strip
 
@@ -491,7 +496,8 @@ def test_a_loss_to_come_stands_before_an_unrelated_plan(
 
 
 def test_without_a_loss_to_come_the_recovery_is_what_is_next(quiet: Night) -> None:
-    quiet.board.put_stream(make_losing("warn"))
+    expand = ("backlogctl plan expand orders",)
+    quiet.board.put_stream(make_losing("warn", next_commands=expand))
     recovery = quiet.plan(make_rebuild_plan())
     words = strip(read(quiet, "/"))
     assert f"next backlogctl approve {recovery.id} --by NAME" in words
@@ -511,13 +517,22 @@ def test_without_a_loss_to_come_the_recovery_is_what_is_next(quiet: Night) -> No
 def test_only_an_expansion_that_runs_is_help_already(
     quiet: Night, kind: str, state: RecoveryState, minutes: int | None, urgent: bool
 ) -> None:
-    recovery = replace(
-        quiet.plan(make_expand_plan() if kind == "expand" else make_rebuild_plan()),
-        state=state,
-        lease_until=None if minutes is None else NOW + timedelta(minutes=minutes),
-    )
-    found = choose_commands("orders", make_losing(), (recovery,), {recovery.id: "go on"}, NOW)
-    assert found == ((HOLD, "go on") if urgent else ("go on",))
+    """Another expansion would be refused, so none is named."""
+    plan = make_expand_plan() if kind == "expand" else make_rebuild_plan()
+    made = quiet.approve(quiet.plan(plan))
+    quiet.advance(made, RecoveryState.RUNNING)
+    if state is not RecoveryState.RUNNING:
+        quiet.advance(made, state)
+    if minutes is not None:
+        quiet.ledger.leases.acquire(made.id, Owner.current(), timedelta(hours=1))
+        until = quiet.now + timedelta(minutes=minutes)
+        statement = "UPDATE backlog_recoveries SET lease_until = :until"
+        change_ledger(quiet.workspace, statement, until=format_time(until))
+    quiet.board.put_stream(make_losing())
+    (command,) = list_next_commands(quiet.workspace, quiet.ledger.recoveries.get(made.id))
+    words = strip(read(quiet, "/streams/orders"))
+    assert (f"next {HOLD} then {command}" if urgent else f"next {command}") in words
+    assert "plan expand" not in words
 
 
 def test_a_time_to_loss_is_loud_whatever_the_verdict(quiet: Night) -> None:
