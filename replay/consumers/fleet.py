@@ -197,6 +197,7 @@ def say_by_hand(context: StoppingContext[Any], what: str) -> str:
 Answer = TypeVar("Answer")
 
 _PAUSE_SECONDS = 0.5
+_TOLD_AT_TRY = 2
 
 
 class BrokerRetry:
@@ -217,7 +218,7 @@ class BrokerRetry:
         Raises:
             KafkaFailure: an answer that another try does not change, or none for too long.
         """
-        at, began, is_said = utc_now(), time.monotonic(), False
+        at, began, tries = utc_now(), time.monotonic(), 0
         patience = Patience(PATIENCE_SECONDS)
         while True:
             try:
@@ -225,16 +226,17 @@ class BrokerRetry:
             except KafkaFailure as error:
                 if not error.retryable or patience.is_over():
                     raise
-                if not is_said:
-                    is_said = True
+                tries += 1
+                # Once is no sign of them: a call fails that is under way while this process sleeps.
+                if tries == _TOLD_AT_TRY:
                     self._say(
                         f"the brokers have not answered since {format_moment(at)}: "
                         f"{error.message}; waiting for them, nothing is decided meanwhile"
                     )
             else:
-                if is_said:
-                    seconds = time.monotonic() - began
-                    self.away += seconds
+                seconds = time.monotonic() - began if tries else 0.0
+                self.away += seconds
+                if tries >= _TOLD_AT_TRY:
                     self._say(f"the brokers answer again, after {format_duration(seconds)}")
                 return answer
             self._tick()
@@ -302,11 +304,19 @@ class StoppingContext(RunContext[PlanT]):
             )
         return self.stream.consumers
 
-    @cached_property
+    @property
     def launcher(self) -> Launcher:
-        """The stream's launcher; one that does nothing where a cancel leaves consumers alone."""
-        launcher = make_launcher(self.consumers, self.properties, self.say)
-        return LeftLauncher(launcher, self.say) if self.leaves_consumers else launcher
+        """The stream's launcher; one that does nothing where a cancel leaves consumers alone.
+
+        Raises:
+            LeaseHeld: this run stood still, and the consumers are another runner's now.
+        """
+        self.lease.check()
+        return LeftLauncher(self._launcher, self.say) if self.leaves_consumers else self._launcher
+
+    @cached_property
+    def _launcher(self) -> Launcher:
+        return make_launcher(self.consumers, self.properties, self.say)
 
     @property
     def leaves_consumers(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backlogctl.clock import Deadline
-from backlogctl.kafka.admin import create_topic, list_offsets
+from backlogctl.fanout.launchers import Role
+from backlogctl.kafka.admin import create_topic, describe_group_state, list_offsets
 from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.raw_fetch import fetch_batches
 from backlogctl.values import OffsetRange, Recovery
@@ -39,6 +42,8 @@ MEMBERS = (
 )
 LETTERS = ("connect-sink", "streams", "spring-retry")
 SLOW_MS = 200
+# As many people's consumers: after each poll, and what is refused is logged.
+COMMITS_POLLS, REFUSED = "enable.auto.commit=false", "RebalanceInProgressException"
 # The only one that each client knows by itself.
 CODEC = "gzip"
 
@@ -61,7 +66,7 @@ def list_codecs(world: World, recovery: Recovery) -> set[str]:
 class ZooWorld:
     """The world of expansions, whose consumers are those of a client."""
 
-    def __init__(self, world: World, kind: str) -> None:
+    def __init__(self, world: World, kind: str, *settings: str) -> None:
         self.world, self.record = world, world.directory / "record"
         world.set_consumers(
             command=[
@@ -71,6 +76,7 @@ class ZooWorld:
                 kind,
                 str(self.record),
                 str(SLOW_MS),
+                *settings,
             ],
             environment={"PYTHONPATH": str(ROOT)},
         )
@@ -89,6 +95,17 @@ class ZooWorld:
             if (message.partition(), message.offset()) in places
         }
 
+    def check_handled(self, recovery: Recovery) -> None:
+        """All that was relayed was handled by its consumers, and the rest by those of before."""
+        world = self.world
+        copied = world.list_copied()
+        assert copied
+        assert len(set(self.handled(recovery.plan["temporary"]["topic"]))) == len(copied)
+        wanted = {(key, n) for key, count in world.produced.items() for n in range(count)}
+        wait_until(lambda: self.find_handled() | copied == wanted, 120, "all is handled")
+        assert find_copy_problems(world, recovery) == []
+        assert find_layout_problems(world, recovery, dict.fromkeys(SETTINGS), "verified", "") == []
+
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", MEMBERS)
@@ -101,14 +118,42 @@ def test_an_expansion_of_its_consumers(make_world: MakeWorld, kind: str) -> None
     world.at("p4.9.fenced", lambda: codecs.update(list_codecs(world, recovery)))
     world.run(recovery)
     assert codecs == {CODEC}
-    copied = world.list_copied()
-    assert copied
-    # All that was relayed was handled by its consumers, and the rest by those of before.
-    assert len(set(zoo.handled(recovery.plan["temporary"]["topic"]))) == len(copied)
-    wanted = {(key, n) for key, count in world.produced.items() for n in range(count)}
-    wait_until(lambda: zoo.find_handled() | copied == wanted, 120, "all is handled")
-    assert find_copy_problems(world, recovery) == []
-    assert find_layout_problems(world, recovery, dict.fromkeys(SETTINGS), "verified", "") == []
+    zoo.check_handled(recovery)
+
+
+@pytest.mark.timeout(600)
+def test_fault_118_commits_that_a_rebalance_refused(make_world: MakeWorld) -> None:
+    """A consumer is killed. Until its session ends the others go on, and their commits are refused;
+    then nothing more comes, and nobody commits what they handled last."""
+    zoo = ZooWorld(make_world(backlog=0, start=False), "java-cooperative", COMMITS_POLLS)
+    world = zoo.world
+    wait_until(lambda: zoo.handled(world.topic), 120, "its consumers work")
+    recovery = world.plan_approved()
+    group, count = recovery.plan["recovery_group"], recovery.plan["consumers"]
+    logs = world.fleet(Role.RECOVERY, recovery).directory
+
+    def is_together() -> bool:
+        now = describe_group_state(world.properties, group)
+        return now.state == "stable" and sum(bool(m.partitions) for m in now.members) == count
+
+    def is_refused() -> bool:
+        return any(REFUSED in log.read_text() for log in logs.glob("consumer-*.log"))
+
+    def lose_commits() -> None:
+        wait_until(is_together, 120, "they work together")
+        for log in logs.glob("consumer-*.log"):
+            log.write_text("")  # they may have been refused while they came together
+        os.kill(world.list_pids(Role.RECOVERY, recovery)[-1], signal.SIGKILL)
+        with world.publishing(each_second=20):
+            wait_until(is_refused, 60, "a commit is refused")
+        assert not is_together()
+
+    world.at("p4.7.consumers.started", lose_commits)
+    world.run(recovery)
+    told = world.told.getvalue()
+    assert told.count("are started again, once") == 1
+    assert "cannot handle" not in told
+    zoo.check_handled(recovery)
 
 
 # Each in a group of its own: they handle what is put back for one of them.

@@ -271,11 +271,12 @@ class Client:
         self.kill()
 
 
-def serve(kind: str, record: str, delay_ms: str) -> NoReturn:
+def serve(kind: str, record: str, delay_ms: str, *settings: str) -> NoReturn:
     """A consumer of a stream, as the launcher of backlogctl starts it: a file of records a topic.
 
     Args:
         delay_ms: of the original consumers; those of a recovery are as fast as they can be.
+        settings: of the client, as `name=value`.
     """
     topic, group = os.environ["BACKLOG_TOPIC"], os.environ["BACKLOG_GROUP"]
     is_slow = os.environ["BACKLOG_ROLE"] == "original"
@@ -284,6 +285,7 @@ def serve(kind: str, record: str, delay_ms: str) -> NoReturn:
         record=Path(f"{record}.{topic}"),
         delay_ms=int(delay_ms) if is_slow else 0,
         commit_ms=500,
+        settings=dict(setting.split("=") for setting in settings),
     ).become()
 
 

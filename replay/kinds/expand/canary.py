@@ -14,7 +14,7 @@ from backlogctl.fanout.launchers import Role
 from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher
 from backlogctl.fanout.relay.guard import find_others
 from backlogctl.fanout.relay.interface import ConsumerCameBack, SourceRange
-from backlogctl.fanout.speed import Speed, Trial
+from backlogctl.fanout.speed import COMMIT_SECONDS, Speed, Trial
 from backlogctl.fanout.temporary_topic import (
     create_empty_topic,
     delete_empty_topic,
@@ -280,14 +280,17 @@ def _measure(context: ExpandContext, trial: Trial, look: CanaryLook, *, joined: 
     planned = context.plan.rate_per_consumer
     begun = asked_at = trial.joined
     has_joined, away = find_first(context).has_joined, context.brokers.away
+    looked_at = trial.joined
     while True:
         context.tick()
         if not joined and not trial.commits and context.ask(has_joined):
             trial, joined = Trial(trial.share, time.monotonic()), True
         left = context.ask(lambda: context.read_lags(LAGS_SECONDS)).temporary_total
         now = time.monotonic()
-        if context.brokers.away != away:  # it could do nothing meanwhile
+        # It could do nothing meanwhile; or this process stood still, and nobody saw when it did it.
+        if context.brokers.away != away or now - looked_at > COMMIT_SECONDS:
             away, begun, trial = context.brokers.away, now, Trial(left, now)
+        looked_at = now
         trial = trial.note(now, left)
         if not trial.commits:
             look.look()

@@ -463,7 +463,8 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         Raises:
             HangingTransaction: one is, for too long.
         """
-        await_decided(self.admin, self.temporary_topic, self.temporary_partitions, self.look)
+        place = (self.admin, self.temporary_topic, self.temporary_partitions)
+        self.ask(lambda: await_decided(*place, self.look))
 
     def launch(self, count: int) -> None:
         """Makes `count` consumers run on the temporary topic, whose group has a commit everywhere.

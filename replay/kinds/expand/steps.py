@@ -513,7 +513,6 @@ def close_expansion(context: ExpandContext) -> None:
     Requests are no longer looked at; Ctrl-C is: cancelling again goes on.
     """
     context.closing = context.cancelling = True
-    context.__dict__.pop("launcher", None)  # it is another one where consumers are left alone
     if REWIND in context.cancel_ways or is_rewound(context):
         rewind(context)
     elif not (can_rewind(context) and not context.read_handled()) or not rewind(

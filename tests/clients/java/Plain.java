@@ -7,9 +7,11 @@ import java.util.Properties;
 import java.util.stream.Collectors;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.RebalanceInProgressException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /** The plain consumer, in the ways in which people commit. */
@@ -18,6 +20,7 @@ public final class Plain {
     private static KafkaConsumer<byte[], byte[]> consumer;
     private static String mode;
     private static boolean commitsItself;
+    private static boolean commitsPolls;
     private static Map<TopicPartition, Long> ends;
     private static long committedAt = System.nanoTime();
 
@@ -27,6 +30,7 @@ public final class Plain {
         Properties settings = Words.settings();
         commitsItself = List.of("range", "cooperative", "consumer").contains(mode);
         settings.putIfAbsent("enable.auto.commit", commitsItself);
+        commitsPolls = commitsItself && "false".equals(settings.get("enable.auto.commit"));
         settings.putIfAbsent("auto.commit.interval.ms", Words.get("commit_ms"));
         if (mode.equals("consumer")) {
             settings.put("group.protocol", "consumer");
@@ -40,7 +44,8 @@ public final class Plain {
         Words.hearEnd();
         start();
         while (!Words.ending && !(Words.is("once") && reachedEnd())) {
-            for (ConsumerRecord<byte[], byte[]> message : consumer.poll(Duration.ofMillis(200))) {
+            ConsumerRecords<byte[], byte[]> messages = consumer.poll(Duration.ofMillis(200));
+            for (ConsumerRecord<byte[], byte[]> message : messages) {
                 Words.handle(message.partition(), message.offset());
                 // What most people write: without the leader's epoch.
                 HANDLED.put(new TopicPartition(message.topic(), message.partition()),
@@ -50,6 +55,9 @@ public final class Plain {
                 }
             }
             commitInTime();
+            if (commitsPolls && !messages.isEmpty()) {
+                commitPolled();
+            }
         }
         commit();
         consumer.close();
@@ -98,6 +106,15 @@ public final class Plain {
             commit();
         }
         committedAt = System.nanoTime();
+    }
+
+    /** What is refused is logged, and committed with what the next poll brings: if it does. */
+    private static void commitPolled() {
+        try {
+            consumer.commitSync();
+        } catch (RebalanceInProgressException error) {
+            System.err.println(error);
+        }
     }
 
     private static void commit() {
