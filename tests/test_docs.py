@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import typer
 from backlogctl.monitoring.producers.findings import SuspicionCode
 from backlogctl.replay.audits.sequence import SURE, UNSURE
 from backlogctl.replay.cli import app
+from tests.durations import read_durations
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -109,6 +111,23 @@ def test_each_fault_that_code_or_tests_name_is_explained_and_no_other() -> None:
     named = {number for _, text in read_sources() for number in find_faults(text)}
     rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/faults.md").read_text(), re.MULTILINE)
     assert sorted(map(int, rows)) == sorted(named)
+
+
+def test_each_fault_has_a_test_that_every_run_makes() -> None:
+    """Of the stories in `long.txt` one that is shorter is left; what took no time has no entry."""
+    left_out = set((ROOT / "tests/long.txt").read_text().splitlines())
+    variants: dict[str, set[str]] = defaultdict(set)
+    for name in {*left_out, *read_durations()}:
+        variants[name.partition("[")[0]].add(name)
+    made: set[int] = set()
+    every: set[int] = set()
+    for path, text in read_sources():
+        for function in re.findall(r"^ *(?:async )?def (test_\w*fault\w*)", text, re.MULTILINE):
+            every |= find_faults(function)
+            known = variants[f"{path.relative_to(ROOT)}::{function}"]
+            if not known or known - left_out:
+                made |= find_faults(function)
+    assert every - made == set()
 
 
 def test_each_fault_is_shown_by_tests_that_name_it() -> None:

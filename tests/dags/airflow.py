@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -16,6 +16,7 @@ import psutil
 
 from backlogctl.dags.local.standalone import AirflowStandalone
 
+Found = TypeVar("Found")
 FINISHED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 RUN_FINISHED = frozenset({"success", "failed"})
 # Airflow needs 30 to 125 ms of a core for an answer, and does all the work meanwhile.
@@ -26,18 +27,14 @@ _BUSY = 2.0
 
 @dataclass(frozen=True)
 class DagRun:
-    """A run of a DAG."""
-
     dag_id: str
     run_id: str
 
     @property
     def path(self) -> str:
-        """Where the API has it."""
         return f"/api/v2/dags/{self.dag_id}/dagRuns/{quote(self.run_id, safe='')}"
 
     def task(self, task_id: str) -> str:
-        """Where the API has a task of it."""
         return f"{self.path}/taskInstances/{task_id}"
 
 
@@ -64,7 +61,6 @@ class Airflow:
         self._clients: dict[str, httpx.Client] = {}
 
     def client(self, user: str = "admin") -> httpx.Client:
-        """An HTTP client that is logged in."""
         if user not in self._clients:
             token = self.standalone.log_in(user)
             self._clients[user] = httpx.Client(
@@ -76,12 +72,10 @@ class Airflow:
         return self._clients[user]
 
     def close(self) -> None:
-        """Closes what is open."""
         for client in self._clients.values():
             client.close()
 
     def get(self, path: str, user: str = "admin", **params: Any) -> dict[str, Any]:
-        """The API's answer."""
         answer = self.client(user).get(path, params=params)
         assert answer.is_success, f"{path}: {answer.status_code} {answer.text}"
         document: dict[str, Any] = answer.json()
@@ -90,26 +84,24 @@ class Airflow:
     # Runs.
 
     def ask(
-        self, dag_id: str, conf: Mapping[str, Any] | None = None, user: str = "oncall"
+        self,
+        dag_id: str,
+        conf: Mapping[str, Any] | None = None,
+        user: str = "oncall",
+        at: datetime | None = None,
     ) -> httpx.Response:
-        """Asks for a run of the DAG; the answer as it is, a refusal too."""
-        body = {"logical_date": None, "conf": dict(conf or {})}
+        """Asks for a run of the DAG, of now or for a past date; the answer as it is."""
+        body = {"logical_date": at and at.isoformat(), "conf": dict(conf or {})}
         return self.client(user).post(f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
-    def trigger_at(
-        self, dag_id: str, at: datetime, conf: Mapping[str, Any] | None = None, user: str = "oncall"
-    ) -> DagRun:
-        """A new run of the DAG for a date that is past."""
-        body = {"logical_date": at.isoformat(), "conf": dict(conf or {})}
-        answer = self.client(user).post(f"/api/v2/dags/{dag_id}/dagRuns", json=body)
-        assert answer.is_success, f"{dag_id}: {answer.status_code} {answer.text}"
-        return DagRun(dag_id, answer.json()["dag_run_id"])
-
     def trigger(
-        self, dag_id: str, conf: Mapping[str, Any] | None = None, user: str = "oncall"
+        self,
+        dag_id: str,
+        conf: Mapping[str, Any] | None = None,
+        user: str = "oncall",
+        at: datetime | None = None,
     ) -> DagRun:
-        """A new run of the DAG."""
-        answer = self.ask(dag_id, conf, user)
+        answer = self.ask(dag_id, conf, user, at)
         assert answer.is_success, f"{dag_id}: {answer.status_code} {answer.text}"
         return DagRun(dag_id, answer.json()["dag_run_id"])
 
@@ -119,7 +111,6 @@ class Airflow:
         return [DagRun(dag_id, run["dag_run_id"]) for run in found["dag_runs"]]
 
     def read_run(self, run: DagRun) -> dict[str, Any]:
-        """The run as it is now."""
         return self.get(run.path)
 
     def read_states(self, run: DagRun) -> dict[str, str | None]:
@@ -134,98 +125,82 @@ class Airflow:
         self, run: DagRun, states: Iterable[str] = RUN_FINISHED, within: float = 240
     ) -> str:
         """Waits until the run has one of these states; at another last state it gives up at once."""
-        wanted, limit = set(states), time.monotonic() + _BUSY * within
-        while (state := str(self.read_run(run)["state"])) not in wanted:
-            if state in RUN_FINISHED or time.monotonic() > limit:
-                raise AssertionError(f"{run}: {state}, not {wanted}\n{self.explain(run)}")
-            time.sleep(_TICK)
-        return state
+        wanted = set(states)
+
+        def find_state() -> str | None:
+            state = str(self.read_run(run)["state"])
+            assert state in wanted or state not in RUN_FINISHED, f"{state}, not {wanted}"
+            return state if state in wanted else None
+
+        return self._await(run, find_state, f"it is one of {wanted}", within)
 
     # Tasks.
 
     def read_task(self, run: DagRun, task_id: str) -> dict[str, Any]:
-        """The task as it is now."""
         return self.get(run.task(task_id))
 
     def await_state(
         self, run: DagRun, task_id: str, states: Iterable[str], within: float = 120
     ) -> dict[str, Any]:
         """Waits until the task has one of these states; a last state that is not ends the wait."""
-        wanted, limit = set(states), time.monotonic() + _BUSY * within
-        while True:
+        wanted = set(states)
+
+        def find_task() -> dict[str, Any] | None:
             # The run first: where that is over, the task's state is its last one.
             over = self.read_run(run)["state"] in RUN_FINISHED
             if (task := self.read_task(run, task_id))["state"] in wanted:
                 return task
-            if task["state"] in FINISHED or over or time.monotonic() > limit:
-                raise AssertionError(
-                    f"{run} {task_id}: {task['state']}, not {wanted}\n{self.explain(run)}"
-                )
-            time.sleep(_TICK)
+            over = over or task["state"] in FINISHED
+            assert not over, f"{task['state']}, not {wanted}"
+            return None
 
-    def await_mapped(
-        self, run: DagRun, task_id: str, index: int, states: Iterable[str], within: float = 240
-    ) -> None:
-        """Waits until a mapped task has one of these states."""
-        wanted, limit = set(states), time.monotonic() + _BUSY * within
-        while (state := self.read_states(run).get(f"{task_id}[{index}]")) not in wanted:
-            assert time.monotonic() < limit, f"{task_id}[{index}]: {state}\n{self.explain(run)}"
-            time.sleep(_TICK)
+        return self._await(run, find_task, f"{task_id} is one of {wanted}", within)
 
-    def await_another_try(self, run: DagRun, task_id: str, tried: int, within: float = 120) -> None:
+    def await_mapped(self, run: DagRun, task_id: str, index: int, states: Iterable[str]) -> None:
+        name, wanted = f"{task_id}[{index}]", set(states)
+
+        def has_state() -> bool:
+            return self.read_states(run).get(name) in wanted
+
+        self._await(run, has_state, f"{name} is one of {wanted}", 240)
+
+    def await_another_try(self, run: DagRun, task_id: str, tried: int) -> None:
         """Waits until the try of this number has ended and the next one is to come, or is there.
 
         How long a task is `up_for_retry` may be a few seconds.
         """
-        limit = time.monotonic() + _BUSY * within
-        while (task := self.read_task(run, task_id))["try_number"] <= tried:
-            if task["state"] == "up_for_retry":
-                return
-            if task["state"] in FINISHED or time.monotonic() > limit:
-                raise AssertionError(
-                    f"{run} {task_id}: {task['state']}, no other try\n{self.explain(run)}"
-                )
-            time.sleep(_TICK)
+
+        def is_tried_again() -> bool:
+            task = self.read_task(run, task_id)
+            if task["try_number"] > tried or task["state"] == "up_for_retry":
+                return True
+            assert task["state"] not in FINISHED, f"{task['state']}, no other try"
+            return False
+
+        self._await(run, is_tried_again, f"{task_id} is tried again", 120)
 
     def await_question(self, run: DagRun, task_id: str, within: float = 240) -> dict[str, Any]:
         """Waits until the task waits for a person; its subject, body and options."""
         self.await_state(run, task_id, {"deferred", "awaiting_input"}, within)
         return self.get(f"{run.task(task_id)}/-1/hitlDetails")
 
-    def ask_to_answer(
-        self, run: DagRun, task_id: str, option: str, user: str = "second", **params: Any
-    ) -> httpx.Response:
-        """Answers the task's question, once Airflow can take it; the answer as it is."""
+    def answer(
+        self, run: DagRun, task_id: str, option: str = "Approve", user: str = "second"
+    ) -> None:
+        """Answers the task's question, once Airflow can take it."""
         self.await_question(run, task_id)
         self.await_parked(run, task_id)
-        body = {"chosen_options": [option], "params_input": params}
-        return self.client(user).patch(f"{run.task(task_id)}/-1/hitlDetails", json=body)
-
-    def answer(
-        self,
-        run: DagRun,
-        task_id: str,
-        option: str = "Approve",
-        user: str = "second",
-        **params: Any,
-    ) -> None:
-        """Answers the task's question."""
-        told = self.ask_to_answer(run, task_id, option, user, **params)
+        body: dict[str, Any] = {"chosen_options": [option], "params_input": {}}
+        told = self.client(user).patch(f"{run.task(task_id)}/-1/hitlDetails", json=body)
         assert told.is_success, f"{run} {task_id}: {told.status_code} {told.text}"
 
     def xcom(self, run: DagRun, task_id: str, key: str = "return_value") -> Any:
-        """What a task returned."""
         return self.get(f"{run.task(task_id)}/xcomEntries/{key}", deserialize=True)["value"]
 
-    def logs(self, run: DagRun, task_id: str, attempt: int | None = None) -> str:
+    def logs(self, run: DagRun, task_id: str, attempt: int | None = None, index: int = -1) -> str:
         """What a task wrote, at its last attempt unless another is named."""
         number = attempt or self.read_task(run, task_id)["try_number"]
-        found = self.get(f"{run.task(task_id)}/logs/{number}", full_content=True)["content"]
-        return "\n".join(part if isinstance(part, str) else _format(part) for part in found)
-
-    def logs_of_mapped(self, run: DagRun, task_id: str, index: int) -> str:
-        """What a mapped task wrote in its first try."""
-        path = f"{run.task(task_id)}/logs/1"
+        path = f"{run.task(task_id)}/logs/{number}"
         found = self.get(path, map_index=index, full_content=True)["content"]
         return "\n".join(part if isinstance(part, str) else _format(part) for part in found)
 
@@ -240,10 +215,7 @@ class Airflow:
 
     # What operators do to them.
 
-    def clear(
-        self, run: DagRun, *task_ids: str, user: str = "oncall", downstream: bool = True
-    ) -> None:
-        """Clears tasks, so that they run again."""
+    def clear(self, run: DagRun, *task_ids: str, downstream: bool = True) -> None:
         body = {
             "dry_run": False,
             "dag_run_id": run.run_id,
@@ -253,16 +225,14 @@ class Airflow:
             "reset_dag_runs": True,
         }
         path = f"/api/v2/dags/{run.dag_id}/clearTaskInstances"
-        told = self.client(user).post(path, json=body)
+        told = self.client("oncall").post(path, json=body)
         assert told.is_success, f"{path}: {told.status_code} {told.text}"
 
-    def mark(
-        self, run: DagRun, state: str, task_id: str | None = None, user: str = "oncall"
-    ) -> None:
+    def mark(self, run: DagRun, state: str, task_id: str | None = None) -> None:
         """Marks the run, or a task of it, `success` or `failed`."""
         path = run.task(task_id) if task_id else run.path
         body = {"new_state" if task_id else "state": state}
-        told = self.client(user).patch(path, json=body)
+        told = self.client("oncall").patch(path, json=body)
         assert told.is_success, f"{path}: {told.status_code} {told.text}"
 
     # Processes.
@@ -278,27 +248,20 @@ class Airflow:
         self.standalone.environment["AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD"] = "45"
         self.standalone.launch()
 
-    def find_task(self, run: DagRun, task_id: str, within: float = 90) -> psutil.Process:
+    def find_task(self, run: DagRun, task_id: str) -> psutil.Process:
         """The process in which a task's code runs."""
-        title, limit = (
-            f"worker -- {self.read_task(run, task_id)['id']}",
-            time.monotonic() + _BUSY * within,
-        )
-        while (found := self._find(title)) is None:
-            assert time.monotonic() < limit, f"{run} {task_id} has no process"
-            time.sleep(_TICK)
-        return found
+        title = f"worker -- {self.read_task(run, task_id)['id']}"
 
-    def _find(self, title: str) -> psutil.Process | None:
-        for process in psutil.process_iter():
-            try:
-                if " ".join(process.cmdline()).rstrip().endswith(title):
-                    return process
-            except psutil.Error:
-                continue
-        return None
+        def find() -> psutil.Process | None:
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    if " ".join(process.cmdline()).rstrip().endswith(title):
+                        return process
+            return None
 
-    def await_parked(self, run: DagRun, task_id: str, within: float = 120) -> None:
+        return self._await(run, find, f"{task_id} has a process", 90)
+
+    def await_parked(self, run: DagRun, task_id: str) -> None:
         """Until the scheduler knows that the task's process has ended.
 
         Airflow takes an answer as soon as the task is parked. When it then queues the task before
@@ -310,15 +273,33 @@ class Airflow:
             rf"Received executor event with state success for task instance .*{key}"
             rf", try_number={number}\b"
         )
-        log, limit = self.standalone.log, time.monotonic() + _BUSY * within
 
         def has_heard() -> bool:
-            lines = log.read_text(errors="replace").splitlines()
+            lines = self.standalone.log.read_text(errors="replace").splitlines()
             return any(run.run_id in line and heard.search(line) for line in lines)
 
-        while not has_heard():
-            assert time.monotonic() < limit, f"the scheduler has not heard of {run} {task_id}"
-            time.sleep(_TICK)
+        self._await(run, has_heard, f"the scheduler has heard of {task_id}", 120)
+
+    # Waiting.
+
+    def _await(
+        self, run: DagRun, look: Callable[[], Found | None], what: str, within: float
+    ) -> Found:
+        """What the look finds in the end."""
+        limit = time.monotonic() + _BUSY * within
+        with self.explaining(run):
+            while not (found := look()):
+                assert time.monotonic() < limit, f"not within {_BUSY * within} s: {what}"
+                time.sleep(_TICK)
+        return found
+
+    @contextmanager
+    def explaining(self, run: DagRun) -> Iterator[None]:
+        """What is waited for in vain is told with how the tasks stand."""
+        try:
+            yield
+        except AssertionError as error:
+            raise AssertionError(f"{run}: {error}\n{self.explain(run)}") from None
 
 
 def _format(entry: Mapping[str, Any]) -> str:

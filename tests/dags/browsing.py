@@ -46,7 +46,6 @@ class Visit:
         self.clicks = 0
 
     def log_in(self, user: str, password: str) -> None:
-        """As people do."""
         self.page.goto(f"{self.address}/auth/login")
         self.page.fill("input[name=username]", user)
         self.page.fill("input[name=password]", password)
@@ -60,7 +59,6 @@ class Visit:
         self.page.get_by_role("dialog").get_by_text("Every plan is shown").wait_for()
 
     def choose(self, field: str, words: str) -> None:
-        """Takes one of a field's choices."""
         dialog = self.page.get_by_role("dialog")
         self._click(dialog.locator(f"#element_{field}").get_by_role("combobox").first)
         self.page.keyboard.type(words)
@@ -91,11 +89,9 @@ class Visit:
         return box is not None and box["y"] + box["height"] <= 900
 
     def answer(self, option: str) -> None:
-        """One of the buttons."""
         self._click(self.page.get_by_role("button", name=option, exact=True))
 
     def open_backlogs(self) -> FrameLocator:
-        """The navigation's entry."""
         self._click(self.page.get_by_text("Backlogs").first)
         return self.page.frame_locator("iframe")
 

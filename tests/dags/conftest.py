@@ -18,7 +18,7 @@ from tests.dags.slots import Slots, SlotShop, SlotWorld
 from tests.kit.processes import ROOT
 
 TakeShop = Callable[..., SlotShop]
-TakeWorld = Callable[..., SlotWorld]
+TakeWorld = Callable[[], SlotWorld]
 
 _SETTINGS = {
     "PYTHONPATH": str(ROOT),
@@ -92,8 +92,8 @@ def take_world(
     """`take_world()`: a backlog with slow consumers that run; its stream is this test's alone."""
     taken: list[SlotWorld] = []
 
-    def take(backlog: int = 1_600) -> SlotWorld:
-        taken.append(slots.take_world(monkeypatch, backlog))
+    def take() -> SlotWorld:
+        taken.append(slots.take_world(monkeypatch))
         return taken[-1]
 
     yield take

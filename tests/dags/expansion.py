@@ -89,13 +89,18 @@ class Witness:
 
 
 @dataclass(frozen=True)
-class Expansion:
+class AskedRecovery:
     """A run, the recovery that it planned, and the world that it is for."""
 
     airflow: Airflow
     world: SlotWorld
     run: DagRun
     recovery: Recovery
+
+    @classmethod
+    def of(cls, airflow: Airflow, world: SlotWorld, run: DagRun, plan_task: str) -> Self:
+        planned = airflow.xcom(run, plan_task)["recovery"]
+        return cls(airflow, world, run, world.open().ledger.recoveries.get(planned))
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -104,8 +109,19 @@ class Expansion:
 
     @property
     def now(self) -> Recovery:
-        """The recovery as it is."""
         return self.world.read(self.recovery)
+
+    def await_step(self, name: str) -> None:
+        """Waits until a step of its work has started."""
+        steps = self.ledger.steps
+        with self.airflow.explaining(self.run):
+            wait_until(
+                lambda: steps.get(self.recovery.id, name) is not None, 240, f"{name} has started"
+            )
+
+
+class Expansion(AskedRecovery):
+    """One that expands."""
 
     @property
     def task(self) -> dict[str, Any]:
@@ -113,7 +129,6 @@ class Expansion:
         return self.airflow.read_task(self.run, WORK)
 
     def list_actions(self) -> list[str]:
-        """What the record of the recovery tells."""
         return [e.action for e in self.ledger.events.list(self.recovery.id)]
 
     def find_sample(self) -> BurndownSample | None:
@@ -141,10 +156,8 @@ class Expansion:
             moved = now is not None and (before is None or now.relayed > before.relayed)
             return now is not None and moved and now.temporary_lag > 100
 
-        try:
+        with self.airflow.explaining(self.run):
             wait_until(is_relayed, 150, "messages are relayed")
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.airflow.explain(self.run)}") from None
 
     def go_on(self) -> None:
         """The recovery's consumers handle again."""
@@ -163,8 +176,7 @@ def start(airflow: Airflow, world: SlotWorld, **form: Any) -> Expansion:
     conf = {"stream": world.stream, "action": "expand", "rate": HOLDING, **form}
     run = airflow.trigger("recover_backlog", conf)
     airflow.await_question(run, APPROVE)
-    recovery = world.open().ledger.recoveries.get(airflow.xcom(run, "expand.plan")["recovery"])
-    return Expansion(airflow, world, run, recovery)
+    return Expansion.of(airflow, world, run, "expand.plan")
 
 
 @contextmanager
@@ -192,11 +204,3 @@ def relaying(*begun: Expansion) -> Iterator[None]:
         for one in begun:
             one.await_relayed()
         yield
-
-
-def detect(one: Expansion) -> str:
-    """What the next run of `detect_backlog` does with expansions that were left open; its log."""
-    run = one.airflow.trigger("detect_backlog", {"streams": [one.world.stream]})
-    one.airflow.await_state(run, "restore_left_open", {"success"}, within=240)
-    one.airflow.await_run(run, {"success"})
-    return one.airflow.logs(run, "restore_left_open")

@@ -9,8 +9,8 @@ import pytest
 
 from backlogctl.fanout.launchers import Role
 from backlogctl.replay.kinds.offload.plan import ALLOW_DISK
-from backlogctl.values import Recovery
-from tests.dags.airflow import Airflow, DagRun
+from tests.dags.airflow import Airflow
+from tests.dags.expansion import AskedRecovery
 from tests.dags.slots import Slots, SlotWorld
 from tests.kit.kafka import wait_until
 from tests.replay.offload.world import OffloadWorld
@@ -26,31 +26,6 @@ class SlotOffload(SlotWorld, OffloadWorld):
     """A world to offload, whose stream is one of many in the configuration."""
 
 
-@dataclass(frozen=True)
-class AskedOffload:
-    """A run, the recovery that it planned, and the world that it is for."""
-
-    airflow: Airflow
-    world: SlotOffload
-    run: DagRun
-    recovery: Recovery
-
-    @property
-    def now(self) -> Recovery:
-        """The recovery as it is."""
-        return self.world.read(self.recovery)
-
-    def await_step(self, name: str) -> None:
-        """Waits until a step of its work has started."""
-        steps = self.world.open().ledger.steps
-        try:
-            wait_until(
-                lambda: steps.get(self.recovery.id, name) is not None, 240, f"{name} has started"
-            )
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.airflow.explain(self.run)}") from None
-
-
 def take_offload(slots: Slots, patch: pytest.MonkeyPatch) -> SlotOffload:
     """A backlog with consumers that have begun, and are slow from now on."""
     world = slots.take_world(patch, kind="offload", make=SlotOffload)
@@ -59,9 +34,8 @@ def take_offload(slots: Slots, patch: pytest.MonkeyPatch) -> SlotOffload:
     return world
 
 
-def start_offload(airflow: Airflow, world: SlotOffload, **form: Any) -> AskedOffload:
+def start_offload(airflow: Airflow, world: SlotOffload, **form: Any) -> AskedRecovery:
     """A run whose plan waits for its approval; the archive lies beside the broker's log."""
     run = airflow.trigger(OFFLOAD, {"stream": world.stream, "allow": [ALLOW_DISK], **form})
     airflow.await_question(run, APPROVE, within=300)
-    recovery = world.open().ledger.recoveries.get(airflow.xcom(run, PLAN)["recovery"])
-    return AskedOffload(airflow, world, run, recovery)
+    return AskedRecovery.of(airflow, world, run, PLAN)

@@ -7,7 +7,6 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -48,7 +47,6 @@ class Kind:
 
     @property
     def partitions(self) -> int:
-        """Of its topics."""
         return PARTITIONS if self.source else EXPAND_PARTITIONS
 
 
@@ -71,33 +69,28 @@ KINDS = (
 
 
 @dataclass
-class SlotShop(Shop):
-    """A shop whose stream is one of many in the configuration."""
+class Slot:
+    """One stream of many in the configuration, which was written before Airflow was started."""
 
     stream: str = "orders"
     config: Path = Path("backlog.yaml")
 
     def write_config(self, **extra: Any) -> None:
-        """It was written before Airflow was started."""
+        """It is there."""
         assert not extra
 
     def open(self) -> Workspace:
-        """The workspace, in this process."""
         return open_workspace(load_config(self.config, dict(os.environ)))
 
 
 @dataclass
-class SlotWorld(World):
-    """A world whose stream is one of many in the configuration."""
+class SlotShop(Slot, Shop):
+    """A shop of a slot's stream."""
 
-    config: Path = Path("backlog.yaml")
 
-    def write_config(self) -> None:
-        """It was written before Airflow was started."""
-
-    def open(self) -> Workspace:
-        """The workspace, in this process."""
-        return open_workspace(load_config(self.config, dict(os.environ)))
+@dataclass
+class SlotWorld(Slot, World):
+    """A world of a slot's stream."""
 
     def list_processes(self, *, without: tuple[Role, ...] = ()) -> dict[int, str]:
         """Consumers by their environment, and relays by their log: Airflow started them."""
@@ -152,7 +145,6 @@ class Slots:
 
     @property
     def config(self) -> Path:
-        """The configuration."""
         return self.directory / "backlog.yaml"
 
     @property
@@ -163,15 +155,12 @@ class Slots:
                 yield self.name_topic(name), kind.partitions
 
     def name_topic(self, stream: str) -> str:
-        """The topic of a stream."""
         return f"{stream}-{self._mark}"
 
     def name_group(self, stream: str) -> str:
-        """The group of a stream."""
         return f"group-{stream}-{self._mark}"
 
     def place(self, stream: str) -> Path:
-        """Where a stream has its files."""
         found = self.directory / stream
         found.mkdir(exist_ok=True)
         return found
@@ -201,7 +190,6 @@ class Slots:
     def take_world(
         self,
         patch: Any,
-        backlog: int = 1_600,
         kind: str = "expand",
         make: type[SlotWorldT] = SlotWorld,  # type: ignore[assignment]
     ) -> SlotWorldT:
@@ -217,7 +205,7 @@ class Slots:
             stream=stream,
             config=self.config,
         )
-        world.publish(backlog)
+        world.publish(1_600)
         world.start_originals()
         return world
 
@@ -252,23 +240,8 @@ class Slots:
         """Changes keys of a stream in the file, all at once for whoever reads it."""
         document = json.loads(self.config.read_text())
         document["streams"][stream] |= changes
-        self._replace(json.dumps(document, indent=1))
-
-    @contextmanager
-    def without(self, stream: str) -> Iterator[None]:
-        """The stream is not in the file meanwhile."""
-        kept = self.config.read_text()
-        document = json.loads(kept)
-        del document["streams"][stream]
-        self._replace(json.dumps(document, indent=1))
-        try:
-            yield
-        finally:
-            self._replace(kept)
-
-    def _replace(self, text: str) -> None:
         draft = self.config.with_suffix(".draft")
-        draft.write_text(text)
+        draft.write_text(json.dumps(document, indent=1))
         draft.replace(self.config)
 
     def _name_database(self, stream: str) -> str:

@@ -84,9 +84,6 @@ class Asked:
     def read(self) -> Recovery:
         return self.workspace.ledger.recoveries.get(self.first)
 
-    def read_gap(self) -> GapState:
-        return self.workspace.ledger.gaps.get(self.gap).state
-
     def trigger(self, airflow: Airflow, **form: Any) -> DagRun:
         fields = {"stream": self.stream, "action": "rebuild", "recovery": self.first}
         return airflow.trigger(FORM, {**fields, **form})
@@ -122,7 +119,7 @@ def test_no_no_answer_and_an_answer_elsewhere(airflow: Airflow, slots: Slots) ->
         check_nothing_done(airflow, run, state)
         found = asked.read()
         assert (found.state, found.detail) == (S.REJECTED, {"by": by, "reason": why})
-        assert asked.read_gap() is GapState.OPEN
+        assert asked.workspace.ledger.gaps.get(asked.gap).state is GapState.OPEN
         assert read_actions(asked.workspace, asked.first) == ["planned", "rejected"]
         assert told in airflow.xcom(run, "rebuild.approve", "reason")
         assert told in airflow.xcom(run, "report", "reason")
@@ -311,9 +308,6 @@ def test_fault_63_an_expired_approval_is_asked_for_again(desk: Workspace) -> Non
     assert desk.ledger.recoveries.get(planned.id).state is S.CANCELLED
 
 
-RECOVER = "recover_backlog"
-
-
 @contextmanager
 def paused(airflow: Airflow, dag_id: str) -> Iterator[None]:
     """The scheduler leaves the DAG alone meanwhile."""
@@ -329,7 +323,7 @@ def test_a_paused_dag_whose_run_is_marked_failed(airflow: Airflow, take_world: T
     """Its teardown is never scheduled. It is said at once, and the next look gives all back."""
     world = take_world()
     one = start(airflow, world)
-    with relaying(one), paused(airflow, RECOVER):
+    with relaying(one), paused(airflow, FORM):
         process = one.find_process()
         process.suspend()  # it does not see the mark
         airflow.mark(one.run, "failed")

@@ -32,6 +32,7 @@ from tests.dags.airflow import Airflow
 from tests.dags.browsing import RECOVER, Visit, open_browser
 from tests.dags.slots import Slots
 from tests.dags.test_approvals import Asked
+from tests.kit.processes import ROOT
 from tests.kit.recoveries import (
     keep_plan,
     make_rebuild_plan,
@@ -43,10 +44,9 @@ from tests.kit.recoveries import (
 
 # What the page in Airflow keeps open, how many it serves at once, and the links of tasks.
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.airflow
 
 
-@pytest.mark.airflow
 def test_a_few_requests_at_once_so_that_airflow_keeps_its_threads() -> None:
     page = LazyPage()
     now = most = 0
@@ -83,7 +83,6 @@ class Loader:
         return load_config(self.path)
 
 
-@pytest.mark.airflow
 def test_what_was_opened_is_kept_until_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,20 +121,23 @@ def test_what_was_opened_is_kept_until_it_changes(
     second.workspace.ledger.close()
 
 
-@pytest.mark.airflow
-def test_tasks_link_to_their_recovery_and_the_plugin_is_light(tmp_path: Path) -> None:
-    write_config(tmp_path)
-    env = {
+def make_environment(home: Path, **settings: str) -> dict[str, str]:
+    """Of an Airflow in that folder, beside the configuration."""
+    return {
         **os.environ,
-        "AIRFLOW_HOME": str(tmp_path),
-        "AIRFLOW__API__BASE_URL": "https://ops.example/airflow/",
+        "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "BACKLOG_CONFIG": str(tmp_path / "backlog.yaml"),
+        **{f"AIRFLOW__{name}": value for name, value in settings.items()},
+        "BACKLOG_CONFIG": str(home / "backlog.yaml"),
         "PYTHONPATH": str(ROOT),
     }
+
+
+def test_tasks_link_to_their_recovery_and_the_plugin_is_light(tmp_path: Path) -> None:
+    write_config(tmp_path)
     told = subprocess.run(
         [sys.executable, "-m", "tests.dags.linked"],
-        env=env,
+        env=make_environment(tmp_path, API__BASE_URL="https://ops.example/airflow/"),
         capture_output=True,
         text=True,
         timeout=240,
@@ -209,24 +211,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     home = tmp_path_factory.mktemp("airflow")
     desk = open_desk(home)
     (home / "passwords.json").write_text(json.dumps({user: user for user in USERS}))
-    env = {
-        **os.environ,
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW_API_APPS": "core",
-        "AIRFLOW__API__HOST": "127.0.0.1",
-        "AIRFLOW__API_AUTH__JWT_SECRET": "of-tests-only-" * 5,
-        "AIRFLOW__CORE__AUTH_MANAGER": "tests.dags.api_server.NamedRights",
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{n}:{r}" for n, r in USERS.items()),
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
-        "BACKLOG_CONFIG": str(home / "backlog.yaml"),
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = make_environment(
+        home,
+        API__HOST="127.0.0.1",
+        API_AUTH__JWT_SECRET="of-tests-only-" * 5,
+        CORE__AUTH_MANAGER="tests.dags.api_server.NamedRights",
+        CORE__SIMPLE_AUTH_MANAGER_USERS=",".join(f"{n}:{r}" for n, r in USERS.items()),
+        CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE=str(home / "passwords.json"),
+    )
     log = home / "server.log"
     with log.open("wb") as out:
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.dags.api_server"],
-            env=env,
+            env={**environment, "AIRFLOW_API_APPS": "core"},
             cwd=home,
             stdout=out,
             stderr=out,
@@ -276,7 +273,6 @@ def list_pages(kept: Kept) -> list[str]:
     ]
 
 
-@pytest.mark.airflow
 def test_airflow_lists_the_page_and_the_tab(site: Site) -> None:
     answer = site.ask("/api/v2/plugins").json()
     [plugin] = [one for one in answer["plugins"] if one["name"] == "backlogctl"]
@@ -290,7 +286,6 @@ def test_airflow_lists_the_page_and_the_tab(site: Site) -> None:
     assert site.ask("/api/v2/plugins/importErrors").json()["total_entries"] == 0
 
 
-@pytest.mark.airflow
 def test_nothing_is_shown_without_a_login(site: Site, kept: Kept) -> None:
     for path in list_pages(kept):
         for token in (None, "no-token"):
@@ -304,7 +299,6 @@ def test_nothing_is_shown_without_a_login(site: Site, kept: Kept) -> None:
             assert not re.search(r"orders|clicks|r-20", answer.text.replace(quote(path, ""), ""))
 
 
-@pytest.mark.airflow
 def test_a_browser_is_led_to_the_login_and_back(site: Site) -> None:
     there = "/backlogctl/streams/orders?a=b"
     answer = site.ask(there, None, headers={"Sec-Fetch-Dest": "document"})
@@ -314,7 +308,6 @@ def test_a_browser_is_led_to_the_login_and_back(site: Site) -> None:
     assert (login.status_code, quote(there, "") in login.headers["location"]) == (307, True)
 
 
-@pytest.mark.airflow
 def test_a_viewer_sees_the_page(site: Site, kept: Kept) -> None:
     page = site.read("/backlogctl/")
     assert 'href="./streams/orders"' in page
@@ -332,7 +325,6 @@ def test_a_viewer_sees_the_page(site: Site, kept: Kept) -> None:
     assert site.ask("/backlogctl/", None, cookies=cookies).status_code == 200
 
 
-@pytest.mark.airflow
 def test_only_airflow_itself_may_frame_it(site: Site, kept: Kept) -> None:
     for path in list_pages(kept):
         for user in ("viewer", "stranger", None):
@@ -343,7 +335,6 @@ def test_only_airflow_itself_may_frame_it(site: Site, kept: Kept) -> None:
             assert headers["cache-control"] == "no-store"
 
 
-@pytest.mark.airflow
 def test_nothing_can_be_changed(site: Site) -> None:
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         answer = site.ask("/backlogctl/recoveries/r-1", "admin", method=method)
@@ -351,7 +342,6 @@ def test_nothing_can_be_changed(site: Site) -> None:
         assert "only looked at" in answer.text
 
 
-@pytest.mark.airflow
 def test_who_may_not_read_the_dag_is_refused(site: Site, kept: Kept) -> None:
     for path in list_pages(kept):
         if "static" not in path:
@@ -360,7 +350,6 @@ def test_who_may_not_read_the_dag_is_refused(site: Site, kept: Kept) -> None:
             assert "clicks" not in refused
 
 
-@pytest.mark.airflow
 def test_who_may_read_one_dag_sees_what_its_runs_planned(site: Site, kept: Kept) -> None:
     run = f"/backlogctl/runs/nights_in_tokyo/{quote(ONE)}"
     assert kept.tokyo.id in site.ask(run, "tokyo").headers["location"]
@@ -373,34 +362,22 @@ def test_who_may_read_one_dag_sees_what_its_runs_planned(site: Site, kept: Kept)
     site.read(f"/backlogctl/runs/recover_backlog/{quote(ONE)}", "tokyo", 403)
 
 
-@pytest.mark.airflow
-def test_the_other_tab_of_a_run_shows_its_report(site: Site, kept: Kept) -> None:
-    base = "/backlogctl/run-reports/recover_backlog/"
+@pytest.mark.parametrize(("tab", "kind"), [("runs", "recoveries"), ("run-reports", "reports")])
+def test_the_tabs_of_a_run_show_its_recovery(site: Site, kept: Kept, tab: str, kind: str) -> None:
+    base = f"/backlogctl/{tab}/recover_backlog/"
     found = site.ask(base + quote(ONE, safe=""), follow_redirects=True)
-    assert found.url.path == f"/backlogctl/reports/{kept.one.id}"
-    two = site.read(base + quote(TWO, safe=""))
-    for one in kept.two:
-        assert f"../../reports/{one.id}" in two
-    assert site.ask(base + quote(ONE, safe=""), "stranger").status_code == 403
-
-
-@pytest.mark.airflow
-def test_the_tab_of_a_run_shows_its_recovery(site: Site, kept: Kept) -> None:
-    base = "/backlogctl/runs/recover_backlog/"
-    found = site.ask(base + quote(ONE, safe=""), follow_redirects=True)
-    assert found.url.path == f"/backlogctl/recoveries/{kept.one.id}"
-    assert found.status_code == 200
+    assert (found.status_code, found.url.path) == (200, f"/backlogctl/{kind}/{kept.one.id}")
     choice = site.read(base + quote(TWO, safe=""))
     for one in kept.two:
-        assert f'href="../../recoveries/{one.id}"' in choice
+        assert f'href="../../{kind}/{one.id}"' in choice
     assert kept.one.id not in choice
+    assert site.ask(base + quote(ONE, safe=""), "stranger").status_code == 403
     for run in ("scheduled__never", "a%2Fb", "%25", "%3Cscript%3E"):
         nothing = site.read(base + run)
         assert "has planned none" in nothing
         assert "<script>" not in nothing
 
 
-@pytest.mark.airflow
 def test_a_report_is_the_one_of_the_command(site: Site, kept: Kept) -> None:
     def cut(text: str) -> str:
         """Without moments and durations."""
@@ -417,7 +394,6 @@ def test_a_report_is_the_one_of_the_command(site: Site, kept: Kept) -> None:
     assert "There is no such recovery" in missing
 
 
-@pytest.mark.airflow
 def test_a_wrong_configuration_is_told_and_airflow_goes_on(site: Site, kept: Kept) -> None:
     path = write_config(site.home, streams={"orders": {"topik": "orders"}})
     try:
@@ -435,7 +411,6 @@ def test_a_wrong_configuration_is_told_and_airflow_goes_on(site: Site, kept: Kep
     assert "topik" in (site.home / "server.log").read_text()
 
 
-@pytest.mark.airflow
 def test_a_connection_holds_the_secret_and_nobody_sees_it(site: Site, kept: Kept) -> None:
     write_config(site.home, sources=SHOP)
     try:

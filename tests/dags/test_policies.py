@@ -284,7 +284,6 @@ class Guarded:
         self.command = [sys.executable, guard.__file__, sys.executable, "-c", text, mark]
 
     def start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        """Starts it from this process."""
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def list_processes(self) -> list[int]:
@@ -300,7 +299,6 @@ class Guarded:
         return found
 
     def await_count(self, count: int) -> None:
-        """Waits until so many of its processes run."""
         wait_until(lambda: len(self.list_processes()) == count, 60, f"{count} processes run")
 
 

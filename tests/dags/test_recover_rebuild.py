@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -31,6 +30,7 @@ from tests.dags.offloads import RESTORE, SlotOffload, start_offload, take_offloa
 from tests.dags.offloads import WORK as OFFLOAD
 from tests.dags.slots import MINUTE_ZONE, NIGHT_ZONE, Slots, SlotShop, SlotWorld, drop_table
 from tests.kit.kafka import wait_until
+from tests.kit.processes import is_running
 from tests.kit.recoveries import read_actions
 from tests.replay.expand.oracle import judge
 from tests.replay.offload.world import find_place, judge_offload
@@ -62,15 +62,12 @@ def list_family(process: psutil.Process) -> list[psutil.Process]:
     return family
 
 
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def await_end(family: Sequence[psutil.Process], within: float) -> None:
-    wait_until(lambda: not any(map(is_alive, family)), within, what="its processes have ended")
+    wait_until(
+        lambda: not any(is_running(one.pid) for one in family),
+        within,
+        what="its processes have ended",
+    )
 
 
 def check_verified(airflow: Airflow, desk: Workspace, run: DagRun, recovery_id: str) -> None:
@@ -292,7 +289,6 @@ def test_fault_43_marked_failed_while_it_archives(airflow: Airflow, world: SlotO
     assert world.open().ledger.gaps.list(world.stream) == ()
 
 
-RECOVER = "recover_backlog"
 # Shorter than the injection takes, and enough for Airflow and Spark to start on a busy machine.
 START_WITHIN = tuple(timedelta(seconds=seconds) for seconds in (60, 75))
 # Of the plan before it, by a Spark that runs.
@@ -300,14 +296,6 @@ PLAN_WITHIN = timedelta(seconds=12)
 CLOSED_FOR = timedelta(seconds=20)
 # What is asked for first comes first: the order of the file.
 GOOD, ASKED, BROKEN, LATER = range(4)
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """A run whose window closes in the middle of its injection, for a while."""
-
-    run: DagRun
-    planned: Recovery
 
 
 def test_a_night_puts_back_what_was_lost(airflow: Airflow, take_shop: TakeShop) -> None:
@@ -332,8 +320,7 @@ def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: Spar
 
     audited = take_shop("audited")
     audit = airflow.trigger("nightly_audit", {"streams": [audited.stream]})
-    crossing = cross_closing(airflow, slots, minute)
-    first, planned = crossing.run, crossing.planned
+    first, planned = cross_closing(airflow, slots, minute)
     streams = {"streams": [shop.stream for shop in (good, asked, broken, later)]}
     night = airflow.trigger(NIGHT, streams)
 
@@ -348,21 +335,19 @@ def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: Spar
     good.check_same_set()
     airflow.await_mapped(night, "stream.ask", ASKED, {"success"})
     airflow.await_mapped(night, "stream.plan_night", BROKEN, {"up_for_retry", "failed"})
-    told = airflow.logs_of_mapped(night, "stream.plan_night", BROKEN)
+    told = airflow.logs(night, "stream.plan_night", 1, BROKEN)
     assert "looking at the source" in told
     assert "starting Spark" not in told
     # Without a worker, until its window opens.
     airflow.await_mapped(night, "stream.put_back", LATER, {"up_for_reschedule"})
     assert not later.read_injected()
-    question = DagRun(
-        RECOVER, f"nightly__{asked.open().ledger.recoveries.list(asked.stream)[0].id}"
-    )
+    question = DagRun(FORM, f"nightly__{asked.open().ledger.recoveries.list(asked.stream)[0].id}")
     airflow.await_question(question, "rebuild.approve")
     airflow.mark(night, "failed")
 
     # Fault 39: old dates send nothing, and ask nothing twice.
     date = datetime(2026, 3, 2, tzinfo=ZoneInfo(NIGHT_ZONE))
-    old = airflow.trigger_at(NIGHT, date, streams)
+    old = airflow.trigger(NIGHT, streams, at=date)
     airflow.await_mapped(old, "stream.put_back", GOOD, {"skipped"})
     airflow.await_mapped(old, "stream.ask", ASKED, {"skipped"})
     good.check_same_set()
@@ -379,7 +364,7 @@ def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: Spar
     assert {one.audit for one in records} == {"producers", "consumed"}
 
 
-def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> Crossing:
+def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> tuple[DagRun, Recovery]:
     """Has begun to inject before its window closes, and will not be done by then.
 
     A plan freezes its window: where a busy machine was too slow to start within it, another one is
@@ -396,7 +381,7 @@ def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> Crossing:
         time.sleep(max(0.0, (closes - start_within - datetime.now(closes.tzinfo)).total_seconds()))
         run = airflow.trigger(NIGHT, {"streams": [shop.stream]})
         if begins(airflow, run, shop):
-            return Crossing(run, planned)
+            return run, planned
         workspace = shop.open()
         assert not shop.read_injected()
         cancel_work(workspace, planned.id, wait=60)
@@ -424,7 +409,6 @@ def plan(shop: SlotShop) -> Recovery:
 
 
 def read(shop: SlotShop, recovery_id: str) -> Recovery:
-    """A recovery as it is now."""
     return shop.open().ledger.recoveries.get(recovery_id)
 
 

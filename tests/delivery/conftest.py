@@ -50,6 +50,10 @@ def kafka_python_producer(kafka: EmbeddedKafka) -> Iterator[kafka_python.KafkaPr
 
 @pytest.fixture(params=["postgres", "mariadb", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return find_url(request, tmp_path)
+
+
+def find_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'shop.db'}"
@@ -69,6 +73,19 @@ def pg_shop(pg_url: str, kafka: EmbeddedKafka) -> Iterator[Shop]:
     """The same in PostgreSQL, for what no database changes."""
     with Shop(pg_url, kafka.bootstrap) as made:
         yield made
+
+
+@pytest.fixture
+def reader_url(pg_shop: Shop, unique: str) -> Iterator[sa.URL]:
+    """The same as a user who may only look at the outbox."""
+    name, password = f"reader_{unique}", "hunter2secret"
+    with pg_shop.engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
+        connection.exec_driver_sql(f"GRANT SELECT ON backlog_outbox TO {name}")
+    yield pg_shop.engine.url.set(username=name, password=password)
+    with pg_shop.engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP OWNED BY {name}")
+        connection.exec_driver_sql(f"DROP ROLE {name}")
 
 
 @pytest.fixture(scope="session")
@@ -101,33 +118,28 @@ def marks(engine: sa.Engine) -> Marks:
 
 @pytest.fixture(params=["postgres", "sqlite"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of an empty database of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/look-back.db"
-    url: str = request.getfixturevalue("pg_url")
-    return url
+    return find_url(request, tmp_path)
+
+
+def open_tables(url: str) -> Iterator[LookBackDatabase]:
+    made = LookBackDatabase(url)
+    create_tables(made)
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[LookBackDatabase]:
-    """With its tables."""
-    made = LookBackDatabase(database_url)
-    create_tables(made)
-    yield made
-    made.close()
+    yield from open_tables(database_url)
 
 
 @pytest.fixture
 def pg_database(pg_url: str) -> Iterator[LookBackDatabase]:
-    """PostgreSQL only, with its tables."""
-    made = LookBackDatabase(pg_url)
-    create_tables(made)
-    yield made
-    made.close()
+    yield from open_tables(pg_url)
 
 
 @pytest.fixture
-def settings(database_url: str) -> LookBackSettings:
+def settings() -> LookBackSettings:
     """Nobody is asked by itself."""
     return make_settings()
 

@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,13 +51,33 @@ from backlogctl_delivery.lookback.tables import (
     list_partitions,
     name_partition,
 )
-from backlogctl_delivery.outbox import Outbox, OutboxSender, Settings
+from backlogctl_delivery.outbox import Outbox, OutboxSender, Settings, claims
 from backlogctl_delivery.outbox.claims import Claims
 from backlogctl_delivery.outbox.database import OutboxDatabase, messages
 from backlogctl_delivery.sequenced.checker import SequenceChecker, SequenceVerdict
 from backlogctl_delivery.sequenced.sequence import Stamp, read_stamp
 from backlogctl_delivery.stamps import EVENT_ID, find_header
+from tests.kit.disks import doing
 from tests.kit.kafka import properties_of, read_all, wait_until
+
+
+class Crash(BaseException):
+    """As SIGKILL: nothing handles it."""
+
+
+@contextmanager
+def crashing_at(point: str) -> Iterator[None]:
+    """An outbox's sender dies there."""
+
+    def reach(name: str) -> None:
+        if name == point:
+            raise Crash
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "reach", reach)
+        with pytest.raises(Crash):
+            yield
+
 
 FAST = Settings(scan_every=timedelta(seconds=0.05), first_interval=timedelta(seconds=0.1))
 
@@ -177,6 +197,11 @@ def pay(marks: Marks, session: Session, message: Any, amount: int = 1) -> bool:
     return False
 
 
+def counted(marks: Marks | RedisMarks) -> dict[str, int]:
+    """What came of messages, by outcome; none is left out."""
+    return {outcome: count for outcome, count in marks.counts.read().items() if count}
+
+
 def list_orders(engine: sa.Engine) -> list[str]:
     with engine.connect() as connection:
         return sorted(connection.execute(sa.select(Payment.order)).scalars())
@@ -254,25 +279,21 @@ def serve_answers() -> Iterator[Answerer]:
             self.send_response(200)
             self.send_header("Content-Length", str(10 << 20))
             self.end_headers()
-            try:
+            piece = b" " if kind == "drip" else b" " * (1 << 16)
+            with suppress(OSError):  # it was hung up on
                 for _ in range(10 << 4):
                     if kind == "drip" and answerer.released.wait(0.1):
                         return
-                    piece = b" " if kind == "drip" else b" " * (1 << 16)
                     self.wfile.write(piece)
                     self.wfile.flush()
                     answerer.written += len(piece)
-            except OSError:
-                pass  # it was hung up on
 
         def _send_headers(self) -> None:
             self.send_response(200)
-            try:
+            with suppress(OSError):  # it was hung up on
                 for number in range(1 << 20):
                     self.send_header(f"x-{number}", "x" * 1000)
                     self.flush_headers()
-            except OSError:
-                pass  # it was hung up on
 
         def _send(self, code: int, body: bytes) -> None:
             self.send_response(code)
@@ -353,16 +374,14 @@ class Teller:
     def _decide(self, event: Event, biz_id: str) -> None:
         self.tell(write_envelope(Decided(event, "payment", biz_id)))
 
-    def tell(self, value: bytes | None, *, offset: int | None = None) -> Any:
-        if offset is None:
-            self.offset += 1
-            offset = self.offset
-        record = Record(self.settings.topic, 0, offset, value)
+    def tell(self, value: bytes | None) -> Any:
+        self.offset += 1
+        record = Record(self.settings.topic, 0, self.offset, value)
         return apply_records(self.database, self.settings, [record])
 
     def find(self, biz_id: str) -> dict[str, Any]:
         """The row of a message, and how it stands with what the outbox has of it."""
-        made = make_id(self.settings.topic, "payment", biz_id)
+        made = self.find_id(biz_id)
         with self.database.read() as connection:
             row = connection.execute(select(MESSAGES).where(MESSAGES.c.id == made)).mappings().one()
         shown = show_message(self.database, made)
@@ -371,21 +390,24 @@ class Teller:
 
     def change(self, biz_id: str, **values: Any) -> None:
         """As time would, or an operator."""
-        made = make_id(self.settings.topic, "payment", biz_id)
+        chosen = update(MESSAGES).where(MESSAGES.c.id == self.find_id(biz_id))
         with self.database.write() as connection:
-            connection.execute(update(MESSAGES).where(MESSAGES.c.id == made).values(values))
+            connection.execute(chosen.values(values))
 
     def find_sending(self, biz_id: str) -> Any:
         """Its row of the outbox."""
-        made = make_id(self.settings.topic, "payment", biz_id)
+        chosen = select(OUTBOX).where(OUTBOX.c.message_id == self.find_id(biz_id))
         with self.database.read() as connection:
-            return connection.execute(select(OUTBOX).where(OUTBOX.c.message_id == made)).one()
+            return connection.execute(chosen).one()
 
     def change_sending(self, biz_id: str, **values: Any) -> None:
         """As time would."""
-        made = make_id(self.settings.topic, "payment", biz_id)
+        chosen = update(OUTBOX).where(OUTBOX.c.message_id == self.find_id(biz_id))
         with self.database.write() as connection:
-            connection.execute(update(OUTBOX).where(OUTBOX.c.message_id == made).values(values))
+            connection.execute(chosen.values(values))
+
+    def find_id(self, biz_id: str) -> str:
+        return make_id(self.settings.topic, "payment", biz_id)
 
     def state(self, biz_id: str) -> str:
         return str(self.find(biz_id)["state"])
@@ -406,24 +428,11 @@ def run_instance(
 
     service = Service(database, settings, {"bootstrap.servers": bootstrap}, say)
     stop = threading.Event()
-    failed: list[BaseException] = []
-
-    def run() -> None:
+    with doing(lambda: service.run(stop)):
         try:
-            service.run(stop)
-        except BaseException as error:  # noqa: BLE001 - told below
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield service
-    finally:
-        stop.set()
-        thread.join(120)
-        assert not thread.is_alive()
-    if failed:
-        raise failed[0]
+            yield service
+        finally:
+            stop.set()
 
 
 def read_ids(bootstrap: str, topic: str, partitions: int = 2) -> dict[str, list[str]]:
@@ -485,9 +494,7 @@ def make_bare(bootstrap: str, **settings: Any) -> Producer:
 def read_by_partition(bootstrap: str, topic: str, partitions: int) -> dict[int, list[Message]]:
     found: dict[int, list[Message]] = defaultdict(list)
     for message in read_all({"bootstrap.servers": bootstrap}, topic, range(partitions)):
-        partition = message.partition()
-        assert partition is not None
-        found[partition].append(message)
+        found[message.partition() or 0].append(message)
     return found
 
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from backlogctl_delivery.idempotent.attempts import (
 from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import MESSAGE_ID
-from tests.delivery.kit import WorkFailed, list_marks, make_marks
+from tests.delivery.kit import WorkFailed, counted, list_marks, list_own, make_marks
 from tests.kit.kafka import run_together, wait_until
 from tests.kit.services import EmbeddedRedis
 
@@ -184,11 +185,7 @@ def test_fault_55_two_batches_in_opposite_order_lose_nothing(
         handled.append(firsts)
 
     batches = ["m-1", "m-2", "m-3"], ["m-2", "m-1", "m-4"]
-    workers = [threading.Thread(target=work, args=(list(batch),)) for batch in batches]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
+    run_together(*[partial(work, batch) for batch in batches])
     assert number_of(failed[0]) == DEADLOCK
     assert len(handled) == 1
     assert set(list_marks(engine, marks)) == handled[0]
@@ -347,10 +344,6 @@ def test_autocommit_that_only_the_driver_knows_of_is_refused(
     assert list_marks(engine, marks) == []
 
 
-# The order of the blocks is what is tested.
-# ruff: noqa: PT012, SIM117
-
-
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=50)
 NO_WAIT = timedelta(0)
 
@@ -400,6 +393,7 @@ def test_fault_54_work_that_fails_gives_its_turn_up(client: redis.Redis, unique:
     with pytest.raises(WorkFailed), marks.handle_once("m-1") as attempt:
         raise WorkFailed if attempt.is_first else AssertionError
     assert take(marks, "m-1") == (True, True)
+    assert counted(marks) == {"first": 1, "failed": 1}
 
 
 def test_fault_55_the_same_id_at_the_same_time_has_one_turn(
@@ -413,6 +407,7 @@ def test_fault_55_the_same_id_at_the_same_time_has_one_turn(
         ) as raised:
             take(marks, "m-1")
         assert raised.value.retryable
+    assert counted(marks) == {"first": 1, "in_progress": 1}
     firsts: list[int] = []
     gate = threading.Barrier(4)
     patient = make_marks(client, unique, wait=timedelta(minutes=1))
@@ -443,6 +438,7 @@ def test_fault_55_a_late_owner_marks_nothing(client: redis.Redis, unique: str) -
         raise WorkFailed if attempt.is_first else AssertionError
     with pytest.raises(InProgress):
         take(marks, "m-2")
+    assert counted(late) == {"lease_lost": 1, "failed": 1}
 
 
 def test_the_same_id_with_another_payload_is_a_conflict(client: redis.Redis, unique: str) -> None:
@@ -457,6 +453,7 @@ def test_the_same_id_with_another_payload_is_a_conflict(client: redis.Redis, uni
     assert take(marks, make_message()) == take(marks, "m-1") == (False, False)
     with pytest.raises(PayloadConflict), marks.handle_once("m-1", b"other"):
         pytest.fail("the block was entered")
+    assert counted(marks) == {"first": 1, "repeat": 2, "conflict": 3}
 
 
 def test_an_answer_that_was_lost_changes_nothing(client: redis.Redis, unique: str) -> None:
@@ -492,24 +489,25 @@ def test_fault_56_redis_is_away_open_or_closed_and_comes_back_empty(
         assert take(opened, "m-1") == (True, False)
         with closed.handle_once("m-2") as attempt:
             assert attempt.is_first
-        with pytest.raises(MarksAway, match="Redis cannot be used") as raised:
-            with closed.handle_once("m-3") as attempt:
-                assert attempt.is_first
-                server.kill()
-        assert raised.value.retryable
+        with opened.handle_once("m-0") as noted:
+            assert (noted.is_first, noted.is_marked) == (True, True)
+            with pytest.raises(MarksAway, match="Redis cannot be used") as raised:
+                with closed.handle_once("m-3") as attempt:
+                    assert attempt.is_first
+                    server.kill()
+            assert raised.value.retryable
+        assert not noted.is_marked, "its end could not be noted"
         with opened.handle_once("m-1") as attempt:
             assert (attempt.is_first, attempt.is_marked) == (True, False)
         assert take(opened, "m-4") == (True, False)
-        assert opened.unmarked == 2
         with pytest.raises(MarksAway), closed.handle_once("m-2"):
             pytest.fail("the block was entered")
+        assert counted(opened) == {"first": 1, "unmarked": opened.unmarked}
+        assert (opened.unmarked, counted(closed)) == (3, {"first": 1, "away": 2})
         server.start()
         for marks in (opened, closed):
             assert [take(marks, f"m-{marks.unmarked}")[0] for _ in range(2)] == [True, False]
-    ours = [
-        record for record in caplog.records if record.name == "backlogctl_delivery.idempotent.redis"
-    ]
-    told = [record.getMessage() for record in ours]
+    told = [record.getMessage() for record in list_own(caplog)]
     assert len(told) == 2, "once when it goes, once when it is back"
     assert "repeats are done again" in told[0]
 
@@ -534,5 +532,7 @@ def test_settings_without_a_default_and_careless_blocks_are_refused(
         pass
     with pytest.raises(NoMessageId):
         take(marks, Message(topic="orders", partition=0, value=b"v"))
+    assert counted(marks) == {"failed": 1, "refused": 1}
     unmarked = make_marks(client, unique, without_id="unmarked")
     assert take(unmarked, Message(topic="orders", partition=0, value=b"v")) == (True, False)
+    assert counted(unmarked) == {"without_id": 1}

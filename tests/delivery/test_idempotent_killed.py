@@ -20,14 +20,15 @@ from confluent_kafka import Consumer, Producer
 
 from backlogctl.errors import BacklogError
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl_delivery.crashpoints import VARIABLE
 from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.stamps import EVENT_ID
 from tests.conftest import MakeTopic
 from tests.delivery.paying import IDENTITY
 from tests.kit.kafka import run_together
+from tests.kit.processes import ROOT
 from tests.kit.services import EmbeddedRedis
 
-ROOT = Path(__file__).parents[2]
 ORDERS = [f"order-{number}" for number in range(30)]
 
 
@@ -46,11 +47,13 @@ def orders(kafka: EmbeddedKafka, topic: MakeTopic) -> tuple[str, int]:
 def consume(
     kafka: EmbeddedKafka, orders: tuple[str, int], group: str, port: int, file: Path, point: str
 ) -> None:
-    """Runs the consumer to its end: killed where it is to be, else at the end of the topic."""
-    words = (kafka.bootstrap, orders[0], group, str(orders[1]), str(port), str(file), point)
+    """Runs the consumer to its end: killed with its third order, else at the end of the topic."""
+    words = (kafka.bootstrap, orders[0], group, str(orders[1]), str(port), str(file))
     ended = subprocess.run(
         [sys.executable, "-m", "tests.delivery.paying", *words],
         cwd=ROOT,
+        env={**os.environ, VARIABLE: f"{point}:3"},
+        start_new_session=True,
         timeout=240,
         capture_output=True,
         text=True,

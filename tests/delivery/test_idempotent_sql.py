@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,15 @@ from backlogctl.errors import UsageError
 from backlogctl_delivery.idempotent.attempts import NoMessageId
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import EVENT_ID, MESSAGE_ID
-from tests.delivery.kit import Payment, WorkFailed, list_marks, list_orders, make_message, pay
+from tests.delivery.kit import (
+    Payment,
+    WorkFailed,
+    counted,
+    list_marks,
+    list_orders,
+    make_message,
+    pay,
+)
 from tests.kit.kafka import run_together, wait_until
 
 # The order of the blocks is what is tested.
@@ -33,6 +39,7 @@ def test_what_was_handled_is_not_handled_again(engine: sa.Engine, marks: Marks) 
             assert pay(marks, session, message) is is_first
     with Session(engine) as session, session.begin():  # and twice in one transaction
         assert [pay(marks, session, "m-2") for _ in range(2)] == [True, False]
+    assert counted(marks) == {"first": 2, "repeat": 3}
     assert list_orders(engine) == list_marks(engine, marks) == ["m-1", "m-2"]
 
 
@@ -66,6 +73,7 @@ def test_fault_54_work_that_fails_takes_its_mark_along_and_nothing_else(
     assert list_orders(engine) == list_marks(engine, marks) == ["m-1", "m-4"]
     with Session(engine) as session, session.begin():
         assert pay(marks, session, "m-2")
+    assert counted(marks) == {"first": 3, "failed": 2}
 
 
 def test_fault_54_work_on_the_sessions_connection_is_taken_back_too(
@@ -171,6 +179,7 @@ def test_who_does_not_ask_is_told_and_nothing_is_marked(engine: sa.Engine, marks
                 marks.handle_once(session, "m-1") as t,
             ):
                 assert t.is_first
+    assert counted(marks) == {"first": 1, "failed": 2}
 
 
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
@@ -207,6 +216,7 @@ def test_a_message_without_an_id_is_refused_with_its_place(header: bytes | None)
     with sa.create_engine("sqlite://").connect() as connection:
         with pytest.raises(NoMessageId, match=r"orders\[2\] at offset 17.*header order-id"):
             marks.handle_once(connection, message)
+    assert counted(marks) == {"refused": 1}
 
 
 def test_a_copy_that_is_put_back_is_the_message_that_its_sender_named(engine: sa.Engine) -> None:
@@ -280,33 +290,7 @@ def test_workers_that_start_at_once_make_one_table(engine: sa.Engine) -> None:
     assert failed == []
 
 
-def test_importing_takes_what_it_uses() -> None:
-    """No Spark, Redis only for marks in Redis, prometheus-client only for metrics."""
-    heavy = (
-        "('pyspark', 'pandas', 'numpy', 'matplotlib', 'kafka', 'confluent_kafka', 'redis',"
-        " 'prometheus_client')"
-    )
-    for module, wanted in (
-        ("sql", "[]"),
-        ("redis", "['redis']"),
-        ("metrics", "['prometheus_client']"),
-    ):
-        code = f"import sys, backlogctl_delivery.idempotent.{module}; print([n for n in {heavy} if n in sys.modules])"
-        made = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[2],
-        )
-        assert made.stdout.strip() == wanted
-
-
 # The same with asynchronous drivers.
-
-# The order of the blocks is what is tested.
-# ruff: noqa: SIM117
-
 
 ASYNC = [
     ("postgres", "postgresql+psycopg"),
@@ -327,24 +311,23 @@ def test_an_async_session_is_the_same(
     async def story() -> list[bool]:
         asynchronous = create_async_engine(use_driver(url, driver))
         told = []
-        for fails in (True, False, False):
+        for error in (WorkFailed(), asyncio.CancelledError(), None, None):
             async with AsyncSession(asynchronous) as session, session.begin():
-                try:
+                with suppress(WorkFailed, asyncio.CancelledError):
                     async with marks.handle_once(session, "m-1") as attempt:
                         told.append(attempt.is_first)
                         if attempt.is_first:
                             session.add(Payment(order="m-1", amount=1))
-                            if fails:
-                                raise WorkFailed
-                except WorkFailed:
-                    pass
+                            if error is not None:
+                                raise error
         async with asynchronous.connect() as connection, connection.begin():
             async with marks.handle_once(connection, "m-2") as attempt:
                 told.append(bool(attempt))
         await asynchronous.dispose()
         return told
 
-    assert asyncio.run(story()) == [True, True, False, True]
+    assert asyncio.run(story()) == [True, True, True, False, True]
+    assert counted(marks) == {"first": 2, "repeat": 1, "failed": 2}
     assert list_orders(engine) == ["m-1"]
     assert list_marks(engine, marks) == ["m-1", "m-2"]
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
-import sys
-import threading
 import time
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ import pytest
 from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
 from sqlalchemy import func, select, text
 
 from backlogctl.config import Config
@@ -54,7 +51,7 @@ from backlogctl_delivery.lookback.tables import (
 )
 from tests.conftest import MakeTopic
 from tests.delivery.kit import Teller, add_old, make_settings
-from tests.kit.kafka import read_all, wait_until
+from tests.kit.kafka import read_all, run_together, wait_until
 from tests.kit.prometheus import scrape_registry
 from tests.kit.shop import call_main
 
@@ -223,6 +220,8 @@ def test_all_of_the_catalogue_is_there_from_the_start(teller: Teller) -> None:
     assert got.labels_of("backlog_lookback_incidents_total", "kind") == set(Incident)
     assert got.labels_of("backlog_lookback_checks_total", "service") == {"payments", "not listed"}
     assert got.labels_of("backlog_lookback_oldest_seconds", "state") == {"prepared"}
+    assert got.value("backlog_lookback_messages", state="prepared") == 1
+    assert got.value("backlog_lookback_messages", state="parked") == 0
     assert got.value("backlog_lookback_database_up") == 1
 
 
@@ -273,11 +272,7 @@ def test_all_records_of_a_business_id_are_in_one_partition(
         )
         sender.commit("payment", biz_id)
 
-    threads = [threading.Thread(target=work, args=(f"id-{n}",)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_together(*[partial(work, f"id-{n}") for n in range(8)])
     places: dict[bytes | None, list[tuple[int | None, Event]]] = {}
     for message in read_all({"bootstrap.servers": kafka.bootstrap}, own, range(8)):
         envelope = read_envelope(message.value())
@@ -313,27 +308,6 @@ def test_an_envelope_may_have_fields_of_later() -> None:
     assert read == Decided(event=Event.COMMITTED, biz_type="a", biz_id="b")
 
 
-@pytest.mark.parametrize(
-    ("modules", "heavy"),
-    [
-        ("backlogctl_delivery.lookback.producer", "confluent_kafka kafka grpc httpx"),
-        ("backlogctl_delivery.lookback.service, backlogctl_delivery.lookback.http_checker", "grpc"),
-        (
-            "backlogctl_delivery.lookback.grpc_service, backlogctl_delivery.lookback.grpc_service",
-            "httpx",
-        ),
-    ],
-)
-def test_importing_it_takes_nothing_that_is_not_used(modules: str, heavy: str) -> None:
-    code = (
-        f"import sys, {modules}\n"
-        f"heavy = 'pyspark pandas numpy matplotlib pyarrow {heavy}'.split()\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert made.stdout.strip() == "[]"
-
-
 # Days made ahead, and what is old: archived, then dropped whole or deleted in batches.
 
 _OLD = date(2020, 2, 29)
@@ -346,7 +320,7 @@ def _count(database: LookBackDatabase) -> int:
 
 
 @pytest.fixture
-def settings(database_url: str, tmp_path: Path) -> LookBackSettings:
+def settings(tmp_path: Path) -> LookBackSettings:
     return make_settings(archive=tmp_path / "archive")
 
 
@@ -375,7 +349,7 @@ def test_what_has_not_ended_is_never_removed(teller: Teller) -> None:
 
 
 def test_an_archive_that_cannot_be_written_deletes_nothing(
-    database: LookBackDatabase, database_url: str, tmp_path: Path
+    database: LookBackDatabase, tmp_path: Path
 ) -> None:
     add_old(database, 3, State.ROLLED_BACK)
     (tmp_path / "file").write_text("")
@@ -462,17 +436,6 @@ def test_without_tables_it_says_what_makes_them(place: Path) -> None:
     error = _call(place, "status", code=1)["error"]
     assert error["code"] == "look_back_database"
     assert "lookback run" in error["hint"]
-
-
-def test_the_figures_stand_for_what_waits(configured: Teller) -> None:
-    configured.prepare("1")
-    park_message(configured.database, configured.find("1")["id"], "somebody")
-    text = generate_latest(Metrics(configured.database).registry).decode()
-    assert 'backlog_lookback_messages{state="parked"} 1.0' in text
-    assert 'backlog_lookback_messages{state="prepared"} 0.0' in text
-    assert 'backlog_lookback_oldest_seconds{state="parked"}' in text
-    assert 'backlog_lookback_oldest_seconds{state="prepared"}' not in text
-    assert "backlog_lookback_database_up 1.0" in text
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ _SERVICE = make_service("http://127.0.0.1:1")
 
 
 @pytest.fixture
-def settings(database_url: str) -> LookBackSettings:
+def settings() -> LookBackSettings:
     """Asked at once, three times."""
     return make_settings(
         first_check=timedelta(microseconds=1),
@@ -484,7 +484,7 @@ def test_a_commit_without_its_prepare_is_parked_and_says_so(teller: Teller) -> N
     assert "has not come" in row["parked_because"]
 
 
-def test_pauses_grow_up_to_the_longest(database_url: str) -> None:
+def test_pauses_grow_up_to_the_longest() -> None:
     settings = make_settings(pause=timedelta(minutes=1), longest_pause=timedelta(hours=1))
     pauses = [find_pause(settings, tries).total_seconds() / 60 for tries in (1, 2, 3, 7, 99_999)]
     assert pauses == [1, 2, 4, 60, 60]

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -36,12 +36,12 @@ from backlogctl_delivery.lookback.messages import Decision, Outcome, State, make
 from backlogctl_delivery.lookback.producer import LookBackProducer
 from backlogctl_delivery.lookback.service import make_sender
 from backlogctl_delivery.lookback.tables import LookBackDatabase
-from backlogctl_delivery.outbox import claims
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
 from tests.conftest import MakeTopic
 from tests.delivery.kit import (
     Answerer,
     Teller,
+    crashing_at,
     list_own,
     make_service,
     make_settings,
@@ -54,6 +54,13 @@ from tests.kit.kafka import read_all, wait_until
 
 def _count_open(database: LookBackDatabase) -> int:
     return sum(one.messages for one in count_messages(database))
+
+
+def make_payments(kafka: EmbeddedKafka, topic: str) -> LookBackProducer:
+    """An application's producer of the service `payments`."""
+    return LookBackProducer(
+        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=topic
+    )
 
 
 def test_fault_52_a_service_that_hangs_holds_up_no_other_and_two_instances_share_the_work(
@@ -115,9 +122,7 @@ def test_what_commits_is_forwarded_and_who_falls_silent_is_asked(
         services={"payments": make_service(f"{answerer.url}/ok")},
     )
     answerer.statuses |= {"silent": "committed", "silent-gone": "rolled_back"}
-    sender = LookBackProducer(
-        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
-    )
+    sender = make_payments(kafka, own)
     ids = ("told", "told-gone", "silent", "silent-gone")
     for biz_id in ids:
         sender.prepare("payment", biz_id, topic=out, key=biz_id, value=b"{}")
@@ -134,19 +139,13 @@ def test_what_commits_is_forwarded_and_who_falls_silent_is_asked(
 # What tears the two halves of a transaction apart, on a real broker.
 
 
-def reveal(database: LookBackDatabase) -> str:
-    return database.url.render_as_string(hide_password=False)
-
-
 def test_commit_before_prepare_is_forwarded_when_the_prepare_comes(
     kafka: EmbeddedKafka, topic: MakeTopic, group: str, database: LookBackDatabase
 ) -> None:
     """The application's commit was faster, or its first prepare was lost and is sent again."""
     own, out = topic(1), topic(2)
     settings = make_settings(topic=own, group=group)
-    sender = LookBackProducer(
-        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
-    )
+    sender = make_payments(kafka, own)
     teller = Teller(database, settings)
     sender.commit("payment", "1")
     with run_instance(database, settings, kafka.bootstrap):
@@ -176,9 +175,7 @@ def test_prepared_by_an_application_that_never_comes_back_is_parked_and_waits_fo
         "first_check": timedelta(milliseconds=1),
     }
     settings = make_settings(**common, max_checks=3, services={"payments": make_service(gone)})
-    sender = LookBackProducer(
-        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
-    )
+    sender = make_payments(kafka, own)
     sender.prepare("payment", "1", topic=out, key="1", value=b"{}")
     teller = Teller(database, settings)
     with run_instance(database, settings, kafka.bootstrap) as instance:
@@ -335,9 +332,7 @@ def test_what_commits_is_forwarded_before_the_sender_scans(
     )
     own, out = topic(1), topic(2)
     settings = make_settings(topic=own, group=group)
-    sender = LookBackProducer(
-        Producer({"bootstrap.servers": kafka.bootstrap}), "payments", topic=own
-    )
+    sender = make_payments(kafka, own)
 
     def is_forwarded(biz_id: str) -> bool:
         rows = list_messages(pg_database, [State.FORWARDED], 10)
@@ -353,28 +348,16 @@ def test_what_commits_is_forwarded_before_the_sender_scans(
 # What commits is a row of the outbox in the same transaction; the outbox's sender sends it.
 
 
-class _Crash(BaseException):
-    pass
-
-
 @contextmanager
-def running(teller: Teller, bootstrap: str) -> Iterator[OutboxSender]:
+def running(teller: Teller, bootstrap: str) -> Iterator[None]:
     """The service's sender in a thread."""
-    sender = make_sender(teller.database, teller.settings, {"bootstrap.servers": bootstrap})
-    failed: list[BaseException] = []
+    with closing(make_sender_of(teller, bootstrap)) as sender:
+        sender.start()
+        yield
 
-    def run() -> None:
-        try:
-            sender.run()
-        except _Crash as error:
-            failed.append(error)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield sender
-    sender.close(10)
-    thread.join(120)
-    assert not thread.is_alive()
+def make_sender_of(teller: Teller, bootstrap: str) -> OutboxSender:
+    return make_sender(teller.database, teller.settings, {"bootstrap.servers": bootstrap})
 
 
 @pytest.fixture
@@ -383,20 +366,14 @@ def teller(database: LookBackDatabase) -> Teller:
 
 
 def test_fault_45_sent_and_not_marked_is_sent_again_with_the_same_id(
-    kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller, monkeypatch: pytest.MonkeyPatch
+    kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller
 ) -> None:
     out = topic(2)
     teller.prepare("1", topic=out, headers=(("type", b"Paid"), ("backlog-event-id", b"false")))
     teller.commit("1")
 
-    def crash(point: str) -> None:
-        if point == "p8.4.mark.before":
-            raise _Crash
-
-    with monkeypatch.context() as patched:
-        patched.setattr(claims, "reach", crash)
-        with running(teller, kafka.bootstrap):
-            wait_until(lambda: read_ids(kafka.bootstrap, out))
+    with crashing_at("p8.4.mark.before"):
+        make_sender_of(teller, kafka.bootstrap).run()
     row = teller.find("1")
     assert (row["state"], teller.find_sending("1").state) == (State.FORWARDING, "in_progress")
     teller.change_sending("1", due_at=0)  # its lease has ended

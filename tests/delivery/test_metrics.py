@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,26 +14,17 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from confluent_kafka import Message
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prometheus_client import CollectorRegistry, start_http_server
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from backlogctl.config import Config
-from backlogctl.errors import UsageError
 from backlogctl.sandbox.secured import HOST
 from backlogctl_delivery.idempotent.attempts import (
     OUTCOMES,
-    Counts,
-    InProgress,
-    LeaseLost,
-    MarksAway,
-    NoMessageId,
     PayloadConflict,
 )
 from backlogctl_delivery.idempotent.metrics import CATALOGUE, OnceCollector
-from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.lookback.admin import park_message
 from backlogctl_delivery.lookback.metrics import Metrics
@@ -44,10 +33,9 @@ from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.database import OutboxDatabase
 from backlogctl_delivery.outbox.metrics import OutboxCollector
 from backlogctl_delivery.outbox.sender import OutboxSender
-from tests.delivery.kit import Shop, Teller, WorkFailed, make_marks
+from tests.delivery.kit import Shop, Teller, counted, make_marks
 from tests.kit.kafka import wait_until
 from tests.kit.prometheus import EmbeddedPrometheus, scrape_registry
-from tests.kit.services import EmbeddedRedis
 from tests.kit.shop import call_main
 from tests.monitoring.test_rules import (
     DASHBOARDS,
@@ -166,116 +154,22 @@ def _read(prometheus: EmbeddedPrometheus, expr: str) -> float:
     return float(row["value"][1])
 
 
-# The order of the blocks is what is tested.
-# ruff: noqa: PT012, SIM117
-
-
-LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=50)
-WITHOUT_ID = Message(topic="orders", partition=2, offset=17, value=b"v")
-
-
-def list_counted(counts: Counts) -> Mapping[str, int]:
-    return {outcome: count for outcome, count in counts.read().items() if count}
-
-
-def take(marks: RedisMarks, message: Any) -> bool:
-    with marks.handle_once(message) as attempt:
-        return attempt.is_first
-
-
-def test_in_sql_each_message_counts_once(engine: sa.Engine, marks: Marks) -> None:
-    with engine.begin() as connection:
-        for _ in range(3):
-            with marks.handle_once(connection, "m-1") as attempt:
-                assert attempt.is_first or attempt.message_id
-        with pytest.raises(WorkFailed), marks.handle_once(connection, "m-2") as attempt:
-            raise WorkFailed if attempt.is_first else AssertionError
-        with pytest.raises(UsageError), marks.handle_once(connection, "m-3"):
-            pass
-        with pytest.raises(NoMessageId):
-            marks.handle_once(connection, WITHOUT_ID)
-    assert list_counted(marks.counts) == {"first": 1, "repeat": 2, "failed": 2, "refused": 1}
-
-
 def test_what_the_work_raises_about_another_message_is_a_failure(
     engine: sa.Engine, marks: Marks
 ) -> None:
-    with engine.begin() as connection:
-        with pytest.raises(PayloadConflict), marks.handle_once(connection, "m-1") as attempt:
-            raise PayloadConflict("another's", subject=f"{attempt.is_first}")
-    assert list_counted(marks.counts) == {"failed": 1}
-
-
-def test_an_async_block_counts_once(url: str, engine: sa.Engine, marks: Marks) -> None:
-    async def run() -> None:
-        made = create_async_engine(
-            url.replace("sqlite:", "sqlite+aiosqlite:").replace("pymysql", "aiomysql")
-        )
-        async with made.begin() as connection:
-            for _ in range(2):
-                async with marks.handle_once(connection, "m-1") as attempt:
-                    assert attempt.is_first or attempt.message_id
-            with pytest.raises(WorkFailed):
-                async with marks.handle_once(connection, "m-2") as attempt:
-                    raise WorkFailed if attempt.is_first else AssertionError
-            with pytest.raises(asyncio.CancelledError):
-                async with marks.handle_once(connection, "m-3") as attempt:
-                    raise asyncio.CancelledError if attempt.is_first else AssertionError
-        await made.dispose()
-
-    asyncio.run(run())
-    assert list_counted(marks.counts) == {"first": 1, "repeat": 1, "failed": 2}
-
-
-def test_in_redis_each_message_counts_once(client: redis.Redis, unique: str) -> None:
-    marks = make_marks(client, unique)
-    assert [take(marks, "m-1") for _ in range(2)] == [True, False]
-    with marks.handle_once("m-2", b"one") as attempt:
-        assert attempt.is_first
-        with pytest.raises(InProgress):
-            take(marks, "m-2")
-    with pytest.raises(PayloadConflict), marks.handle_once("m-2", b"two"):
-        pytest.fail("the block was entered")
-    with pytest.raises(WorkFailed), marks.handle_once("m-3") as attempt:
-        raise WorkFailed if attempt.is_first else AssertionError
-    with pytest.raises(NoMessageId):
-        take(marks, WITHOUT_ID)
-    assert list_counted(marks.counts) == {
-        "first": 2,
-        "repeat": 1,
-        "in_progress": 1,
-        "conflict": 1,
-        "failed": 1,
-        "refused": 1,
-    }
-    late = make_marks(client, unique, lease=SHORT, without_id="unmarked")
-    with pytest.raises(LeaseLost), late.handle_once("m-4") as attempt:
-        assert attempt.is_first
-        other = make_marks(client, unique, wait=LONG)
-        assert take(other, "m-4")
-    assert take(late, WITHOUT_ID)
-    assert list_counted(late.counts) == {"lease_lost": 1, "without_id": 1}
-
-
-def test_fault_56_work_without_a_mark_is_counted_as_that(unique: str) -> None:
-    with EmbeddedRedis() as server, server.connect() as client:
-        opened = make_marks(client, unique, when_away="open")
-        closed = make_marks(client, unique)
-        with opened.handle_once("m-1") as attempt:
-            assert (attempt.is_first, attempt.is_marked) == (True, True)
-            server.kill()
-        assert not attempt.is_marked, "its end could not be noted"
-        assert take(opened, "m-2")
-        with pytest.raises(MarksAway):
-            take(closed, "m-3")
-    assert list_counted(opened.counts) == {"unmarked": 2}
-    assert opened.unmarked == 2
-    assert list_counted(closed.counts) == {"away": 1}
+    with (
+        engine.begin() as connection,
+        pytest.raises(PayloadConflict),
+        marks.handle_once(connection, "m-1") as attempt,
+    ):
+        raise PayloadConflict("another's", subject=f"{attempt.is_first}")
+    assert counted(marks) == {"failed": 1}
 
 
 def test_an_application_exports_them_from_0(client: redis.Redis, unique: str) -> None:
     mailer = make_marks(client, unique)
-    take(mailer, "m-1")
+    with mailer.handle_once("m-1") as attempt:
+        assert attempt.is_first
     registry = CollectorRegistry()
     registry.register(OnceCollector(mailer, mailer, Marks("handled", schema="shop")))
     got = scrape_registry(registry)
@@ -341,3 +235,27 @@ def test_a_module_needs_what_the_page_says_and_no_more(module: str) -> None:
     assert import_with(module, close({OURS + MODULES[module]})) == ""
     if MODULES[module]:
         assert "No module named" in import_with(module, close({OURS}))
+
+
+_IDEMPOTENT = "kafka confluent_kafka redis prometheus_client"
+
+
+@pytest.mark.parametrize(
+    ("modules", "unused"),
+    [
+        ("outbox outbox.metrics", ""),
+        ("idempotent.sql", _IDEMPOTENT),
+        ("idempotent.redis", _IDEMPOTENT.replace("redis ", "")),
+        ("idempotent.metrics", _IDEMPOTENT.replace(" prometheus_client", "")),
+        ("sequenced.producer sequenced.checker", "kafka confluent_kafka"),
+        ("lookback.producer", "kafka confluent_kafka grpc httpx"),
+        ("lookback.service lookback.http_checker", "grpc"),
+        ("lookback.grpc_service", "httpx"),
+    ],
+)
+def test_importing_loads_nothing_that_is_not_used(modules: str, unused: str) -> None:
+    names = ", ".join(f"{OURS.replace('-', '_')}.{name}" for name in modules.split())
+    heavy = {"pyspark", "pandas", "numpy", "matplotlib", "pyarrow", *unused.split()}
+    code = f"import sys, {names}; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

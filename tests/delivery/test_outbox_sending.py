@@ -9,7 +9,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,14 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text, update
-from sqlalchemy.engine import make_url
+from sqlalchemy import URL, select, text, update
 from sqlalchemy.orm import Session
 
 from backlogctl.errors import KafkaFailure, Refused, UsageError
 from backlogctl.replay.cli import main
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, OutboxSender, Settings, claims
+from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, OutboxSender, Settings
 from backlogctl_delivery.outbox import sender as outages
 from backlogctl_delivery.outbox.admin import OutboxAdmin
 from backlogctl_delivery.outbox.claims import Acknowledged, Claims
@@ -32,7 +31,7 @@ from backlogctl_delivery.outbox.database import State, clock_ms, messages
 from backlogctl_delivery.outbox.in_flight import InFlight
 from backlogctl_delivery.outbox.messages import Message
 from tests.conftest import MakeTopic
-from tests.delivery.kit import FAST, Shop, list_own, make_topic_on, read_id
+from tests.delivery.kit import FAST, Shop, crashing_at, list_own, make_topic_on, read_id
 from tests.kit.kafka import properties_of, wait_until
 from tests.kit.processes import ROOT, start_backlogctl
 from tests.kit.secured import start_secured
@@ -133,23 +132,12 @@ def test_a_mark_that_comes_late_says_when_kafka_acknowledged(shop: Shop, topic: 
 
 
 def test_fault_45_a_crash_after_the_acknowledgement_repeats_the_same_id(
-    shop: Shop, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, topic: MakeTopic
 ) -> None:
     name = topic(1)
     given = shop.add(name, "a", "a", "b")
-
-    class Crash(BaseException):
-        """As SIGKILL: nothing handles it."""
-
-    def crash(point: str) -> None:
-        if point == "p8.4.mark.before":
-            raise Crash
-
-    monkeypatch.setattr(claims, "reach", crash)
-    sender = shop.make_sender()
-    with pytest.raises(Crash):
-        sender.run()
-    monkeypatch.undo()
+    with crashing_at("p8.4.mark.before"):
+        shop.make_sender().run()
     assert shop.count("in_progress") == 3
     first = shop.read_ids(name)
     assert set(first) <= set(given)
@@ -257,7 +245,11 @@ def test_fault_49_kafka_is_away_for_an_hour(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A clock that runs fast: one warning, fewer and fewer attempts, nothing parked."""
-    hurry = _speed_up(monkeypatch, 400)
+
+    def hurry() -> float:
+        return time.monotonic() * 400
+
+    monkeypatch.setattr(outages, "time", SimpleNamespace(monotonic=hurry))
     settings = Settings(
         scan_every=timedelta(seconds=0.05),
         lease=timedelta(seconds=4),
@@ -347,7 +339,10 @@ def test_fault_45_forwarded_but_marked_as_failed_is_told_and_keeps_its_id(
             (second,) = shop.add(name, "a")
 
             def has_failed() -> bool:
-                return any("Kafka may have it" in (error or "") for (error,) in errors(shop))
+                return any(
+                    "Kafka may have it" in (error or "")
+                    for (error,) in shop.list_rows("last_error")
+                )
 
             wait_until(has_failed, what="its time is up")
         assert desk.park([2]) == 1
@@ -369,10 +364,6 @@ def test_fault_45_forwarded_but_marked_as_failed_is_told_and_keeps_its_id(
         assert shop.read_ids(name) == [first, second, second]
 
 
-def errors(shop: Shop) -> list[Any]:
-    return shop.list_rows("last_error")
-
-
 def test_a_row_whose_lease_ends_is_sent_by_another(pg_shop: Shop, topic: MakeTopic) -> None:
     name = topic(1)
     given = pg_shop.add(name, "a", "a")
@@ -380,15 +371,6 @@ def test_a_row_whose_lease_ends_is_sent_by_another(pg_shop: Shop, topic: MakeTop
     with pg_shop.sending(FAST):
         pg_shop.await_sent(2)
     assert pg_shop.read_ids(name) == given
-
-
-def _speed_up(patch: pytest.MonkeyPatch, factor: int) -> Callable[[], float]:
-    def hurry() -> float:
-        return time.monotonic() * factor
-
-    fast: Any = SimpleNamespace(monotonic=hurry)
-    patch.setattr(outages, "time", fast)
-    return hurry
 
 
 # What a sender does where something stands still: a lock, its database, its own thread, a table
@@ -528,7 +510,7 @@ def test_a_refused_login_is_told_as_that(
 
 
 def test_a_topic_that_is_not_there(
-    pg_shop: Shop, topic: MakeTopic, unique: str, caplog: pytest.LogCaptureFixture
+    pg_shop: Shop, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"nowhere-{unique}"
     pg_shop.add(name, "a")
@@ -575,23 +557,11 @@ def test_a_message_that_is_too_large_for_the_client(
 
 
 def test_a_user_of_the_database_without_rights(
-    pg_shop: Shop, unique: str, caplog: pytest.LogCaptureFixture
+    pg_shop: Shop, reader_url: URL, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = f"reader_{unique}"
-    url = make_url(pg_shop.url).set(username=reader, password="only-looks")
-    with pg_shop.engine.begin() as connection:
-        connection.exec_driver_sql(f"CREATE ROLE {reader} LOGIN PASSWORD 'only-looks'")
-        connection.exec_driver_sql(f"GRANT SELECT ON backlog_outbox TO {reader}")
-    try:
-        pg_shop.add("orders", "a")
-        shown = url.render_as_string(hide_password=False)
-        sender = OutboxSender(shown, {"bootstrap.servers": pg_shop.bootstrap})
+    pg_shop.add("orders", "a")
+    with closing(OutboxSender(reader_url, {"bootstrap.servers": pg_shop.bootstrap})) as sender:
         sender.start()
         wait_until(lambda: sender.database_outage.is_on, what="it is told")
-        sender.close()
-        assert "permission denied for table backlog_outbox" in caplog.text
-        assert "give this right to the user" in caplog.text
-    finally:
-        with pg_shop.engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP OWNED BY {reader}")
-            connection.exec_driver_sql(f"DROP ROLE {reader}")
+    assert "permission denied for table backlog_outbox" in caplog.text
+    assert "give this right to the user" in caplog.text

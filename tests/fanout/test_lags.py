@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,50 +45,55 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import PartitionSample, Sample
 from tests.conftest import MakeTopic
 from tests.fanout.relay.conftest import KEPT
-from tests.fanout.relay.doing import fill, open_transaction, read_committed
+from tests.fanout.relay.doing import fill, open_transaction
 from tests.kit.kafka import (
     join,
     move_log_start,
     properties_of,
     publish,
+    read_all,
     set_offsets_raw,
     wait_until,
 )
+from tests.kit.ledger import NOON
 
 
-def test_totals() -> None:
-    assert Lags({0: 1, 1: 2}, {}).source_total == 3
-    assert Lags({}, {0: 4}).temporary_total == 4
+def reading(
+    admin: Admin,
+    source: str,
+    partitions: int,
+    temporary: str,
+    temporary_partitions: int,
+    group: str,
+) -> Callable[..., Lags]:
+    return partial(
+        read_lags,
+        admin,
+        source=source,
+        group=group,
+        partitions=partitions,
+        temporary=temporary,
+        recovery_group=f"{group}.recovery",
+        temporary_partitions=temporary_partitions,
+    )
 
 
 def test_lags_are_counted_to_the_last_stable_offset_and_never_negative(
     properties: dict[str, str], topic: MakeTopic, group: str
 ) -> None:
-    admin = make_admin(properties)
     source, temporary = topic(2, KEPT), topic(3, KEPT)  # the messages are years old
     recovery = f"{group}.recovery"
-
-    def read(last_offsets: dict[int, int] | None = None) -> Lags:
-        return read_lags(
-            admin,
-            source=source,
-            group=group,
-            partitions=2,
-            temporary=temporary,
-            recovery_group=recovery,
-            temporary_partitions=3,
-            last_offsets=last_offsets,
-        )
-
+    read = reading(make_admin(properties), source, 2, temporary, 3, group)
     assert read() == Lags({0: 0, 1: 0}, {0: 0, 1: 0, 2: 0})  # fault 27
     fill(properties, source, {0: 10, 1: 5})
     stranger = open_transaction(properties, f"stranger-{source}", source, 0)
     set_offsets_raw(properties, group, source, {0: 4})
     fill(properties, temporary, {0: 6, 1: 1}, transaction=temporary)
     set_offsets_raw(properties, recovery, temporary, {0: 2, 1: 2, 2: 0})
-    assert read() == Lags({0: 6, 1: 5}, {0: 5, 1: 0, 2: 0})
+    assert (lags := read()) == Lags({0: 6, 1: 5}, {0: 5, 1: 0, 2: 0})
+    assert (lags.source_total, lags.temporary_total) == (11, 5)
     # The marker behind the last message is no lag.
-    assert read({0: 5, 1: 0}).temporary == {0: 4, 1: 0, 2: 0}
+    assert read(last_offsets={0: 5, 1: 0}).temporary == {0: 4, 1: 0, 2: 0}
     stranger.abort_transaction(90)
 
 
@@ -111,37 +118,24 @@ def test_fault_74_an_end_below_what_is_known_is_a_failed_reading(
     admin = make_admin(properties)
     source, temporary = topic(1, KEPT), topic(2, KEPT)
     recovery = f"{group}.recovery"
-
-    def read(seconds: float, **known: dict[int, int]) -> Lags:
-        return read_lags(
-            admin,
-            source=source,
-            group=group,
-            partitions=1,
-            temporary=temporary,
-            recovery_group=recovery,
-            temporary_partitions=2,
-            limit=Deadline(seconds),
-            **known,
-        )
-
+    read = reading(admin, source, 1, temporary, 2, group)
     fill(properties, source, {0: 10})
     fill(properties, temporary, {0: 5})
     set_offsets_raw(properties, recovery, temporary, {0: 7})
     with pytest.raises(KafkaFailure, match="ends at 5, below the committed offset 7") as caught:
-        read(3)
+        read(limit=Deadline(3))
     assert caught.value.retryable
     with pytest.raises(KafkaFailure, match="ends at 5, below the committed offset 7"):
         find_unread(admin, properties, temporary, recovery, 2, Deadline(3))
     fill(properties, temporary, {0: 4})  # it is there after all
-    assert read(30).temporary == {0: 2, 1: 0}
+    assert read().temporary == {0: 2, 1: 0}
     # What the relay says it has written counts as well.
     with pytest.raises(KafkaFailure, match="ends at 0, below the known written offset 3"):
-        read(3, last_offsets={1: 2})
+        read(limit=Deadline(3), last_offsets={1: 2})
     # It stays: told as what it is, and not asked for ever.
     monkeypatch.setattr("backlogctl.kafka.groups.TRUNCATED_SECONDS", 0.5)
     with pytest.raises(KafkaFailure, match="messages were lost") as caught:
-        read(30, last_offsets={1: 2})
+        read(last_offsets={1: 2})
     assert not caught.value.retryable
 
 
@@ -207,7 +201,6 @@ def test_fault_11_a_commit_without_a_leader_is_left_out_and_seen(tmp_path: Path)
         assert count() == {0: 0, 1: 1}, "Kafka mended it: take it out of the docs' limits"
 
 
-NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 UNKNOWN = LogDirs(None, "nobody tells")
 
 
@@ -416,18 +409,14 @@ def test_static_members_are_waited_for_until_their_session_ends(
 ) -> None:
     """A static member that closes does not leave (KIP-345)."""
     properties, name = properties_of(kafka.bootstrap), topic(1)
-    settings = {"group.id": group, "group.instance.id": "one", "session.timeout.ms": 6_000}
-    member = make_consumer(properties, settings)
-    member.subscribe([name])
-    wait_until(lambda: (member.poll(0.1), bool(member.assignment()))[1])
+    settings = {"group_instance_id": "one", "session_timeout_ms": "6000"}
+    member = join(properties, group, name, **settings)
     (found,) = describe_group_state(properties, group).members
     assert found.instance == "one"
     member.close()
     await_empty(make_admin(properties), group, lambda: None, within=0.5)
     monkeypatch.setattr("backlogctl.fanout.quiet.STATIC_SECONDS", 0.5)
-    member = make_consumer(properties, settings)
-    member.subscribe([name])
-    wait_until(lambda: (member.poll(0.1), bool(member.assignment()))[1])
+    member = join(properties, group, name, **settings)
     with pytest.raises(GroupActive) as caught:
         await_empty(make_admin(properties), group, lambda: None, within=0.5)
     assert "session.timeout.ms" in caught.value.hint
@@ -486,7 +475,7 @@ def test_records_are_counted_as_a_reader_sees_them(
         fill(properties, name, {0: 400, 1: 90}, first=first, transaction=name, commit=commit)
     fill(properties, name, {0: 6000}, first=20_000)
     ends = list_offsets(properties, name, range(3), "latest")
-    messages = read_committed(properties, name, 3)
+    messages = read_all(properties, name, range(3))
     places = [message.partition() for message in messages]
     assert count_records(properties, name, ends) == {p: places.count(p) for p in range(3)}
     # Ends within a transaction, an aborted one, on a marker, behind data that goes on.
@@ -496,7 +485,7 @@ def test_records_are_counted_as_a_reader_sees_them(
 
 
 def test_fault_28_a_reading_that_comes_to_no_end_is_an_error(
-    properties: dict[str, str], topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    properties: dict[str, str], topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = topic(1, KEPT)
     monkeypatch.setattr(unread, "IDLE_SECONDS", 0.5)

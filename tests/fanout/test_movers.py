@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from backlogctl.clock import utc_now
 from backlogctl.fanout.movers import Advance, LoggedCommit, _sort, read_commit_history, trace_moves
@@ -15,7 +15,7 @@ from backlogctl.kafka.commit_log import LogRecord
 from backlogctl.kafka.commit_records import CommitRecord, MembersRecord
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kit.kafka import wait_until
+from tests.kit.kafka import join, wait_until
 
 
 def by_member(offset: int) -> LoggedCommit:
@@ -26,49 +26,40 @@ def by_nobody(offset: int) -> LoggedCommit:
     return LoggedCommit(offset, False, False)
 
 
+def by_unknown(offset: int) -> LoggedCommit:
+    return LoggedCommit(offset, None, False)
+
+
 @pytest.mark.parametrize(
     ("start", "end", "made", "moves"),
     [
-        (0, 20, [by_member(10), by_member(20)], [Advance(0, 20, True)]),
-        (0, 90, [by_member(10), by_nobody(90)], [Advance(0, 10, True), Advance(10, 90, False)]),
+        (0, 20, [by_member(10), by_member(20)], [(0, 20, True)]),
+        (0, 90, [by_member(10), by_nobody(90)], [(0, 10, True), (10, 90, False)]),
         # Its consumers went on behind it.
-        (
-            *(0, 99, [by_nobody(90), by_member(99)]),
-            [Advance(0, 90, False), Advance(90, 99, True)],
-        ),
+        (0, 99, [by_nobody(90), by_member(99)], [(0, 90, False), (90, 99, True)]),
         # It was set back, and read.
-        (10, 90, [by_nobody(90), by_nobody(10), by_member(90)], [Advance(10, 90, True)]),
+        (10, 90, [by_nobody(90), by_nobody(10), by_member(90)], [(10, 90, True)]),
         # Set back in part.
-        (
-            *(10, 95, [by_nobody(90), by_nobody(50), by_member(95)]),
-            [Advance(10, 50, False), Advance(50, 95, True)],
-        ),
+        (10, 95, [by_nobody(90), by_nobody(50), by_member(95)], [(10, 50, False), (50, 95, True)]),
         # The same, and nobody knows who was in it: what is read behind it is read.
-        (
-            *(
-                10,
-                95,
-                [LoggedCommit(90, None, False), LoggedCommit(10, None, False), by_member(95)],
-            ),
-            [Advance(10, 95, True)],
-        ),
+        (10, 95, [by_unknown(90), by_unknown(10), by_member(95)], [(10, 95, True)]),
         # A late commit of a member says nothing new.
-        (10, 30, [by_member(30), by_member(20)], [Advance(10, 30, True)]),
+        (10, 30, [by_member(30), by_member(20)], [(10, 30, True)]),
         # What came before the start; and a reader that is no member, by its epoch.
-        (10, 40, [by_member(5), LoggedCommit(40, False, True)], [Advance(10, 40, True)]),
+        (10, 40, [by_member(5), LoggedCommit(40, False, True)], [(10, 40, True)]),
         # Nobody knows who was in it, or what came last.
-        (10, 40, [LoggedCommit(40, None, False)], [Advance(10, 40, None)]),
-        (10, 40, [by_member(30)], [Advance(10, 30, True), Advance(30, 40, None)]),
+        (10, 40, [by_unknown(40)], [(10, 40, None)]),
+        (10, 40, [by_member(30)], [(10, 30, True), (30, 40, None)]),
         (10, 10, [], []),
         # Of before the start, when nobody knows who was in it.
-        (
-            *(90, 99, [LoggedCommit(50, None, False), LoggedCommit(90, None, False)]),
-            [Advance(90, 99, None)],
-        ),
+        (90, 99, [by_unknown(50), by_unknown(90)], [(90, 99, None)]),
     ],
 )
 def test_how_a_group_came_from_one_offset_to_another(
-    start: int, end: int, made: Sequence[LoggedCommit], moves: Sequence[Advance]
+    start: int,
+    end: int,
+    made: Sequence[LoggedCommit],
+    moves: Sequence[tuple[int, int, bool | None]],
 ) -> None:
     assert trace_moves(start, end, made) == tuple(moves)
 
@@ -97,11 +88,8 @@ def test_the_log_tells_members_from_a_tool(
     properties = {"bootstrap.servers": kafka.bootstrap}
     since = utc_now() - timedelta(minutes=1)
     verbs.set_group_offsets(properties, group, name, {0: 0})
-    member = Consumer({**properties, "group.id": group, "session.timeout.ms": 6_000})
-    member.subscribe([name])
-    wait_until(lambda: bool(member.poll(0.2) is None and member.assignment()), what="it joined")
-    place = TopicPartition(name, 0, 7)
-    member.commit(offsets=[place], asynchronous=False)
+    member = join(properties, group, name, session_timeout_ms="6000")
+    member.commit(offsets=[TopicPartition(name, 0, 7)], asynchronous=False)
     member.close()
     wait_until(lambda: not verbs.read_group_state(properties, group).is_active)
     verbs.set_group_offsets(properties, group, name, {0: 9})

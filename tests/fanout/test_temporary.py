@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,7 @@ from backlogctl.kafka.errors import GroupActive, TopicMissing
 from backlogctl.ledger import OPERATOR, Hold, Ledger, TemporaryTopic
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
+from tests.kit.disks import doing
 from tests.kit.kafka import (
     commit,
     delete_topic,
@@ -45,7 +46,7 @@ from tests.kit.kafka import (
     set_config,
     wait_until,
 )
-from tests.kit.ledger import create_recovery
+from tests.kit.ledger import NOON, create_recovery
 
 
 class Desk:
@@ -95,6 +96,19 @@ def desk(properties: dict[str, str], topic: MakeTopic, ledger: Ledger) -> Iterat
         delete_topic(properties, made.name)
 
 
+@contextmanager
+def crashing_at(owner: object, name: str) -> Iterator[None]:
+    """It is killed where it would call this."""
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, crash)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for brokers that are behind are short where there is one broker."""
@@ -142,16 +156,10 @@ def test_topic_is_created_once_and_deleted_once(desk: Desk) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_crash_between_creation_and_record(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_between_creation_and_record(desk: Desk) -> None:
     """The empty topic is taken as ours; with a record in it, or other settings, it is not."""
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.ledger.temporary_topics, "record_id", fail)
-        with pytest.raises(KeyboardInterrupt):
-            desk.create()
+    with crashing_at(desk.ledger.temporary_topics, "record_id"):
+        desk.create()
     first = verbs.read_topic_id(desk.admin, desk.name)[0]
     verbs.alter_topic_config(desk.admin, desk.name, {"retention.ms": "5"})
     with pytest.raises(Refused, match=r"its retention\.ms differ"):
@@ -163,23 +171,14 @@ def test_crash_between_creation_and_record(desk: Desk, monkeypatch: pytest.Monke
             verb()
     assert verbs.read_topic_id(desk.admin, desk.name)[0] == first
     delete_topic(properties_of(desk.admin.addresses), desk.name)
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.ledger.temporary_topics, "record_id", fail)
-        with pytest.raises(KeyboardInterrupt):
-            desk.create()
+    with crashing_at(desk.ledger.temporary_topics, "record_id"):
+        desk.create()
     assert desk.create().topic_id == verbs.read_topic_id(desk.admin, desk.name)[0] != first
 
 
-def test_cancel_after_a_crash_between_creation_and_record(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.ledger.temporary_topics, "record_id", fail)
-        with pytest.raises(KeyboardInterrupt):
-            desk.create()
+def test_cancel_after_a_crash_between_creation_and_record(desk: Desk) -> None:
+    with crashing_at(desk.ledger.temporary_topics, "record_id"):
+        desk.create()
     desk.delete()
     assert not desk.exists()
 
@@ -201,10 +200,8 @@ def test_fault_17_topic_that_is_still_being_deleted_is_waited_for(
         time.sleep(0.7)
         delete_topic(properties, desk.name)
 
-    thread = threading.Thread(target=delete_late)
-    thread.start()
-    made = desk.create()
-    thread.join()
+    with doing(delete_late):
+        made = desk.create()
     assert made.topic_id not in (None, old)
 
 
@@ -235,18 +232,17 @@ def test_fault_60_only_our_topic_is_deleted(desk: Desk, tmp_path: Path) -> None:
 
     made = desk.create()
     engine = create_engine(f"sqlite:///{tmp_path}/ledger.db")
-    for name in (desk.topic, "*", f"{desk.topic}.*", "__consumer_offsets", f"{desk.name}*"):
-        topic_id = desk.source.topic_id if name == desk.topic else made.topic_id
+
+    def record(name: str, topic_id: str | None) -> None:
+        statement = text("UPDATE backlog_temporary_topics SET name = :n, topic_id = :i")
         with engine.begin() as connection:
-            connection.execute(
-                text("UPDATE backlog_temporary_topics SET name = :name, topic_id = :id"),
-                {"name": name, "id": topic_id},
-            )
+            connection.execute(statement, {"n": name, "i": topic_id})
+
+    for name in (desk.topic, "*", f"{desk.topic}.*", "__consumer_offsets", f"{desk.name}*"):
+        record(name, desk.source.topic_id if name == desk.topic else made.topic_id)
         with pytest.raises(Refused, match="not the name of a temporary topic"):
             desk.delete()
-    with engine.begin() as connection:
-        statement = text("UPDATE backlog_temporary_topics SET name = :n, topic_id = :i")
-        connection.execute(statement, {"n": desk.name, "i": made.topic_id})
+    record(desk.name, made.topic_id)
     engine.dispose()
     with pytest.raises(Refused, match="never deleted"):
         desk.delete(deny=("__*", "*.recovery.*"))
@@ -306,7 +302,6 @@ def test_fault_67_brokers_with_a_size_limit_keep_all_of_it(tmp_path: Path, ledge
 
 
 MS, BYTES = "retention.ms", "retention.bytes"
-NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class Keeper:
@@ -415,16 +410,9 @@ def test_value_that_somebody_changed_is_left_and_told(keeper: Keeper) -> None:
 
 
 @pytest.mark.parametrize("crash", ["alter_topic_config", "read_topic_settings"])
-def test_crash_while_raising_loses_no_value(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, crash: str
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(retention, crash, fail)
-        with pytest.raises(KeyboardInterrupt):
-            keeper.hold()
+def test_crash_while_raising_loses_no_value(keeper: Keeper, crash: str) -> None:
+    with crashing_at(retention, crash):
+        keeper.hold()
     (hold,) = keeper.ledger.holds.list()
     assert keeper.give_back(hold) == (), "nothing was raised, so nothing is missed"
     again = keeper.hold()
@@ -432,35 +420,19 @@ def test_crash_while_raising_loses_no_value(
     assert again.old == {MS: "3600000", BYTES: "1000000"}
 
 
-def test_crash_while_a_second_raise_is_under_way(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_while_a_second_raise_is_under_way(keeper: Keeper) -> None:
     first = keeper.hold()
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(retention, "alter_topic_config", fail)
-        with pytest.raises(KeyboardInterrupt):
-            keeper.hold("r-1", "-1", None)
+    with crashing_at(retention, "alter_topic_config"):
+        keeper.hold("r-1", "-1", None)
     second = keeper.ledger.holds.list(holder="r-1")[0]
     assert keeper.give_back(first) == keeper.give_back(second) == ()
     assert keeper.read() == ("3600000", "1000000")
 
 
-def test_crash_before_the_release_is_made_good(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_before_the_release_is_made_good(keeper: Keeper) -> None:
     hold = keeper.hold()
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(keeper.ledger.holds, "release", fail)
-        with pytest.raises(KeyboardInterrupt):
-            keeper.give_back(hold)
+    with crashing_at(keeper.ledger.holds, "release"):
+        keeper.give_back(hold)
     assert keeper.read() == ("3600000", "1000000")
     assert len(keeper.ledger.holds.list()) == 1
     assert keeper.give_back(hold) == ()

@@ -86,10 +86,7 @@ def test_fault_40_the_next_opening_is_inside_and_none_comes_before(
     start: time, end: time, zone: ZoneInfo, at: datetime
 ) -> None:
     window = OffPeakWindow(start, end, zone)
-    try:
-        opening = window.next_opening(at)
-    except ValueError:
-        pytest.fail("a window of a minute or more opens within three days")
+    opening = window.next_opening(at)
     assert opening >= at
     assert opening.tzinfo is UTC
     assert window.contains(opening)
@@ -103,10 +100,7 @@ def test_fault_40_a_window_may_have_seconds(
 ) -> None:
     start, end = start.replace(microsecond=0), end.replace(microsecond=0)
     window = OffPeakWindow(start, end, zone)
-    try:
-        opening = window.next_opening(at)
-    except ValueError:
-        pytest.fail("it opens within three days")
+    opening = window.next_opening(at)
     assert opening >= at
     assert window.contains(opening)
     offsets = {moment.astimezone(zone).utcoffset() for moment in (at, opening)}
@@ -215,13 +209,6 @@ def test_the_last_opening_is_one_and_no_other_came_since(
         assert not window.contains(opening - MINUTE)
     moments = [opening + MINUTE * n for n in range(1, int((at - opening) / MINUTE) + 1)]
     assert not any(window.contains(m) and not window.contains(m - MINUTE) for m in moments)
-
-
-def test_the_night_that_is_open_began_when_its_window_opened() -> None:
-    window = OffPeakWindow(time(22, 30), time(6, 0), BERLIN)
-    night = datetime(2026, 11, 20, 21, 30, tzinfo=UTC)
-    for hours in (0.0, 0.25, 7.4, 20.0):
-        assert window.last_opening(night + timedelta(hours=hours)) == night
 
 
 FIGURES = ("figures",)

@@ -252,9 +252,8 @@ def join(properties: Mapping[str, str], group: str, topic: str, **settings: str)
 
 def read_all(properties: Mapping[str, str], topic: str, partitions: Iterable[int]) -> list[Message]:
     """Every committed message from the log starts to the ends."""
-    consumer = make_consumer(
-        properties, {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
-    )
+    settings = {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
+    consumer = make_consumer(properties, settings, fetch_wait_max_ms=20)
     wanted = set(partitions)
     starts = verbs.list_offsets(properties, topic, wanted, "earliest")
     consumer.assign([TopicPartition(topic, p, at) for p, at in starts.items()])

@@ -89,6 +89,34 @@ def run_transactions(
     return end
 
 
+def open_raw(properties: Mapping[str, str], seconds: float = 90.0) -> RawClient:
+    settings, reason = translate_properties(properties)
+    assert settings is not None, reason
+    return RawClient(settings, Deadline(seconds))
+
+
+def produce_raw(
+    client: RawClient, topic: str, batch: Any, partition: int = 0, transactional_id: str = ""
+) -> int:
+    """One batch of kafka-python's builder; returns the broker's error code."""
+    from kafka.protocol.producer import ProduceRequest
+
+    data: Any = ProduceRequest.TopicProduceData
+    part = data.PartitionProduceData(index=partition, records=bytes(batch.build()))
+    request = ProduceRequest(
+        transactional_id=transactional_id or None,
+        acks=-1,
+        timeout_ms=10_000,
+        topic_data=[data(name=topic, partition_data=[part])],
+        min_version=3,
+        max_version=9,
+    )
+    limit = Deadline(90.0)
+    node = read_leaders(client, topic, limit)[partition]
+    answer: Any = client.run(lambda: client.send(request, node), limit)
+    return int(answer.responses[0].partition_responses[0].error_code)
+
+
 def write_hanging(
     properties: Mapping[str, str],
     topic: str,
@@ -100,11 +128,8 @@ def write_hanging(
 ) -> None:
     """Messages of a transaction that no coordinator knows of, as a producer left them that wrote
     late (before KIP-890)."""
-    from kafka.protocol.producer import ProduceRequest
     from kafka.record.default_records import DefaultRecordBatchBuilder
 
-    settings, _ = translate_properties(properties)
-    assert settings is not None
     batch = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
@@ -116,26 +141,12 @@ def write_hanging(
     )
     for number in range(count):
         batch.append(number, int(time.time() * 1000), f"h{number}".encode(), b"late", [])
-    limit = Deadline(90.0)
-    with _unverified(properties), RawClient(settings, limit) as client:
-        node = read_leaders(client, topic, limit)[partition]
-        data = ProduceRequest.TopicProduceData
-        part = data.PartitionProduceData(index=partition, records=bytes(batch.build()))
-        request = ProduceRequest(
-            transactional_id="late",
-            acks=-1,
-            timeout_ms=10_000,
-            topic_data=[data(name=topic, partition_data=[part])],
-            min_version=3,
-            max_version=9,
-        )
-
-        def is_written() -> bool:
-            answer: Any = client.run(lambda: client.send(request, node), limit)
-            return not answer.responses[0].partition_responses[0].error_code
-
+    with _unverified(properties), open_raw(properties) as client:
         # The broker takes the setting a moment after it has said so.
-        wait_until(is_written, what="the batch is taken")
+        wait_until(
+            lambda: produce_raw(client, topic, batch, partition, "late") == 0,
+            what="the batch is taken",
+        )
 
 
 @contextmanager

@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 
 from backlogctl.errors import KafkaFailure
-from backlogctl.kafka.bulk import (
-    NONE,
-    ClusterLayout,
-    ListedGroup,
-    Offsets,
-    TopicLayout,
-)
+from backlogctl.kafka.bulk import NONE, ClusterLayout, ListedGroup, Offsets, TopicLayout
 from backlogctl.monitoring.groups.dating import Tails
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
 from backlogctl.monitoring.offsets.lag import EmptyReading, TopicOffset

@@ -8,29 +8,13 @@ from datetime import timedelta
 from backlogctl.clock import utc_now
 from backlogctl.ledger import Ledger, Owner
 from backlogctl.ledger.measurements import AuditRecord, BurndownSample, DiskReading
-from backlogctl.values import Cause, Certainty, Gap, GapState, RecoveryState
-from tests.kit.ledger import create_recovery
+from backlogctl.values import RecoveryState
+from tests.kit.ledger import create_recovery, make_gap
 
 
 def record_all(ledger: Ledger, owner: Owner | None = None) -> dict[str, str]:
     """Gaps, a rebuild with a runner, an expansion, and holds; returns ids."""
-    gap = Gap(
-        id="",
-        stream="orders",
-        cluster="main",
-        topic="orders",
-        group="service",
-        topic_id="id",
-        partition=0,
-        start=10,
-        end=40,
-        cause=Cause.EXPIRED,
-        certainty=Certainty.EXACT,
-        state=GapState.OPEN,
-        first_time=None,
-        last_time=None,
-        detected_at=utc_now(),
-    )
+    gap = replace(make_gap(10, 40), group="service")
     kept = ledger.gaps.record(gap)
     now = ledger.now()
     ledger.audits.record(AuditRecord("orders", "main", "sequence", now, "lost", 7, {}))

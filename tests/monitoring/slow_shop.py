@@ -63,14 +63,12 @@ class SlowShop:
         return SEGMENT_SECONDS / gaining + self.between_checks + LOOK_SECONDS
 
     def start(self) -> None:
-        """Starts the producer and the consumer."""
         for work in (self._produce, self._consume, self._look):
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """Stops both."""
         self._stop.set()
         for thread in self._threads:
             thread.join(60)

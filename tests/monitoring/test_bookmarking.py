@@ -34,6 +34,8 @@ from tests.kit.kafka import (
     publish,
     set_offsets_raw,
 )
+from tests.kit.transactions import run_transactions
+from tests.spark_backfill.injection.doing import open_transaction
 
 Looks = list[dict[int, int]]
 PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
@@ -60,19 +62,6 @@ def put(
     for key in keys:
         producer.produce(topic, b"v", key, 0, headers=list(headers or ()))
     assert producer.flush(PATIENT) == 0
-
-
-def put_transaction(properties: Mapping[str, str], topic: str, *keys: bytes, abort: bool) -> None:
-    producer = make_producer(properties, transactional_id=f"tx-{topic}")
-    producer.init_transactions(PATIENT)
-    producer.begin_transaction()
-    for key in keys:
-        producer.produce(topic, b"v", key, 0)
-    assert producer.flush(PATIENT) == 0
-    if abort:
-        producer.abort_transaction(PATIENT)
-    else:
-        producer.commit_transaction(PATIENT)
 
 
 def read_marks(ledger: Ledger, admin: Admin, stream: StreamStub) -> list[tuple[int, int, int]]:
@@ -188,8 +177,8 @@ def test_a_group_at_the_end_is_bookmarked_by_the_next_message(here: Watched, loo
     name = here.topic(partitions=1)
     stream, bookmarker = RebuiltStub(name, here.group), Bookmarker(here.ledger)
     put(here.properties, name, b"a")
-    put_transaction(here.properties, name, b"b", abort=False)  # b at 1, a control record at 2
-    await_markers(here.properties, name, {0: 3})
+    # A message at 1, a control record at 2.
+    run_transactions(here.properties, name, f"tx-{name}", (1, True))
 
     def observe(committed: int) -> list[tuple[int, int, int]]:
         here.set_commits(name, {0: committed})
@@ -210,8 +199,7 @@ def test_aborted_messages_are_passed_over(here: Watched) -> None:
     name = here.topic(partitions=1)
     stream = RebuiltStub(name, here.group)
     put(here.properties, name, b"a")
-    put_transaction(here.properties, name, b"b", b"c", abort=True)
-    await_markers(here.properties, name, {0: 4})
+    run_transactions(here.properties, name, f"tx-{name}", (2, False))
     put(here.properties, name, b"d")
     here.set_commits(name, {0: 1})
     seen = here.observe(stream)
@@ -223,16 +211,11 @@ def test_aborted_messages_are_passed_over(here: Watched) -> None:
 def test_an_open_transaction_is_awaited(here: Watched) -> None:
     name = here.topic(partitions=1)
     stream, bookmarker = RebuiltStub(name, here.group), Bookmarker(here.ledger)
-    producer = make_producer(here.properties, transactional_id=f"tx-{name}")
-    producer.init_transactions(PATIENT)
-    producer.begin_transaction()
-    producer.produce(name, b"v", b"a", 0)
-    assert producer.flush(PATIENT) == 0
-    put(here.properties, name, b"b")
-    here.set_commits(name, {0: 0})
-    here.observe(stream, bookmarker=bookmarker)
-    assert here.read_marks(stream) == []
-    producer.abort_transaction(PATIENT)
+    with open_transaction(here.properties, name, 0):
+        put(here.properties, name, b"b")
+        here.set_commits(name, {0: 0})
+        here.observe(stream, bookmarker=bookmarker)
+        assert here.read_marks(stream) == []
     await_markers(here.properties, name, {0: 3})
     here.observe(stream, bookmarker=bookmarker)
     assert here.read_marks(stream) == [(0, 0, 1)]

@@ -46,6 +46,7 @@ from tests.kit.kafka import (
     set_offsets_raw,
 )
 from tests.kit.transactions import run_transactions
+from tests.monitoring.live_watch import make_config
 
 READ, OUTSIDE, LOSING, MARKED, UNREAD = "read", "outside", "losing", "marked", "unread"
 
@@ -138,12 +139,7 @@ def test_a_commit_beyond_the_end_is_looked_at_alone(
 def watch_once(
     properties: dict[str, str], streams: list[StreamStub], ledger: Ledger
 ) -> tuple[dict[str, GroupStatus], dict[str, BacklogError | None]]:
-    cluster = SimpleNamespace(client_properties=lambda: properties)
-    config: Any = SimpleNamespace(
-        clusters={"main": cluster},
-        streams={one.name: one for one in streams},
-        watch=SimpleNamespace(commit_log=True),
-    )
+    config = make_config(properties, *streams)
     seen: dict[str, GroupStatus] = {}
     told: dict[str, BacklogError | None] = {}
     watch_streams(
@@ -268,12 +264,7 @@ def test_a_ledger_that_cannot_store_gets_the_samples_with_the_next_ones(
 
     monkeypatch.setattr(Samples, "add_all", fail_once)
     told: list[str] = []
-    cluster = SimpleNamespace(client_properties=lambda: properties)
-    config: Any = SimpleNamespace(
-        clusters={"main": cluster},
-        streams={one.name: one for one in streams},
-        watch=SimpleNamespace(commit_log=False),
-    )
+    config = make_config(properties, *streams, commit_log=False)
     watch_streams(
         *(config, ledger, timedelta(seconds=0.1), threading.Event()),
         on_outage=lambda what, error: told.append(f"{what}: {error is None}"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,20 +12,15 @@ from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.monitoring.offsets.certainty import MAYBE_EMPTY, limit_certainty
 from backlogctl.monitoring.offsets.lag import FirstMessage, read_firsts
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
-from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
-from backlogctl.monitoring.watch.look import look_at_stream
+from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.values import Cause, Certainty, Gap, GapState
 from tests.conftest import MakeTopic
 from tests.kit.kafka import StreamStub, leave_at, move_log_start, publish
 from tests.kit.ledger import NOON, make_gap
 from tests.kit.transactions import run_transactions
+from tests.monitoring.live_watch import look
 
-WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))
 MAYBE = (Cause.EXPIRED, Certainty.BOUNDED, True)
-
-
-def look(ledger: Ledger, properties: dict[str, str], stream: StreamStub) -> GroupStatus:
-    return look_at_stream(ledger, stream, properties, WATCH, Deadline(60.0)).status
 
 
 def list_gaps(found: Observation | Ledger) -> list[tuple[int | None, int | None]]:

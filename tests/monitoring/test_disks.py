@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import secrets
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,6 @@ from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.watch import look
 from backlogctl.monitoring.watch.board import Board
 from backlogctl.monitoring.watch.disks import WINDOW, estimate_growth, forecast_full, make_readings
-from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.web.page.app import make_page
@@ -33,11 +31,11 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.small_disk import can_limit
 from backlogctl.values import Cause, Certainty, Gap
 from tests.kit.kafka import properties_of, set_config, wait_until
+from tests.monitoring.live_watch import run_watch
 from tests.monitoring.slow_shop import CHECK_SECONDS, SEGMENT_SECONDS, SlowShop, make_settings
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 GIB = 2**30
-HORIZON = timedelta(hours=24)
 
 
 def read(minutes: float, usable: int | None, broker: int = 1) -> DiskReading:
@@ -99,23 +97,6 @@ def test_what_comes_meanwhile_is_told_at_the_rate_of_the_last_minutes() -> None:
         assert "is unknown" in told
 
 
-def test_the_past_is_thinned_for_each_broker(tmp_path: Path) -> None:
-    from backlogctl.ledger import open_ledger
-
-    ledger: Ledger
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
-        ledger.disks.add(read(-age, 5, broker) for age in range(180) for broker in (1, 2))
-        ledger.disks.add([read(-60 * 24 * 40, 5), *()])
-        ledger.disks.thin(NOON, HORIZON)
-        left = ledger.disks.history("main")
-        assert ledger.disks.thin(NOON, HORIZON) == 0
-    young = [one for one in left if NOON - one.at <= timedelta(hours=1)]
-    assert len(young) == 2 * 61, "all of the last hour stay"
-    old = [one for one in left if one not in young]
-    assert {one.broker for one in old} == {1, 2}
-    assert 2 * 23 <= len(old) <= 2 * 26, "one each five minutes"
-
-
 def test_a_real_broker_on_a_small_disk(tmp_path: Path) -> None:
     assert can_limit(), "this machine does not let us make a small disk"
     size = 96 * 2**20
@@ -139,7 +120,7 @@ def test_a_real_broker_on_a_small_disk(tmp_path: Path) -> None:
 
 
 RETENTION = 9.0
-INTERVAL = timedelta(milliseconds=400)
+INTERVAL = 0.4
 SLOW_WINDOW = timedelta(seconds=4)
 EVEN = 1.5  # seconds; with longer pauses the rates are not
 TRIES = 3
@@ -165,22 +146,10 @@ class Story:
     shop: SlowShop
     board: Board = field(default_factory=Board)
     told: list[tuple[datetime, GroupStatus]] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
 
     def take(self, status: GroupStatus) -> None:
         self.told.append((utc_now(), status))
         self.board.put_stream(status)
-
-    def watch(self) -> None:
-        watch_streams(
-            self.config,
-            self.ledger,
-            INTERVAL,
-            self.stop,
-            on_status=self.take,
-            window=SLOW_WINDOW,
-            horizon=self.config.watch.horizon,
-        )
 
     def list_gaps(self) -> list[Gap]:
         return [gap for gap in self.ledger.gaps.list("orders") if gap.end is not None]
@@ -201,20 +170,16 @@ class Story:
 
     def happen(self) -> None:
         """From the first order to the loss that is written down."""
-        watching = threading.Thread(target=self.watch)
-        self.shop.start()
-        watching.start()
-        try:
-            wait_until(
-                lambda: self.shop.overtaken_at is not None, what="retention passes the consumer"
-            )
-            # No more is lost from here on.
-            set_config(self.shop.properties, self.shop.topic, {"retention.ms": "-1"})
-            wait_until(self.is_told, what="the loss is told and written down")
-        finally:
-            self.shop.stop()
-            self.stop.set()
-            watching.join(60)
+        settings = {"window": SLOW_WINDOW, "horizon": self.config.watch.horizon}
+        with run_watch(self.config, self.ledger, INTERVAL, on_status=self.take, **settings):
+            self.shop.start()
+            try:
+                wait_until(lambda: self.shop.overtaken_at, what="retention passes the consumer")
+                # No more is lost from here on.
+                set_config(self.shop.properties, self.shop.topic, {"retention.ms": "-1"})
+                wait_until(self.is_told, what="the loss is told and written down")
+            finally:
+                self.shop.stop()
         print(f"pauses of {self.shop.pause:.2f} s, checks every {self.shop.between_checks:.2f} s")
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -31,10 +30,10 @@ from backlogctl.monitoring.offsets.sampler import take_sample
 from backlogctl.monitoring.verdict.forecasts import date_by_size, date_by_time, forecast_loss
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
 from backlogctl.monitoring.verdict.status import Retention, Urgency, find_urgency
-from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kit.kafka import StreamStub, properties_of, publish, set_offsets_raw, wait_until
 from tests.kit.processes import ROOT
+from tests.monitoring.live_watch import look as look_once
 
 MINUTE, HOUR = 60, 3_600
 STEP = 10  # seconds
@@ -240,11 +239,10 @@ def test_what_is_told_comes(name: str) -> None:
 
 
 def test_the_broker_tells_what_retention_reaches_whatever_the_clock(
-    kafka: EmbeddedKafka, topic: Callable[..., str]
+    properties: dict[str, str], topic: Callable[..., str]
 ) -> None:
     """A hundred messages of an hour that lies half in the future, one each 36 s; and nothing."""
     name = topic(partitions=2)
-    properties = {"bootstrap.servers": kafka.bootstrap}
     producer, now = make_producer(properties), round(time.time() * 1000)
     for number in range(100):
         producer.produce(name, b"v", None, 0, timestamp=now + (number - 50) * 36_000)
@@ -267,11 +265,8 @@ def test_a_topic_that_keeps_its_messages_for_ever_has_no_forecast(
     name = topic(partitions=1, config={"retention.ms": str(2**63 - 1)})
     publish(properties, name, {0: 9})
     set_offsets_raw(properties, group, name, {0: 2})
-    watch_like = SimpleNamespace(
-        window=timedelta(seconds=WINDOW), horizon=timedelta(seconds=HORIZON)
-    )
-    told = look_at_stream(ledger, StreamStub(name, group), properties, watch_like, Deadline(60))
-    assert (told.status.lag, told.status.seconds_to_loss) == (7, None)
+    told = look_once(ledger, properties, StreamStub(name, group))
+    assert (told.lag, told.seconds_to_loss) == (7, None)
 
 
 # A topic whose older part is in a remote storage alone: Kafka's own one for its tests (KIP-405).

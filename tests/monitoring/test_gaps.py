@@ -12,16 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backlogctl.ledger.samples import CommitMark
-from backlogctl.monitoring.offsets.gaps import (
-    Suspicion,
-    find_gaps,
-    make_history,
-)
-from backlogctl.monitoring.offsets.history import (
-    SeenCommit,
-    StreamHistory,
-    raise_marks,
-)
+from backlogctl.monitoring.offsets.gaps import Suspicion, find_gaps, make_history
+from backlogctl.monitoring.offsets.history import SeenCommit, StreamHistory, raise_marks
 from backlogctl.monitoring.watch.look import StreamContext, assess_stream
 from backlogctl.values import LOG_START, Cause, Certainty, Gap, PartitionSample, Sample
 
@@ -55,7 +47,6 @@ def spans(gaps: Sequence[Gap]) -> list[tuple[Cause, Certainty, int | None, int |
 
 
 EXPIRED_10_20 = [(Cause.EXPIRED, Certainty.EXACT, 10, 20)]
-PERHAPS_10_20 = [(Cause.EXPIRED, Certainty.BOUNDED, 10, 20)]
 
 
 def test_a_deserted_group_below_the_log_start_has_lost_exactly_that() -> None:
@@ -156,16 +147,6 @@ def test_fault_15_a_recreated_topic_is_reported_and_nothing_is_guessed() -> None
     assert not find_gaps([*past, sample(30, 0, None, 5, topic_id="id-2")], again).gaps
 
 
-def test_fault_21_no_commit_is_unknown_and_never_nothing() -> None:
-    assert spans(find_gaps([], sample(0, 20, None, 50)).gaps) == [
-        (Cause.NEVER_COMMITTED, Certainty.REPORTED, None, None)
-    ]
-    assert spans(find_gaps([sample(0, 0, 10, 50)], sample(9, 20, None, 50)).gaps) == [
-        (Cause.COMMIT_VANISHED, Certainty.REPORTED, 10, None)
-    ]
-    assert find_gaps([], sample(0, 20, None, 50)).gaps[0].count is None
-
-
 def test_fault_21_a_group_that_does_not_exist_is_a_finding_and_no_gap() -> None:
     """A mistyped name leaves nothing on record; what such a group lost is unknown all the same."""
     missing = replace(sample(0, 20, None, 50), group_state="dead")
@@ -189,14 +170,6 @@ def test_fault_21_a_commit_older_than_the_samples_is_remembered() -> None:
     assert spans(find_gaps(past, sample(9, 0, None, 50)).gaps) == [
         (Cause.COMMIT_VANISHED, Certainty.REPORTED, 10, None)
     ]
-
-
-def test_fault_22_a_commit_beyond_the_end_is_its_own_alarm() -> None:
-    judged = find_gaps([], sample(0, 0, 60, 50))
-    assert not judged.gaps
-    (finding,) = judged.findings
-    assert (finding.kind, finding.start, finding.end) == (Suspicion.BEYOND_END, 50, 60)
-    assert finding.alarm
 
 
 def test_fault_22_a_commit_beyond_the_end_does_not_hide_what_is_lost_later() -> None:

@@ -24,7 +24,6 @@ from backlogctl.config import root
 from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.bulk import BulkReader, Offsets, _take_commits
-from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.raw_client import Coordinators, RawClient
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
@@ -40,7 +39,6 @@ from backlogctl.values import Cause
 from tests.conftest import MakeTopic
 from tests.kit.kafka import (
     StreamStub,
-    await_markers,
     commit,
     expire_unread,
     join,
@@ -52,6 +50,7 @@ from tests.kit.kafka import (
 )
 from tests.kit.processes import watching
 from tests.kit.prometheus import Scraped, scrape
+from tests.kit.transactions import run_transactions
 
 # The thread that passes over all groups, whatever fails in it.
 
@@ -283,13 +282,8 @@ def test_a_control_record_at_the_end_is_no_lag(
     properties: dict[str, str], topic: MakeTopic, unique: str
 ) -> None:
     name, group = topic(partitions=2), f"{unique}-tail"
-    producer = make_producer(properties, transactional_id=f"{unique}-tx")
-    producer.init_transactions(PATIENT)
-    producer.begin_transaction()
     for number in range(2):
-        producer.produce(name, b"value", partition=number)
-    producer.commit_transaction(PATIENT)
-    await_markers(properties, name, {0: 2, 1: 2})
+        run_transactions(properties, name, f"{unique}-tx", (1, True), partition=number)
     set_offsets_raw(properties, group, name, {0: 1, 1: 0})
     with open_survey(properties, SurveyScope("main", allow=(group,))) as survey:
         # A tail is read once the group does not move, and again where the broker was too slow.

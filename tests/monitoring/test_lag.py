@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backlogctl.clock import utc_now
-from backlogctl.ledger import open_ledger
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets import bulk_look, pasts, sampler
 from backlogctl.monitoring.offsets.bulk_look import CLOCK_NOISE, measure_clock_skew
 from backlogctl.monitoring.offsets.gaps import find_gaps
-from backlogctl.monitoring.offsets.lag import count_lag, read_retention, read_size_limit
+from backlogctl.monitoring.offsets.lag import read_retention, read_size_limit
 from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.monitoring.offsets.timeline import READ_SLACK, bound_times, date_loss, estimate_time
 from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Retention, Verdict
@@ -89,17 +88,6 @@ def build_status(*arguments: Any, **named: Any) -> dict[str, Any]:
     return assess_stream(*arguments, **named).to_json()
 
 
-def test_fault_24_lag_is_counted_as_the_group_reads() -> None:
-    part = PartitionSample(0, low=5, committed=10, lso=20, high=50)
-    assert count_lag(part, "read_committed") == 10
-    assert count_lag(part, "read_uncommitted") == 40
-
-
-def test_what_retention_removed_is_loss_and_not_lag() -> None:
-    status = build_status(sample(0, 20, 10, 50), "read_committed")
-    assert (status["lag"], status["lost"], status["verdict"]) == (30, 10, "lost")
-
-
 def test_a_recorded_gap_is_counted_once_until_it_is_verified() -> None:
     now = sample(0, 20, 10, 50)
     (gap,) = find_gaps([], now).gaps
@@ -142,29 +130,28 @@ def test_fault_27_an_idle_partition_gives_no_nan_and_no_stall(committed: int | N
     assert "Infinity" not in json.dumps(status)
 
 
-def test_a_single_sample_tells_what_it_can() -> None:
-    status = build_status(sample(0, 0, 10, 50), "read_committed")
+@pytest.mark.parametrize(
+    ("low", "committed", "high", "tails", "told"),
+    [
+        (0, 10, 50, (), ("lagging", 40, 0)),
+        (20, 10, 50, (), ("lost", 30, 10)),
+        (0, None, 50, (), ("unknown", None, None)),
+        # How much is unread is not known then: an end may be a wrong answer.
+        (0, 60, 50, (), ("beyond_end", None, 0)),
+        (0, 49, 50, {0}, ("ok", 0, 0)),
+    ],
+    ids=["behind", "overtaken", "fault 21: no commit", "fault 22: beyond the end", "empty tail"],
+)
+def test_a_single_sample_tells_what_it_can(
+    low: int, committed: int | None, high: int, tails: Collection[int], told: tuple[object, ...]
+) -> None:
+    around = StreamContext(tails=frozenset(tails))
+    status = build_status(sample(0, low, committed, high), "read_committed", around=around)
+    assert (status["verdict"], status["lag"], status["lost"]) == told
     assert set(status) >= FIELDS
     assert set(status["partitions"][0]) >= PARTITION_FIELDS
-    assert (status["verdict"], status["lag"], status["lost"]) == ("lagging", 40, 0)
-    assert status["seconds_to_drain"] is None
-    assert status["partitions"][0]["lag_seconds"] is None
-
-
-def test_fault_21_without_a_commit_lag_and_loss_are_unknown() -> None:
-    status = build_status(sample(0, 0, None, 50), "read_committed")
-    assert (status["verdict"], status["lag"], status["lost"]) == ("unknown", None, None)
-
-
-def test_fault_22_a_commit_beyond_the_end_shows() -> None:
-    """How much is unread is not known then: an end may be a wrong answer."""
-    status = build_status(sample(0, 0, 60, 50), "read_committed")
-    assert (status["verdict"], status["lag"]) == ("beyond_end", None)
-
-
-def test_a_tail_without_data_is_no_lag() -> None:
-    status = build_status(sample(0, 0, 49, 50), "read_committed", around=StreamContext(tails={0}))
-    assert (status["lag"], status["verdict"]) == (0, "ok")
+    left = 0.0 if status["lag"] == 0 else None
+    assert (status["seconds_to_drain"], status["partitions"][0]["lag_seconds"]) == (left, left)
 
 
 @pytest.mark.parametrize(
@@ -236,10 +223,9 @@ def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
     properties: dict[str, str],
     topic: Callable[..., str],
     group: str,
-    tmp_path: Path,
+    ledger: Ledger,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
     name = topic(partitions=1)
     stream = StreamStub(name, group)
     for round_ in range(3):

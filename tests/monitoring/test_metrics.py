@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backlogctl.clock import utc_now
 from backlogctl.errors import KafkaFailure, LedgerError
-from backlogctl.ledger import Ledger, Owner, open_ledger
+from backlogctl.ledger import Ledger, Owner
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.monitoring.metrics.catalogue import BY_NAME, CATALOGUE, Family
 from backlogctl.monitoring.metrics.groups import escape_value
@@ -64,27 +64,25 @@ def make_part(number: int, committed: int | None, verdict: Verdict = Verdict.OK)
     )
 
 
+PARTS = (make_part(0, 100), make_part(1, 40, Verdict.LOSING), make_part(2, None, Verdict.UNKNOWN))
+
+
 def make_status(
     group: str = "service",
     topic: str = "orders",
     stream: str = "",
     cluster: str = "main",
-    parts: tuple[PartitionStatus, ...] | None = None,
+    parts: tuple[PartitionStatus, ...] = PARTS,
 ) -> GroupStatus:
-    chosen = (
-        (make_part(0, 100), make_part(1, 40, Verdict.LOSING), make_part(2, None, Verdict.UNKNOWN))
-        if parts is None
-        else parts
-    )
     return summarize_group(
-        chosen,
+        parts,
         stream=stream,
         cluster=cluster,
         topic=topic,
         group=group,
         group_state="stable",
         taken_at=utc_now(),
-        written=[True] * len(chosen),
+        written=[True] * len(parts),
     )
 
 
@@ -420,12 +418,11 @@ def test_the_page_is_up_to_date() -> None:
 # What the sequence check of `watch` cannot tell is absent from /metrics, never zero.
 
 
-def test_what_the_sequence_check_cannot_tell_is_absent(tmp_path: Path) -> None:
+def test_what_the_sequence_check_cannot_tell_is_absent(ledger: Ledger) -> None:
     board = Board()
     board.put_sequence("early", SequenceLook("main", checked=9, behind=0))
     board.put_sequence("away", SequenceLook("main", lost=0, suspect=2, trouble="no broker"))
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
-        got = scrape(make_scrape(board, ledger))
+    got = scrape(make_scrape(board, ledger))
     missing = "backlog_sequence_missing_messages"
     assert got.find(missing, stream="early") == {}
     assert got.value("backlog_sequence_behind_messages", stream="early") == 0

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -16,7 +13,6 @@ from confluent_kafka import TopicPartition
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka import admin as verbs
-from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.gaps import Suspicion
@@ -24,13 +20,11 @@ from backlogctl.monitoring.offsets.lag import count_lag, read_tails
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import take_sample
 from backlogctl.monitoring.watch.look import StreamContext, assess_stream
-from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState, Sample
+from backlogctl.values import Cause, Certainty, DatePiece, Gap, GapState
 from tests.conftest import MakeTopic
 from tests.kit.kafka import (
     StreamStub,
-    await_markers,
     commit,
     delete_group,
     delete_topic,
@@ -42,6 +36,8 @@ from tests.kit.kafka import (
     set_offsets_raw,
     wait_until,
 )
+from tests.kit.transactions import leave_open, run_transactions
+from tests.monitoring.live_watch import make_config, run_watch
 
 PATIENT = 90.0  # seconds; what is awaited comes at once where the machine has time
 
@@ -202,42 +198,26 @@ def test_fault_22_an_end_that_is_wrong_for_a_moment_is_none(
 
 
 def test_fault_23_a_log_start_that_moves_meanwhile_is_reported_with_both_bounds(
-    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
+    properties: dict[str, str],
+    topic: MakeTopic,
+    group: str,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It moves when the first gap is written."""
     name = topic(partitions=1)
     publish(properties, name, {0: 50})
     commit(properties, group, name, {0: 10})
     move_log_start(properties, name, {0: 20})
 
-    class MovingGaps:
-        """The ledger's gaps; when the first is written, retention moves on."""
+    write = ledger.gaps.record
 
-        moved = False
+    def move_and_write(gap: Gap, date: DatePiece | None = None) -> Gap:
+        move_log_start(properties, name, {0: 35})
+        return write(gap, date)
 
-        def list(self, stream: str | Collection[str]) -> tuple[Gap, ...]:
-            return ledger.gaps.list(stream)
-
-        def record(self, gap: Gap, date: DatePiece | None = None) -> Gap:
-            if not self.moved:
-                self.moved = True
-                move_log_start(properties, name, {0: 35})
-            return ledger.gaps.record(gap, date)
-
-        def close_answered(self, sample: Sample) -> int:
-            return ledger.gaps.close_answered(sample)
-
-    @dataclass
-    class MovingLedger:
-        samples: object = field(default_factory=lambda: ledger.samples)
-        gaps: MovingGaps = field(default_factory=MovingGaps)
-        empties: object = field(default_factory=lambda: ledger.empties)
-        holds: object = field(default_factory=lambda: ledger.holds)
-        recoveries: object = field(default_factory=lambda: ledger.recoveries)
-
-        def now(self) -> datetime:
-            return ledger.now()
-
-    observed = observe_stream(MovingLedger(), StreamStub(name, group), properties)  # type: ignore[arg-type]
+    monkeypatch.setattr(ledger.gaps, "record", move_and_write)
+    observed = observe_stream(ledger, StreamStub(name, group), properties)
     assert spans(observed.gaps) == [(Cause.EXPIRED, Certainty.EXACT, 0, 10, 35)]
     assert [(f.kind, f.start, f.end) for f in observed.findings] == [(Suspicion.LOW_MOVED, 20, 35)]
 
@@ -246,13 +226,8 @@ def test_fault_20_control_records_are_neither_loss_nor_lag(
     properties: dict[str, str], topic: MakeTopic, group: str
 ) -> None:
     name = topic(partitions=2)
-    producer = make_producer(properties, transactional_id=f"tx-{group}")
-    producer.init_transactions(PATIENT)
-    producer.begin_transaction()
     for partition in (0, 1):
-        producer.produce(name, b"v", b"k", partition)
-    producer.commit_transaction(PATIENT)
-    await_markers(properties, name, {0: 2, 1: 2})
+        run_transactions(properties, name, f"tx-{group}", (1, True), partition=partition)
     publish(properties, name, {1: 1})
     set_offsets_raw(properties, group, name, {0: 1, 1: 1})
     sample = take_sample(StreamStub(name, group), properties)
@@ -270,17 +245,11 @@ def test_fault_24_an_open_transaction_parts_the_two_ends(
 ) -> None:
     name = topic(partitions=1)
     publish(properties, name, {0: 5})
-    producer = make_producer(properties, transactional_id=f"tx-{group}")
-    producer.init_transactions(PATIENT)
-    producer.begin_transaction()
-    for _ in range(3):
-        producer.produce(name, b"v", b"k", 0)
-    assert producer.flush(PATIENT) == 0
+    leave_open(properties, name, f"tx-{group}", count=3)
     set_offsets_raw(properties, group, name, {0: 2})
     sample = take_sample(StreamStub(name, group), properties)
     assert [count_lag(p, "read_committed") for p in sample.partitions] == [3]
     assert [count_lag(p, "read_uncommitted") for p in sample.partitions] == [6]
-    producer.abort_transaction(PATIENT)
 
 
 def test_fault_19_holes_of_compaction_are_bounds_and_not_losses(
@@ -318,21 +287,6 @@ def test_fault_28_an_observation_ends_within_its_limit(ledger: Ledger) -> None:
         observe_stream(ledger, StreamStub("t", "g"), properties_of("127.0.0.1:1"), Deadline(1.0))
 
 
-@dataclass
-class ClusterStub:
-    bootstrap: str
-
-    def client_properties(self) -> dict[str, str]:
-        return properties_of(self.bootstrap)
-
-
-@dataclass
-class ConfigStub:
-    clusters: dict[str, ClusterStub]
-    streams: dict[str, StreamStub]
-    watch: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(commit_log=True))
-
-
 @pytest.fixture
 def own_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
     with EmbeddedKafka.start(tmp_path / "kafka", heap="256m") as running:
@@ -342,15 +296,13 @@ def own_kafka(tmp_path: Path) -> Iterator[EmbeddedKafka]:
 def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
     own_kafka: EmbeddedKafka, group: str, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    verbs.create_topic(properties_of(own_kafka.bootstrap), "orders", partitions=1)
-    publish(properties_of(own_kafka.bootstrap), "orders", {0: 3})
-    set_offsets_raw(properties_of(own_kafka.bootstrap), group, "orders", {0: 1})
-    config = ConfigStub(
-        {"main": ClusterStub(own_kafka.bootstrap)}, {"orders": StreamStub("orders", group)}
-    )
+    properties = properties_of(own_kafka.bootstrap)
+    verbs.create_topic(properties, "orders", partitions=1)
+    publish(properties, "orders", {0: 3})
+    set_offsets_raw(properties, group, "orders", {0: 1})
+    config = make_config(properties, StreamStub("orders", group))
     seen: list[Observation] = []
     happened: list[BacklogError | None] = []  # of each look, what failed
-    stop = threading.Event()
 
     def see(observation: Observation) -> None:
         seen.append(observation)
@@ -359,13 +311,7 @@ def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
     def fail(_stream: object, error: BacklogError) -> None:
         happened.append(error)
 
-    thread = threading.Thread(
-        target=watch_streams,
-        args=(config, ledger, timedelta(seconds=0.2), stop, see),
-        kwargs={"on_error": fail},
-    )
-    thread.start()
-    try:
+    with run_watch(config, ledger, 0.2, on_observation=see, on_error=fail):
         wait_until(lambda: len(seen) >= 2)
         own_kafka.kill()
         wait_until(lambda: len(happened) > 2 and all(happened[-2:]))
@@ -373,10 +319,6 @@ def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
         own_kafka.restart()
         count = len(seen)
         wait_until(lambda: len(seen) >= count + 2)
-    finally:
-        stop.set()
-        thread.join(PATIENT)
-    assert not thread.is_alive()
     said = [r.getMessage() for r in caplog.records if r.name == "backlogctl.monitoring.watch.loop"]
     # On a busy machine there may be more outages than this one: each is told once, and its end.
     outages = [list(errors) for failed, errors in groupby(happened, bool) if failed]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +30,7 @@ from tests.conftest import MakeTopic
 from tests.kit.kafka import StreamStub, await_markers, publish, set_offsets_raw
 from tests.kit.ledger import NOON
 from tests.kit.transactions import leave_open, run_transactions, write_hanging
-
-WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))
+from tests.monitoring.live_watch import WATCH, look, make_config
 
 
 def take(seconds: float, lso: int, high: int, committed: int | None = 0, **changed: Any) -> Sample:
@@ -40,13 +38,6 @@ def take(seconds: float, lso: int, high: int, committed: int | None = 0, **chang
     at = NOON + timedelta(seconds=seconds)
     made = Sample("orders", "main", "orders", "service", "topic-id", at, (part,))
     return replace(made, **changed)
-
-
-def look(
-    ledger: Ledger, properties: dict[str, str], topic: str, group: str, **named: Any
-) -> GroupStatus:
-    stream = StreamStub(topic, group, **named)
-    return look_at_stream(ledger, stream, properties, WATCH, Deadline(60.0)).status
 
 
 # How long is too long.
@@ -86,10 +77,7 @@ def test_what_producers_usually_take_is_learned() -> None:
     assert timedelta(seconds=160) > late.patience == timedelta(minutes=2)
 
 
-@given(
-    moves=st.lists(st.integers(1, 50), min_size=2, max_size=40),
-    behind=st.integers(0, 20),
-)
+@given(moves=st.lists(st.integers(1, 50), min_size=2, max_size=40), behind=st.integers(0, 20))
 def test_an_end_that_moves_between_any_two_samples_never_stands(
     moves: list[int], behind: int
 ) -> None:
@@ -127,9 +115,7 @@ def test_what_lies_behind_is_lost_when_retention_comes_first(ends_in: float | No
 
 def test_nothing_is_lost_where_its_coordinator_ends_it_before() -> None:
     view = replace(
-        VIEW,
-        held=replace(HELD, seconds_to_end=300.0),
-        retention=Retention(time=timedelta(hours=1)),
+        VIEW, held=replace(HELD, seconds_to_end=300.0), retention=Retention(time=timedelta(hours=1))
     )
     assert judge_partition(view).verdict is Verdict.BLOCKED
 
@@ -163,7 +149,8 @@ def test_fault_90_a_hanging_transaction_is_never_nothing_unread(
     leave_open(properties, name, f"left-{unique}")
     publish(properties, name, {0: 500})
     set_offsets_raw(properties, group, name, {0: 10})
-    status = look(ledger, properties, name, group, isolation="read_committed")
+    stream = StreamStub(name, group)
+    status = look(ledger, properties, stream)
     assert (status.verdict, status.lag, status.held) == (Verdict.BLOCKED, 0, 501)
     (part,) = status.partitions
     assert part.held is not None
@@ -184,14 +171,14 @@ def test_fault_90_a_hanging_transaction_is_never_nothing_unread(
     assert "501 messages lie behind an open transaction" in finding.found
     assert finding.commands == ("backlogctl transactions list orders",)
 
-    unsure = look(ledger, properties, name, group, isolation="unknown")
+    unsure = look(ledger, properties, replace(stream, isolation="unknown"))
     assert "if the group reads committed data, which is not known" in unsure.sentence
-    plain = look(ledger, properties, name, group, isolation="read_uncommitted")
+    plain = look(ledger, properties, replace(stream, isolation="read_uncommitted"))
     assert (plain.lag, plain.held) == (501, 0), "nobody holds it back"
 
     abort_transaction(properties, part.held.transaction)
     await_markers(properties, name, {0: 512})
-    free = look(ledger, properties, name, group, isolation="read_committed")
+    free = look(ledger, properties, stream)
     assert (free.lag, free.held) == (501, 0), "with the marker, without what was aborted"
     assert free.verdict is not Verdict.BLOCKED
 
@@ -204,7 +191,7 @@ def test_fault_90_one_that_nobody_will_end_is_told_as_that(
     write_hanging(properties, name, count=1)
     publish(properties, name, {0: 4})
     set_offsets_raw(properties, group, name, {0: 2})
-    status = look(ledger, properties, name, group)
+    status = look(ledger, properties, StreamStub(name, group))
     assert status.verdict is Verdict.BLOCKED
     assert "no coordinator knows it: it stays open until somebody aborts it" in status.sentence
 
@@ -235,13 +222,7 @@ def test_fault_90_the_watch_tells_it_with_the_second_sample(
     publish(properties, name, {0: 3})
     leave_open(properties, name, f"left-{unique}")
     set_offsets_raw(properties, group, name, {0: 3})
-    cluster = SimpleNamespace(client_properties=lambda: properties)
-    stream = StreamStub(name, group)
-    config: Any = SimpleNamespace(
-        clusters={"main": cluster},
-        streams={"orders": stream},
-        watch=SimpleNamespace(commit_log=True),
-    )
+    config = make_config(properties, StreamStub(name, group))
     told: list[Verdict] = []
     stop = Event()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -22,9 +21,8 @@ from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.values import Cause, PartitionSample, Sample
 from tests.conftest import MakeTopic
 from tests.kit.kafka import StreamStub, commit, publish
-from tests.monitoring.test_certainty import WATCH
+from tests.monitoring.live_watch import WATCH, make_config
 from tests.monitoring.test_gaps import Model
-from tests.monitoring.test_observing import ClusterStub, ConfigStub
 
 STREAM = StreamStub("orders", "order-service", name="orders")
 
@@ -42,11 +40,7 @@ def follow(model: Model, seconds: int) -> list[Sample]:
     for _ in range(seconds):
         model.pass_second()
         if model.second % 5 == 0:
-            part = PartitionSample(0, model.low, model.committed, model.high, model.high)
-            sample = Sample(
-                *("orders", "main", "orders", "order-service", "id-1", model.now), (part,), "stable"
-            )
-            taken.append(sample)
+            taken.append(model.sample())
     return taken
 
 
@@ -214,9 +208,7 @@ def test_a_watch_keeps_what_it_has_seen(
     publish(properties, name, {0: 9, 1: 9})
     commit(properties, group, name, {0: 4})
     stream = StreamStub(name, group)
-    config: Any = ConfigStub(
-        {"main": ClusterStub(properties["bootstrap.servers"])}, {"orders": stream}
-    )
+    config = make_config(properties, stream)
     seen: list[StreamHistory] = []
 
     def look(rounds: int) -> None:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 
-from backlogctl.clock import Deadline
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.samples import list_thinned
 from backlogctl.monitoring.offsets.gaps import find_gaps, make_history
@@ -19,6 +17,7 @@ from backlogctl.monitoring.verdict.status import GroupStatus, Retention, Verdict
 from backlogctl.monitoring.watch.look import StreamContext, assess_stream, look_at_stream
 from backlogctl.values import PartitionSample, Sample
 from tests.kit.kafka import StreamStub, publish, set_offsets_raw
+from tests.monitoring.live_watch import WATCH, look
 
 START = datetime(2026, 11, 16, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -204,8 +203,7 @@ def test_status_tells_it_of_a_real_group(
     publish(properties, name, {0: 60})
     set_offsets_raw(properties, group, name, {0: 52})
     stream = StreamStub(name, group)
-    looks = SimpleNamespace(window=timedelta(minutes=10), horizon=HORIZON)
-    now = look_at_stream(ledger, stream, properties, looks, Deadline(60)).observation.sample
+    now = look_at_stream(ledger, stream, properties, WATCH).observation.sample
     for minutes in range(360, 0, -5):
         reached = 52 - 5 * ((minutes + 39) // 60)  # it came each hour, and read all
         end = reached + 5 * (minutes % 60 != 20)
@@ -213,7 +211,7 @@ def test_status_tells_it_of_a_real_group(
         ledger.samples.add(
             replace(now, taken_at=now.taken_at - timedelta(minutes=minutes), partitions=(part,))
         )
-    told = look_at_stream(ledger, stream, properties, looks, Deadline(60)).status
+    told = look(ledger, properties, stream)
     assert told.rhythm is not None
     assert (told.verdict, told.lag) == (Verdict.LAGGING, 8)
     assert ", its job is away; it came 5 times, every 1 h, and is due within " in told.sentence

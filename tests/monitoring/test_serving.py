@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from backlogctl.replay.web.app import HealthCheck, make_web_app
 from backlogctl.replay.web.server import Server, bind_address, parse_address
 from tests.kit.kafka import wait_until
 from tests.kit.prometheus import Scraped
+from tests.monitoring.notifications.hook_server import make_certificate
 from tests.monitoring.test_metrics import make_status
 
 # The server where strangers reach it: half-open connections, other hosts, tokens, TLS (fault 78).
@@ -92,14 +92,9 @@ def test_a_slow_second_request_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> 
             one.settimeout(30)
             one.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\nGET /metr")
             seen = b""
-            while True:
-                try:
-                    data = one.recv(1000)
-                except ConnectionResetError:
-                    break
-                if not data:
-                    break
-                seen += data
+            with suppress(ConnectionResetError):
+                while data := one.recv(1000):
+                    seen += data
         assert seen.count(b"shown") == 1
 
 
@@ -158,16 +153,7 @@ def test_an_empty_token_lets_nobody_in(tmp_path: Path) -> None:
 
 
 def test_https_by_files(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    certificate, key = make_certificate(tmp_path)
     with serve_app(make_plain_app(), (certificate, key)) as url:
         assert url.startswith("https://")
         trusted = ssl.create_default_context(cafile=certificate)

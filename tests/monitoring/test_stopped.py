@@ -5,35 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
 from backlogctl.clock import Deadline, read_millis, utc_now
-from backlogctl.config import Config
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.clients import make_admin, make_producer
-from backlogctl.ledger import BurndownSample, Ledger, open_ledger
+from backlogctl.ledger import BurndownSample, Ledger
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion, find_gaps
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
-from backlogctl.monitoring.offsets.timeline import WINDOW
 from backlogctl.monitoring.verdict.status import UNLIMITED, GroupStatus, Unseen, Verdict
 from backlogctl.monitoring.watch import look, loop
-from backlogctl.monitoring.watch.look import look_at_stream
 from backlogctl.monitoring.watch.loop import Outages, watch_streams
-from backlogctl.monitoring.watch.notes import (
-    show_takers,
-    with_stopped_warning,
-    with_taken_note,
-)
+from backlogctl.monitoring.watch.notes import show_takers, with_stopped_warning, with_taken_note
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Certainty, Gap, GapState, Recovery, RecoveryState
 from tests.conftest import MakeTopic
@@ -43,10 +35,14 @@ from tests.kit.kafka import (
     move_log_start,
     properties_of,
     publish,
+    repeating,
     set_offsets_raw,
     wait_until,
 )
-from tests.kit.ledger import create_recovery, make_gap
+from tests.kit.ledger import approve, create_recovery, make_gap
+from tests.monitoring.live_watch import look as look_once
+from tests.monitoring.live_watch import make_config
+from tests.monitoring.test_metrics import make_part, make_status
 
 # What a look does where the brokers tell less than it asks.
 
@@ -82,44 +78,22 @@ S = RecoveryState
 TEMPORARY = "orders.recovery.r"
 
 
-def make_status(verdict: Verdict = Verdict.OK) -> GroupStatus:
-    return GroupStatus(
-        stream="orders",
-        cluster="main",
-        topic="orders",
-        group="order-service",
-        group_state="stable",
-        taken_at=utc_now(),
-        verdict=verdict,
-        partitions=(),
-        lag=0,
-        lag_seconds=None,
-        lost=0,
-        seconds_to_drain=None,
-        seconds_to_loss=None,
-        loss_by=None,
-        expected_loss=None,
-        consumed_per_second=None,
-        produced_per_second=None,
-        sentence="orders: nothing unread",
-        next_commands=("backlogctl status orders",),
-    )
+def make_seen(verdict: Verdict = Verdict.OK) -> GroupStatus:
+    seen = make_status("order-service", stream="orders", parts=(make_part(0, 100),))
+    return replace(seen, verdict=verdict, next_commands=("backlogctl status orders",))
 
 
 def begin(ledger: Ledger, *steps: str) -> Recovery:
     """An expansion that runs and has begun these steps."""
     made = create_recovery(ledger, "expand", group="order-service", plan_hash="0" * 64)
-    ledger.recoveries.approve(
-        made.id, by="ada", identity="os:ada@x", plan_hash=made.plan_hash,
-        expires_at=utc_now() + timedelta(hours=1),
-    )  # fmt: skip
+    approve(ledger, made)
     for step in steps:
         ledger.steps.start(made.id, step)
     return ledger.recoveries.advance(made.id, S.RUNNING, "ada")
 
 
 def test_without_a_recovery_that_has_stopped_them_it_is_what_it_is(ledger: Ledger) -> None:
-    seen = make_status()
+    seen = make_seen()
     assert with_stopped_warning(ledger, seen) == seen
     begin(ledger, "check_source")
     assert with_stopped_warning(ledger, seen) == seen
@@ -130,7 +104,7 @@ def test_what_a_recovery_has_is_shown_and_not_planned_again(ledger: Ledger) -> N
     first = ledger.gaps.record(make_gap(0, 60))
     second = ledger.gaps.record(make_gap(0, 40, partition=1))
     again, gaps = "backlogctl plan rebuild orders", "backlogctl gaps orders"
-    lost = replace(make_status(Verdict.LOST), group="orders-service", next_commands=(again, gaps))
+    lost = replace(make_seen(Verdict.LOST), group="orders-service", next_commands=(again, gaps))
     assert with_taken_note(lost, (first, second)) == lost
 
     made = create_recovery(ledger, "rebuild", group="orders-service", gaps=[first.id])
@@ -149,21 +123,21 @@ def test_what_a_recovery_has_is_shown_and_not_planned_again(ledger: Ledger) -> N
 
 def test_nobody_works_on_it(ledger: Ledger) -> None:
     recovery = begin(ledger, "check_source", "stop_consumers")
-    told = with_stopped_warning(ledger, make_status())
+    told = with_stopped_warning(ledger, make_seen())
     assert told.verdict is Verdict.STOP
     assert told.sentence.startswith(
         f"orders: nothing unread; its consumers are stopped by expand {recovery.id}, which is "
         "running, and on which nobody works"
     )
     assert told.next_commands == (f"backlogctl show {recovery.id}", "backlogctl status orders")
-    assert with_stopped_warning(ledger, make_status(Verdict.LOST)).verdict is Verdict.LOST
+    assert with_stopped_warning(ledger, make_seen(Verdict.LOST)).verdict is Verdict.LOST
 
 
 def test_what_is_only_in_the_temporary_topic_is_said(ledger: Ledger) -> None:
     recovery = begin(ledger, "check_source", "create_topic", "stop_consumers")
     ledger.temporary_topics.announce(recovery.id, "main", TEMPORARY, 20)
     with ledger.leases.hold(recovery.id):
-        told = with_stopped_warning(ledger, make_status())
+        told = with_stopped_warning(ledger, make_seen())
         assert told.verdict is Verdict.WARN
         assert f"how many messages are only in {TEMPORARY} is not known" in told.sentence
         ledger.burndown.add(
@@ -178,14 +152,14 @@ def test_what_is_only_in_the_temporary_topic_is_said(ledger: Ledger) -> None:
                 consumers=20,
             )
         )
-        told = with_stopped_warning(ledger, make_status())
+        told = with_stopped_warning(ledger, make_seen())
         assert f"249,456 messages only in {TEMPORARY} at " in told.sentence
 
 
 def test_a_layout_that_is_restored_is_told_no_more(ledger: Ledger) -> None:
     recovery = begin(ledger, "stop_consumers", "restore")
     ledger.steps.complete(recovery.id, "restore", {})
-    seen = make_status()
+    seen = make_seen()
     assert with_stopped_warning(ledger, seen) == seen
 
 
@@ -311,69 +285,51 @@ PER_SECOND = 20
 STEP = 12_000  # what retention deletes at once
 
 
-class Watch:
-    window = WINDOW
-    horizon = timedelta(hours=24)
-
-
 @pytest.mark.timeout(300)
 def test_fault_76_what_a_live_consumer_lost_is_in_bounded_gaps(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
 ) -> None:
-    properties, name = properties_of(kafka.bootstrap), topic(partitions=1)
+    name = topic(partitions=1)
     small: dict[str, Any] = {"batch.num.messages": "20"}  # or one fetch holds all
     publish(properties, name, {0: 40_000}, **small)
     stream, admin = StreamStub(name, group), make_admin(properties)
     read: list[int] = []
-    stop = threading.Event()
+    consumer = join(
+        *(properties, group, name),
+        enable_auto_commit="true",
+        auto_commit_interval_ms="1000",
+        enable_auto_offset_store="true",
+        queued_min_messages="1",
+        queued_max_messages_kbytes="1",
+        fetch_message_max_bytes="2000",
+    )
 
     def consume() -> None:
-        consumer = join(
-            properties,
-            group,
-            name,
-            enable_auto_commit="true",
-            auto_commit_interval_ms="1000",
-            enable_auto_offset_store="true",
-            queued_min_messages="1",
-            queued_max_messages_kbytes="1",
-            fetch_message_max_bytes="2000",
-        )
-        while not stop.is_set():
-            message = consumer.poll(0.1)
-            if message is not None and not message.error() and message.offset() is not None:
-                read.append(message.offset() or 0)
-                time.sleep(1 / PER_SECOND)
-        consumer.close()
+        message = consumer.poll(0.1)
+        if message is not None and not message.error() and message.offset() is not None:
+            read.append(message.offset() or 0)
 
-    reader = threading.Thread(target=consume)
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
-        reader.start()
-        try:
-            past = None
-            began = time.monotonic()
-            steps = [STEP, 2 * STEP, 3 * STEP]
-            while time.monotonic() < began + 75:
-                seen = observe_stream(ledger, stream, admin, history=past, settle=False)
-                past = seen.history
-                if steps and time.monotonic() > began + 45 + 9 * (3 - len(steps)):
-                    move_log_start(properties, name, {0: steps.pop(0)})
-                time.sleep(1)
-        finally:
-            stop.set()
-            reader.join(60)
-        lost = set(range(min(read), max(read))) - set(read)
-        gaps = ledger.gaps.list(stream=stream.name)
-        covered = {at for gap in gaps for at in range(gap.start or 0, gap.end or 0)}
-        for gap in gaps:
-            print(gap.certainty, gap.start, gap.end, gap.reason)
-        print(f"lost {len(lost)}, covered {len(lost & covered)}, read {len(read)}")
-        assert len(lost) > STEP
-        assert lost <= covered
-        ranged = [gap for gap in gaps if gap.end is not None]
-        assert {gap.certainty for gap in ranged} == {Certainty.BOUNDED}
-        look = look_at_stream(ledger, stream, properties, Watch())
-        assert (look.status.lost or 0) >= len(lost)
+    past = None
+    steps = [STEP, 2 * STEP, 3 * STEP]
+    with closing(consumer), repeating(consume, 1 / PER_SECOND):
+        began = time.monotonic()
+        while time.monotonic() < began + 75:
+            seen = observe_stream(ledger, stream, admin, history=past, settle=False)
+            past = seen.history
+            if steps and time.monotonic() > began + 45 + 9 * (3 - len(steps)):
+                move_log_start(properties, name, {0: steps.pop(0)})
+            time.sleep(1)
+    lost = set(range(min(read), max(read))) - set(read)
+    gaps = ledger.gaps.list(stream=stream.name)
+    covered = {at for gap in gaps for at in range(gap.start or 0, gap.end or 0)}
+    for gap in gaps:
+        print(gap.certainty, gap.start, gap.end, gap.reason)
+    print(f"lost {len(lost)}, covered {len(lost & covered)}, read {len(read)}")
+    assert len(lost) > STEP
+    assert lost <= covered
+    ranged = [gap for gap in gaps if gap.end is not None]
+    assert {gap.certainty for gap in ranged} == {Certainty.BOUNDED}
+    assert (look_once(ledger, properties, stream).lost or 0) >= len(lost)
 
 
 INTERVAL = timedelta(seconds=6)
@@ -381,10 +337,10 @@ INTERVAL = timedelta(seconds=6)
 
 @pytest.mark.parametrize(("retention", "least", "most"), [("20 s", 5, 30), ("1 h", 2, 3)])
 def test_a_stream_near_its_retention_is_sampled_each_second(
-    kafka: EmbeddedKafka,
+    properties: dict[str, str],
     topic: MakeTopic,
-    unique: str,
-    tmp_path: Path,
+    group: str,
+    ledger: Ledger,
     retention: str,
     least: int,
     most: int,
@@ -392,18 +348,9 @@ def test_a_stream_near_its_retention_is_sampled_each_second(
     keep = {"20 s": 20, "1 h": 3600}[retention]
     # The short one is over within four intervals; nothing rolls the segment, so nothing is deleted.
     name = topic(config={"retention.ms": str(keep * 1000), "segment.ms": "600000"})
-    properties = {"bootstrap.servers": kafka.bootstrap}
-    group = f"g-{unique}"
     publish(properties, name, {0: 1})
     set_offsets_raw(properties, group, name, {0: 0})
-    config = Config.model_validate(
-        {
-            "ledger": f"sqlite:///{tmp_path}/ledger.db",
-            "clusters": {"main": {"bootstrap.servers": kafka.bootstrap}},
-            "streams": {"orders": {"cluster": "main", "topic": name, "group": group}},
-        }
-    )
-    ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
+    config = make_config(properties, StreamStub(name, group))
     result = watch_streams(
         config, ledger, INTERVAL, threading.Event(), on_status=lambda _: None, rounds=2
     )
@@ -412,18 +359,11 @@ def test_a_stream_near_its_retention_is_sampled_each_second(
 
 
 def test_one_time_out_is_enough_for_a_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten streams near their retention, of a cluster that is away, do not hold up the next round."""
-    names = [f"s{number}" for number in range(10)]
-    config = Config.model_validate(
-        {
-            "ledger": f"sqlite:///{tmp_path}/ledger.db",
-            "clusters": {"main": {"bootstrap.servers": "127.0.0.1:1"}},
-            "streams": {n: {"cluster": "main", "topic": n, "group": "g"} for n in names},
-        }
-    )
-    ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
+    streams = [StreamStub(f"s{number}", "g", f"s{number}") for number in range(10)]
+    config = make_config(properties_of("127.0.0.1:1"), *streams)
     judging = loop._Judging(INTERVAL, INTERVAL)
     outages = Outages(lambda *_: None)
     watch = loop._StreamWatcher(config, ledger, INTERVAL, judging, outages, None, None)
@@ -434,12 +374,12 @@ def test_one_time_out_is_enough_for_a_cluster(
         raise ClusterUnreachable("no broker answered", subject="cluster main")
 
     monkeypatch.setattr(watch, "_observe", observe)
-    watch.near.update({name: config.streams[name] for name in names})
+    watch.near.update(config.streams)
     watch.look_closer(threading.Event(), time.monotonic() - 1)
     assert asked == [], "the next round is due"
     watch.look_closer(threading.Event(), time.monotonic() + 60)
     assert (asked, watch.near) == ([], {}), "the cluster was asked once, for all of them"
-    watch.near.update({name: config.streams[name] for name in names})
+    watch.near.update(config.streams)
     monkeypatch.setattr(loop._ClusterWatcher, "look", lambda *_, **__: None)
     watch.look_closer(threading.Event(), time.monotonic() + 60)
     assert (asked, watch.near) == (["s0"], {}), "it went away since"

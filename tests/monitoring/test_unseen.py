@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 
-from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import create_topic, describe_group_state
 from backlogctl.kafka.bulk import BulkReader
 from backlogctl.kafka.clients import make_admin, make_consumer
 from backlogctl.kafka.rights import Operation, Resource, Right, make_bindings
-from backlogctl.ledger import Ledger, open_ledger
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.groups.dating import Tails, make_tail_reader
 from backlogctl.monitoring.groups.sampler import GroupSampler
 from backlogctl.monitoring.groups.survey import Survey, SurveyScope
@@ -31,8 +28,6 @@ from backlogctl.monitoring.metrics.scrape import Exported, Scrape
 from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.monitoring.verdict.status import GroupStatus, Verdict
 from backlogctl.monitoring.watch.board import Board, ClusterPass
-from backlogctl.monitoring.watch.look import look_at_stream
-from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.web.app import HealthCheck
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import add_rules
@@ -53,10 +48,10 @@ from tests.kit.prometheus import scrape
 from tests.kit.secured import SecuredKafka, start_secured
 from tests.kit.transactions import leave_open
 from tests.monitoring.group_world import Topic, make_world
+from tests.monitoring.live_watch import look, make_config, run_watch
 from tests.monitoring.test_bookmarking import RebuiltStub, read_marks
 
 STREAM = RebuiltStub("orders", "service")
-WATCH = SimpleNamespace(window=timedelta(minutes=10), horizon=timedelta(hours=24))
 
 
 def list_little(topic: str, group: str) -> tuple[Right, Right]:
@@ -88,14 +83,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
         yield found
 
 
-def look(ledger: Ledger, properties: dict[str, str]) -> GroupStatus:
-    return look_at_stream(ledger, STREAM, properties, WATCH, Deadline(30.0)).status
-
-
 def test_fault_85_a_loss_forecast_that_cannot_be_made_is_unknown(
     secured: SecuredKafka, ledger: Ledger
 ) -> None:
-    status = look(ledger, secured.add_user("little", LITTLE))
+    status = look(ledger, secured.add_user("little", LITTLE), STREAM)
     assert status.lag == 7
     assert {one.what for one in status.unseen} == {"retention", "bookmarks"}
     assert status.seconds_to_loss is None
@@ -107,7 +98,7 @@ def test_fault_85_a_loss_forecast_that_cannot_be_made_is_unknown(
 
 
 def test_fault_85_ages_and_disks_too(secured: SecuredKafka, ledger: Ledger) -> None:
-    status = look(ledger, secured.add_user("more", [*LITTLE, SETTINGS]))
+    status = look(ledger, secured.add_user("more", [*LITTLE, SETTINGS]), STREAM)
     assert {one.what for one in status.unseen} == {"oldest", "disks", "bookmarks"}
 
 
@@ -118,32 +109,21 @@ def test_who_may_see_all_is_told_nothing(secured: SecuredKafka, ledger: Ledger) 
         READ,
         Right(Resource.CLUSTER, "kafka-cluster", Operation.DESCRIBE, "read disks"),
     ]
-    assert look(ledger, secured.add_user("all", rights)).unseen == ()
+    assert look(ledger, secured.add_user("all", rights), STREAM).unseen == ()
 
 
 def test_the_watch_says_it_once_and_is_degraded(secured: SecuredKafka, ledger: Ledger) -> None:
     """Bookmarks are noted from the moment on that the topic may be read."""
     properties = secured.add_user("watcher", LITTLE)
-    cluster = SimpleNamespace(client_properties=lambda: properties)
-    config: Any = SimpleNamespace(
-        clusters={"main": cluster},
-        streams={"orders": STREAM},
-        watch=SimpleNamespace(commit_log=True),
-    )
     board = Board()
     told: list[tuple[str, BacklogError | None]] = []
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=watch_streams,
-        args=(config, ledger, timedelta(seconds=0.2), stop),
-        kwargs={
-            "on_status": board.put_stream,
-            "on_outage": lambda *what: told.append(what),
-            "on_round": board.note_round,
-        },
-    )
-    thread.start()
-    try:
+    with run_watch(
+        make_config(properties, STREAM),
+        *(ledger, 0.2),
+        on_status=board.put_stream,
+        on_outage=lambda *what: told.append(what),
+        on_round=board.note_round,
+    ):
         wait_until(lambda: board.seen.version >= 3)
         assert sorted(what for what, _ in told) == [
             "bookmarks of stream orders",
@@ -153,9 +133,6 @@ def test_the_watch_says_it_once_and_is_degraded(secured: SecuredKafka, ledger: L
         assert "access denied" in str(dict(told)["bookmarks of stream orders"])
         add_rules(make_admin(secured.properties), make_bindings([READ], "User:watcher"))
         wait_until(lambda: len(told) > 3, what="it may read the topic now")
-    finally:
-        stop.set()
-        thread.join(60)
     assert told[3:] == [("bookmarks of stream orders", None)]
     assert read_marks(ledger, make_admin(secured.properties), STREAM) == [(0, 2, 2)]
     ready = HealthCheck(board, lambda: True, timedelta(seconds=30), (), ()).check_readiness()
@@ -183,7 +160,7 @@ def look_at_cluster(properties: Mapping[str, str], times: int = 1) -> ClusterPas
 
 
 def test_fault_85_groups_that_may_not_be_listed_are_unknown(
-    secured: SecuredKafka, tmp_path: Path
+    secured: SecuredKafka, ledger: Ledger
 ) -> None:
     done = look_at_cluster(secured.add_user("lister", [*BILLS, READ_BILLS]))
     assert [status.group for status in done.groups] == ["billing"], "the broker hides the other"
@@ -193,8 +170,7 @@ def test_fault_85_groups_that_may_not_be_listed_are_unknown(
     assert "backlogctl acl see STREAM --principal P" in unseen.error.hint
     board = Board()
     board.put_cluster(done)
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
-        got = scrape(Scrape(board, ledger, Exported({}, ("main",))))
+    got = scrape(Scrape(board, ledger, Exported({}, ("main",))))
     assert got.labels_of("backlog_unseen", "what", group="") == {"groups"}
     ready = HealthCheck(board, lambda: True, timedelta(seconds=30), ("main",)).check_readiness()
     assert ready.code == 200
@@ -237,12 +213,10 @@ def test_fault_85_retention_and_ends_of_groups_that_may_not_be_read(
 
 
 def test_fault_85_the_end_of_a_stream_that_may_not_be_read(
-    secured: SecuredKafka, tmp_path: Path
+    secured: SecuredKafka, ledger: Ledger
 ) -> None:
     properties = secured.add_user("streaming", [*BILLS, ALL_GROUPS])
-    stream = StreamStub("bills", "billing")
-    with open_ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
-        status = look_at_stream(ledger, stream, properties, WATCH, Deadline(30.0)).status
+    status = look(ledger, properties, StreamStub("bills", "billing"))
     told = {one.what: str(one) for one in status.unseen}
     assert "tails" in told
     assert "access denied" in told["tails"]
@@ -277,11 +251,7 @@ def test_fault_90_who_may_not_ask_for_transactions_is_told_so(
     leave_open(secured.properties, "held", "left")
     set_offsets_raw(secured.properties, "holding", "held", {0: 3})
     stream = StreamStub("held", "holding")
-
-    def look_as(properties: dict[str, str]) -> GroupStatus:
-        return look_at_stream(ledger, stream, properties, WATCH, Deadline(60.0)).status
-
-    half = look_as(secured.add_user("half", [*read, group]))
+    half = look(ledger, secured.add_user("half", [*read, group]), stream)
     assert half.verdict is Verdict.BLOCKED
     assert re.search(r"\(producer \d+, epoch 0, partition 0\)", half.sentence)
     assert "whether anybody will end it is not known" in half.sentence
@@ -291,7 +261,7 @@ def test_fault_90_who_may_not_ask_for_transactions_is_told_so(
     # A login that kafka-python cannot do asks nobody, as Kerberos does not.
     unchecked = {**secured.login("half"), "enable.ssl.certificate.verification": "false"}
     for properties in (unchecked, secured.add_user("blind-to-holders", [describe, group])):
-        status = look_as(properties)
+        status = look(ledger, properties, stream)
         assert (status.verdict, status.held) == (Verdict.BLOCKED, 1)
         assert "1 message lies behind an open transaction" in status.sentence
         assert "by whom is not known" in status.sentence
@@ -399,7 +369,10 @@ def run_members(properties: Mapping[str, str]) -> Iterator[None]:
         late = make_consumer(properties, {"group.id": "rebalancing"})
         stack.enter_context(closing(late)).subscribe(["topic-2"])
         wait_until(
-            lambda: late.poll(0.1) is None and find_state(properties) == "preparing_rebalancing",
+            lambda: (
+                late.poll(0.1) is None
+                and describe_group_state(properties, "rebalancing").state == "preparing_rebalancing"
+            ),
             what="the group waits for its first member",
         )
         yield
@@ -411,28 +384,22 @@ def commit_some(member: Consumer, topic: str) -> None:
         assert answer.error is None
 
 
-def find_state(properties: Mapping[str, str]) -> str:
-    return describe_group_state(properties, "rebalancing").state
-
-
 def look_at_all(properties: Mapping[str, str]) -> tuple[GroupStatus, ...]:
-    tails = Tails(make_tail_reader(dict(properties)))
-    with closing(Survey(BulkReader(dict(properties)), SurveyScope("main"), tails)) as survey:
-        done = survey.look()
+    done = look_at_cluster(properties)
     assert (done.unreadable, done.left_out) == (0, 0)
     return done.groups
 
 
-def list_all_rows(groups: Iterable[GroupStatus]) -> dict[Place, Row]:
-    return dict(row for status in groups for row in list_rows(status))
-
-
-def list_rows(status: GroupStatus) -> Iterator[tuple[Place, Row]]:
-    for part in status.partitions:
-        place = (status.group, status.topic, part.partition)
+def list_rows(groups: Iterable[GroupStatus]) -> dict[Place, Row]:
+    return {
         # What retention has deleted unread is no lag of ours, but a loss.
-        behind = None if part.lag is None else part.lag + (part.lost or 0)
-        yield place, Row(part.committed, part.end, behind)
+        (status.group, status.topic, part.partition): Row(
+            *(part.committed, part.end),
+            None if part.lag is None else part.lag + (part.lost or 0),
+        )
+        for status in groups
+        for part in status.partitions
+    }
 
 
 def read_theirs(bootstrap: str, directory: Path) -> dict[Place, Row]:
@@ -458,8 +425,8 @@ def test_300_groups_are_as_far_behind_as_kafkas_own_tool_says(
     with run_members(properties):
         seen = look_at_all(properties)
         theirs = read_theirs(broker.bootstrap, tmp_path)
-        again = list_all_rows(look_at_all(properties))
-    ours = list_all_rows(seen)
+        again = list_rows(look_at_all(properties))
+    ours = list_rows(seen)
     assert ours == again, "nothing moves"
     assert {status.group_state for status in seen} >= {"simple", "stable", "preparing_rebalancing"}
     committed = {place: row for place, row in ours.items() if row.committed is not None}

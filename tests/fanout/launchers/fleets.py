@@ -9,17 +9,16 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from confluent_kafka import Consumer
-
 from backlogctl.config import Consumers
-from backlogctl.fanout.launchers import Fleet, Launcher, ProcessLauncher, Role, make_launcher
+from backlogctl.fanout.launchers import Fleet, Launcher, Role, make_launcher
 from backlogctl.fanout.launchers.supervisor import find_start
 from backlogctl.kafka.admin import describe_group_state
 from backlogctl.kafka.clients import make_consumer
-from tests.kit.kafka import properties_of, wait_until
+from tests.kit.kafka import properties_of, repeating, wait_until
 
 # Says what it learned, then waits for SIGTERM. As quick to start as Python is.
 CONSUMER = """\
@@ -89,13 +88,6 @@ def python(text: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", doubled, *arguments]
 
 
-def make_processes(command: list[str], place: Path, **settings: Any) -> ProcessLauncher:
-    """A process launcher of a command."""
-    document: dict[str, Any] = {"launcher": "process", "command": command, "directory": place}
-    document.update(settings)
-    return ProcessLauncher(Consumers.model_validate(document))
-
-
 def read_seen(place: Path) -> dict[int, Mapping[str, Any]]:
     """What consumers that still live have learned, by pid."""
     found = {int(path.stem): json.loads(path.read_text()) for path in place.glob("*.json")}
@@ -103,7 +95,6 @@ def read_seen(place: Path) -> dict[int, Mapping[str, Any]]:
 
 
 def kill_all(pids: Mapping[int, object]) -> None:
-    """Ends consumers that a broken launcher left."""
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
@@ -169,25 +160,14 @@ class LocalWorld:
         raise AssertionError(f"nobody is to be asked: {text}")
 
 
-class _Member:
-    """A real consumer in a thread."""
-
-    def __init__(self, properties: Mapping[str, str], group: str, topic: str) -> None:
-        settings = {"group.id": group, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 50}
-        self._consumer: Consumer = make_consumer(properties, settings)
-        self._consumer.subscribe([topic])
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._ending.set()
-        self._thread.join()
-
-    def _read(self) -> None:
-        while not self._ending.is_set():
-            self._consumer.poll(0.05)
-        self._consumer.close()
+def start_member(properties: Mapping[str, str], group: str, topic: str) -> ExitStack:
+    """A real consumer that reads; it leaves when the stack is closed."""
+    consumer = make_consumer(properties, {"group.id": group, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    running = ExitStack()
+    running.callback(consumer.close)
+    running.enter_context(repeating(lambda: consumer.poll(0), each=0.05))
+    return running
 
 
 class ManualWorld:
@@ -197,7 +177,7 @@ class ManualWorld:
         self.properties = properties_of(bootstrap)
         self.fleet = make_fleet(directory, topic=topic, group=group, bootstrap_servers=bootstrap)
         self.said: list[str] = []
-        self._members: list[_Member] = []
+        self._members: list[ExitStack] = []
         self._errands: list[threading.Timer] = []
 
     def launcher(self) -> Launcher:
@@ -212,7 +192,7 @@ class ManualWorld:
         for errand in self._errands:
             errand.join()
         while self._members:
-            self._members.pop().end()
+            self._members.pop().close()
 
     def _hear(self, text: str) -> None:
         self.said.append(text)
@@ -223,11 +203,12 @@ class ManualWorld:
     def _do(self, text: str) -> None:
         if started := re.match(r"Start (\d+)", text):
             for _ in range(int(started[1])):
-                self._members.append(_Member(self.properties, self.fleet.group, self.fleet.topic))
+                member = start_member(self.properties, self.fleet.group, self.fleet.topic)
+                self._members.append(member)
             return
         ended = re.match(r"End (\d+)", text)
         for _ in range(int(ended[1]) if ended else len(self._members)):
-            self._members.pop().end()
+            self._members.pop().close()
 
 
 def wait_for_count(world: World, count: int) -> None:

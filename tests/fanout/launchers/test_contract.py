@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,7 @@ from tests.fanout.launchers.fleets import (
     read_seen,
     wait_for_count,
 )
-from tests.kit.kafka import properties_of
+from tests.kit.kafka import properties_of, repeating
 
 # The configuration's own tests read it by reference. Other processes' tests have secrets too.
 SECRET = f"hunter2-{uuid.uuid4().hex}"
@@ -286,22 +287,19 @@ class AssignedConsumer:
         self._consumer = make_consumer(properties_of(own_fleet.bootstrap_servers), settings)
         self._place = TopicPartition(own_fleet.topic, 0, 0)
         self._consumer.assign([self._place])
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._commit)
+        self._running = ExitStack()
 
     def start(self) -> None:
-        self._thread.start()
+        self._running.callback(self._consumer.close)
+        self._running.enter_context(repeating(self._commit, each=0.2))
 
     def end(self) -> None:
-        self._ending.set()
-        self._thread.join()
+        self._running.close()
 
     def _commit(self) -> None:
-        while not self._ending.wait(0.2):
-            self._place.offset += 1
-            self.last = time.monotonic()
-            self._consumer.commit(offsets=[self._place], asynchronous=False)
-        self._consumer.close()
+        self._place.offset += 1
+        self.last = time.monotonic()
+        self._consumer.commit(offsets=[self._place], asynchronous=False)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,19 +16,18 @@ from typing import Any
 
 import pytest
 
-from backlogctl.config import Config
+from backlogctl.config import Config, Consumers
 from backlogctl.errors import BacklogError
 from backlogctl.fanout.launchers import Fleet, ProcessLauncher, process, supervisor
 from tests.fanout.launchers.fleets import (
     CONSUMER,
     kill_all,
     make_fleet,
-    make_processes,
     no_stop,
     python,
     read_seen,
 )
-from tests.kit.kafka import wait_until
+from tests.kit.kafka import run_together, wait_until
 
 Make = Callable[..., ProcessLauncher]
 
@@ -69,8 +67,10 @@ def make(fleet: Fleet, seen: Path, tmp_path: Path) -> Iterator[Make]:
     """Launchers of the fleet, which is stopped at the end."""
 
     def launch(command: list[str] | None = None, **settings: Any) -> ProcessLauncher:
+        settings = {"directory": tmp_path, "stop_within": "30s", **settings}
         command = command or python(CONSUMER, str(seen), "{index}")
-        return make_processes(command, tmp_path, **{"stop_within": "30s", **settings})
+        document = {"launcher": "process", "command": command, **settings}
+        return ProcessLauncher(Consumers.model_validate(document))
 
     yield launch
     launch().stop(fleet, no_stop)
@@ -217,7 +217,7 @@ def test_a_supervisor_that_hangs_is_replaced(
     assert not read_seen(seen)
 
 
-def test_another_callers_last_word_counts(make: Make, fleet: Fleet, seen: Path) -> None:
+def test_another_callers_last_word_counts(make: Make, fleet: Fleet) -> None:
     launcher = make()
 
     def ask_for_two() -> None:
@@ -232,11 +232,7 @@ def test_another_callers_last_word_counts(make: Make, fleet: Fleet, seen: Path) 
 
 
 def test_callers_at_once_share_one_supervisor(make: Make, fleet: Fleet, seen: Path) -> None:
-    callers = [threading.Thread(target=make().scale, args=(fleet, 4, no_stop)) for _ in range(6)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
+    run_together(*[lambda: make().scale(fleet, 4, no_stop)] * 6)
     assert make().count_running(fleet) == 4
     await_seen(seen, 4)
     # One that is started by hand does not get the lock.

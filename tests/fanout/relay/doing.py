@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -10,25 +11,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer
 
 from backlogctl.fanout.quiet import await_decided
 from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import Position, RelayEngine, RelayTask, SourceRange
 from backlogctl.fanout.relay.pool import RelayPool
+from backlogctl.fanout.relay.session import RelaySession
 from backlogctl.kafka.admin import committed_offsets, list_offsets
 from backlogctl.kafka.clients import (
     Admin,
-    assign_partitions,
     make_admin,
     make_consumer,
     make_producer,
 )
 from backlogctl.partitioners import PARTITIONERS
-from tests.kit.kafka import wait_until
+from tests.kit.kafka import read_all, repeating, wait_until
 
 OLD_MS = 1_400_000_000_000  # 2014
 Identity = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
@@ -90,7 +91,6 @@ class RelayWorld:
         return [SourceRange(number, 0, end) for number, end in self.ends().items()]
 
     def commits(self) -> dict[int, int]:
-        """What the group has committed on the source."""
         found = committed_offsets(
             self.admin, self.group, self.source, range(self.partitions), require_stable=True
         )
@@ -102,34 +102,13 @@ class RelayWorld:
         A commit is answered before its markers are in every partition.
         """
         wait_until(lambda: not self.has_open_transactions(), what="every transaction has ended")
-        return read_committed(self.properties, self.target, self.target_partitions)
+        return read_all(self.properties, self.target, range(self.target_partitions))
 
     def has_open_transactions(self) -> bool:
         """Whether a partition of the temporary topic is held back."""
         numbers = range(self.target_partitions)
         stable = list_offsets(self.admin, self.target, numbers, "latest", "read_committed")
         return stable != list_offsets(self.admin, self.target, numbers, "latest")
-
-
-def read_committed(properties: Mapping[str, str], topic: str, partitions: int) -> list[Message]:
-    """Every committed message that the topic still has."""
-    settings = {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
-    consumer = make_consumer(properties, settings, fetch_wait_max_ms=20)
-    numbers = range(partitions)
-    # -2: from the beginning.
-    assign_partitions(consumer, [TopicPartition(topic, number, -2) for number in numbers])
-    left, found = set(numbers), list[Message]()
-    end = time.monotonic() + 120
-    while left:
-        assert time.monotonic() < end, f"partitions {left} of {topic} were not read"
-        for message in consumer.consume(5000, 0.05):
-            error = message.error()
-            if error is None:
-                found.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                left.discard(message.partition() or 0)
-    consumer.close()
-    return found
 
 
 def identify(message: Message) -> Identity:
@@ -144,19 +123,13 @@ def check_copied(
     order: str = "key",
     partitioner: str = "murmur2",
     also: Sequence[Message] = (),
-    since: Mapping[int, int] | None = None,
 ) -> list[str]:
     """What is wrong with the copy, in words; empty where nothing is.
 
     Args:
         also: messages that another consumer of the group has handled.
-        since: the first source offset of each partition that counts.
     """
-    source = [
-        message
-        for message in read_committed(world.properties, world.source, world.partitions)
-        if (message.offset() or 0) >= (since or {}).get(message.partition() or 0, 0)
-    ]
+    source = read_all(world.properties, world.source, range(world.partitions))
     target = world.read_target()
     wanted = Counter(map(identify, source))
     found = Counter(map(identify, [*target, *also]))
@@ -245,30 +218,22 @@ def fill(
 
 
 @contextmanager
-def filling(
-    properties: Mapping[str, str], topic: str, partitions: int, *, each: float = 0.005
-) -> Iterator[None]:
+def filling(properties: Mapping[str, str], topic: str, partitions: int) -> Iterator[None]:
     """Somebody goes on producing, one message to each partition at a time."""
-    stopping = threading.Event()
     producer = make_producer(properties, {"enable.idempotence": False})
+    numbers = itertools.count(1_000_000)
 
-    def run() -> None:
-        number = 1_000_000
-        while not stopping.is_set():
-            for partition in range(partitions):
-                value = f"{partition}-{number}".encode()
-                producer.produce(topic, value, value[-2:], partition, timestamp=OLD_MS + number)
-            producer.poll(0)
-            number += 1
-            time.sleep(each)
+    def produce() -> None:
+        number = next(numbers)
+        for partition in range(partitions):
+            value = f"{partition}-{number}".encode()
+            producer.produce(topic, value, value[-2:], partition, timestamp=OLD_MS + number)
+        producer.poll(0)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
     try:
-        yield
+        with repeating(produce, each=0.005):
+            yield
     finally:
-        stopping.set()
-        thread.join()
         assert producer.flush(90) == 0
 
 
@@ -281,10 +246,6 @@ class Running:
     errors: list[BaseException] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list)
-
-    def note(self, position: Position) -> None:
-        """The `notify` of the relays."""
-        self.positions[position.partition] = position
 
     def end(self) -> dict[int, Position]:
         """Waits for the ends; raises the first error."""
@@ -302,11 +263,10 @@ def start_relays(
     ranges: Sequence[SourceRange],
     notify: Callable[[Position], None] = lambda _: None,
 ) -> Running:
-    """Starts a relay for each range."""
     running = Running()
 
     def told(position: Position) -> None:
-        running.note(position)
+        running.positions[position.partition] = position
         notify(position)
 
     def run(part: SourceRange) -> None:
@@ -328,7 +288,6 @@ def relay(
     ranges: Sequence[SourceRange],
     notify: Callable[[Position], None] = lambda _: None,
 ) -> dict[int, Position]:
-    """Relays the ranges to their ends."""
     return start_relays(engine, task, ranges, notify).end()
 
 
@@ -355,45 +314,41 @@ def open_transaction(
     return producer
 
 
-def await_commits(world: RelayWorld, wanted: Mapping[int, int], seconds: float = 90.0) -> None:
-    """Until the group has committed this."""
-    wait_until(lambda: world.commits() == wanted, seconds, f"commits become {wanted}")
+def await_commits(world: RelayWorld, wanted: Mapping[int, int]) -> None:
+    wait_until(lambda: world.commits() == wanted, 90.0, f"commits become {wanted}")
 
 
-def keep_calling(check: Callable[[], None], seconds: float = 90.0) -> NoReturn:
-    """Looks again and again, as the runner does, until that raises."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        check()
-        time.sleep(0.02)
-    raise AssertionError(f"nothing was raised within {seconds:g} s")
+def check_until(checked: RelaySession | RelayPool, condition: Callable[[], bool]) -> None:
+    """Looks again and again, as the runner does, until the condition holds."""
+
+    def holds() -> bool:
+        checked.check()
+        return condition()
+
+    wait_until(holds)
+
+
+def keep_checking(checked: RelaySession | RelayPool) -> None:
+    """Until that raises."""
+    check_until(checked, lambda: False)
 
 
 @contextmanager
 def pool_of(
-    task: RelayTask, ranges: list[SourceRange], log: Path, engine: str = "records", count: int = 1
+    task: RelayTask, ranges: list[SourceRange], log: Path, count: int = 1
 ) -> Iterator[RelayPool]:
     """A pool that leaves no process behind."""
-    pool = RelayPool(task, ranges, log / "relay.log", engine=engine, processes=count)
+    pool = RelayPool(task, ranges, log / "relay.log", processes=count)
     try:
         yield pool
     finally:
         pool.kill()
 
 
-def run_on(pool: RelayPool, seconds: float = 120.0) -> None:
+def run(pool: RelayPool) -> None:
     """Until every range is done."""
-    end = time.monotonic() + seconds
-    while not pool.is_done:
-        assert time.monotonic() < end, pool.positions
-        pool.check()
-        time.sleep(0.02)
-
-
-def drain_as_member(world: RelayWorld, count: int, **settings: str) -> list[Message]:
-    """A member of the group reads `count` messages from its commits on, commits them, leaves."""
-    with member_of(world, **settings) as consumer:
-        return read_on(consumer, count)
+    pool.start()
+    check_until(pool, lambda: pool.is_done)
 
 
 @contextmanager
@@ -410,20 +365,10 @@ def member_of(world: RelayWorld, **settings: str) -> Iterator[Consumer]:
         consumer.close()
 
 
-def await_joined(consumer: Consumer) -> None:
-    """Until it has partitions."""
-
-    def has_partitions() -> bool:
-        consumer.poll(0.05)
-        return bool(consumer.assignment())
-
-    wait_until(has_partitions, what="it has partitions")
-
-
-def read_on(consumer: Consumer, count: int, seconds: float = 90.0) -> list[Message]:
+def read_on(consumer: Consumer, count: int) -> list[Message]:
     """Reads `count` messages and commits them."""
     found: list[Message] = []
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 90
     while len(found) < count:
         assert time.monotonic() < end, f"read {len(found)} of {count}"
         message = consumer.poll(0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -35,11 +35,3 @@ def test_what_follows_the_counters_in_memory_is_nobodys(behind: bytes) -> None:
     text = _read_metadata(cast(TopicPartition, Item(behind)))
     assert read_counters(text, MINE.recovery_id) == MINE
     assert is_counted(text, MINE.recovery_id)
-
-
-@pytest.mark.parametrize(
-    "text", [None, "", "7", "null", "[]", "kgo-1", '{"r":', '{"v":1,"r":"r-2"}']
-)
-def test_what_others_write_is_not_counted(text: Any) -> None:
-    assert read_counters(text, MINE.recovery_id) == Counters(MINE.recovery_id)
-    assert not is_counted(text, MINE.recovery_id)

@@ -6,7 +6,8 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,13 @@ from tests.fanout.relay.doing import (
     OLD_MS,
     RelayWorld,
     await_commits,
-    await_joined,
     check_copied,
     fill,
-    member_of,
     open_transaction,
     relay,
     start_relays,
 )
-from tests.kit.kafka import delete_group, move_log_start, set_offsets_raw, wait_until
+from tests.kit.kafka import delete_group, join, move_log_start, set_offsets_raw, wait_until
 
 AWKWARD: tuple[tuple[bytes | None, bytes | None, list[tuple[str, Any]] | None], ...] = (
     (b"key", b"value", None),
@@ -110,13 +109,7 @@ def test_round_robin_is_even_over_restarts(make_world: MakeWorld, engine: RelayE
 
 
 def count_by_partition(messages: list[Message]) -> dict[int, int]:
-    """How many messages are in each partition that has some."""
-    counts: dict[int, int] = {}
-    for message in messages:
-        place = message.partition()
-        assert place is not None
-        counts[place] = counts.get(place, 0) + 1
-    return counts
+    return Counter(message.partition() or 0 for message in messages)
 
 
 def test_aborted_data_is_not_copied_and_the_position_comes_to_the_end(
@@ -254,9 +247,8 @@ def test_a_reset_of_the_group_leaves_the_relays_own_position(
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 40})
     numbers = (f"{here.group}.recovery", here.source, [0])
-    theirs = replace(here, group=numbers[0], source=here.target)
-    with member_of(theirs) as consumer, here.guarded() as task:
-        await_joined(consumer)
+    member = join(here.properties, numbers[0], here.target)
+    with closing(member), here.guarded() as task:
         relay(engine, task, [SourceRange(0, 0, 15)])
     set_offsets_raw(here.properties, here.group, here.source, {0: 30})
     own = read_positions(here.admin, *numbers, task.recovery_id, Deadline(30.0))

@@ -16,7 +16,7 @@ from backlogctl.fanout.relay.pool import RelayPool, Spares
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.fanout.relay.conftest import KEPT
-from tests.fanout.relay.doing import RelayWorld, fill, keep_calling
+from tests.fanout.relay.doing import RelayWorld, fill, keep_checking
 from tests.fanout.relay.test_guard import session_of
 from tests.kit.kafka import properties_of, set_offsets_raw
 
@@ -37,7 +37,7 @@ def test_fault_120_counters_that_the_broker_does_not_take(tmp_path: Path) -> Non
         session.join()
         session.start(lambda: [SourceRange(0, 0)])
         with pytest.raises(KafkaFailure, match="OFFSET_METADATA_TOO_LARGE") as caught:
-            keep_calling(session.check)
+            keep_checking(session)
         session.close()
         assert not caught.value.retryable
         assert "`offset.metadata.max.bytes`" in caught.value.hint
@@ -79,7 +79,7 @@ def test_fault_120_few_tries_though_other_partitions_go_on(
     running = RelayPool(task, ranges, log, spares=Refusing(log))
     running.start()
     with pytest.raises(UnexplainedRefusal, match=f"it went {pool.REFUSALS} times") as caught:
-        keep_calling(running.check)
+        keep_checking(running)
     running.kill()
     assert not caught.value.retryable
     assert running.positions == {1: Position(1, 1)}

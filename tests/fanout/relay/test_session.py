@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,21 +33,21 @@ from tests.fanout.relay.conftest import KEPT, MakeWorld
 from tests.fanout.relay.doing import (
     RelayWorld,
     await_commits,
-    await_joined,
     check_copied,
+    check_until,
     fill,
     filling,
-    keep_calling,
-    member_of,
+    keep_checking,
     open_transaction,
     pool_of,
     relay,
-    run_on,
+    run,
     start_relays,
 )
-from tests.fanout.relay.test_guard import NOTHING, check_until, session_of
+from tests.fanout.relay.test_guard import NOTHING, session_of
 from tests.kit.kafka import (
     delete_group,
+    join,
     move_log_start,
     properties_of,
     set_offsets_raw,
@@ -55,13 +56,9 @@ from tests.kit.kafka import (
 from tests.kit.processes import is_running
 
 
-def go_on(session: RelaySession, world: RelayWorld, seconds: float = 120.0) -> None:
-    """Checks the session until everything is relayed."""
-    end = time.monotonic() + seconds
-    while world.commits() != world.ends():
-        assert time.monotonic() < end, (world.commits(), world.ends())
-        session.check()
-        time.sleep(0.05)
+def go_on(session: RelaySession, world: RelayWorld) -> None:
+    """Until everything is relayed."""
+    check_until(session, lambda: world.commits() == world.ends())
 
 
 def start(session: RelaySession, world: RelayWorld) -> None:
@@ -76,19 +73,15 @@ def test_a_guard_that_a_visitor_pushed_out_joins_again(
 ) -> None:
     here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 300, 1: 300})
-    session = session_of(here, tmp_path)
-    try:
+    with closing(session_of(here, tmp_path)) as session:
         start(session, here)
-        with member_of(here) as visitor:
-            await_joined(visitor)
+        join(here.properties, here.group, here.source).close()
         fill(here.properties, here.source, {0: 300, 1: 300}, first=300)
         go_on(session, here)
         assert session.restarts == 1
         session.stop_relays()
         assert sum(at.relayed for at in session.positions.values()) == 1200
         session.check()
-    finally:
-        session.close()
     assert check_copied(here) == []
 
 
@@ -112,8 +105,7 @@ def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
     monkeypatch.setattr("backlogctl.fanout.relay.session.FENCED_AGAIN_SECONDS", 0.0)
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 300})
-    session = session_of(here, tmp_path, transaction_timeout_ms=4_000)
-    try:
+    with closing(session_of(here, tmp_path, transaction_timeout_ms=4_000)) as session:
         with filling(here.properties, here.source, 1):
             start(session, here)
             pid = stop_in_a_transaction(session, here)
@@ -122,8 +114,6 @@ def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
             at = session.positions[0].committed
             check_until(session, lambda: session.positions[0].committed > at)
         go_on(session, here)
-    finally:
-        session.close()
     assert check_copied(here) == []
 
 
@@ -131,9 +121,8 @@ def test_a_relay_that_is_fenced_starts_again_once_if_the_lease_is_still_his(
     make_world: MakeWorld, tmp_path: Path
 ) -> None:
     here = make_world(partitions=1)
-    session = session_of(here, tmp_path)
     fill(here.properties, here.source, {0: 10})
-    try:
+    with closing(session_of(here, tmp_path)) as session:
         start(session, here)
         with filling(here.properties, here.source, 1):
             fence_relays(here.properties, "backlog", here.source, [0])
@@ -142,10 +131,8 @@ def test_a_relay_that_is_fenced_starts_again_once_if_the_lease_is_still_his(
             check_until(session, lambda: session.positions[0].committed > at)
             fence_relays(here.properties, "backlog", here.source, [0])
             with pytest.raises(ProducerFenced):
-                keep_calling(session.check)
+                keep_checking(session)
             assert session.pids == ()
-    finally:
-        session.close()
 
 
 def test_a_relay_that_is_fenced_after_the_lease_was_lost_stops(
@@ -159,16 +146,13 @@ def test_a_relay_that_is_fenced_after_the_lease_was_lost_stops(
         if lost:
             raise LeaseHeld("another runner has it")
 
-    session = session_of(here, tmp_path, Hooks(lambda: None, confirm, lambda: None))
-    try:
+    with closing(session_of(here, tmp_path, Hooks(lambda: None, confirm, lambda: None))) as session:
         start(session, here)
         with filling(here.properties, here.source, 1):
             lost.append(True)
             fence_relays(here.properties, "backlog", here.source, [0])
             with pytest.raises(LeaseHeld):
-                keep_calling(session.check)
-    finally:
-        session.close()
+                keep_checking(session)
 
 
 def test_what_retention_took_is_on_record_before_the_relay_goes_on(
@@ -179,13 +163,10 @@ def test_what_retention_took_is_on_record_before_the_relay_goes_on(
     move_log_start(here.properties, here.source, {0: 20})
     expired: list[dict[int, int]] = []
     hooks = Hooks(lambda: None, lambda: None, lambda: expired.append(here.commits()))
-    session = session_of(here, tmp_path, hooks)
-    try:
+    with closing(session_of(here, tmp_path, hooks)) as session:
         session.join()
         session.start(lambda: [SourceRange(0, 20 if expired else 0)])
         go_on(session, here)
-    finally:
-        session.close()
     assert expired == [{0: 0}]
     assert check_copied(here) == []
 
@@ -204,8 +185,7 @@ def test_fault_11_a_broker_dies_and_comes_back_in_mid_relay(
         here = RelayWorld(properties, "source", "target", "group", 2, 6)
         set_offsets_raw(properties, "group", "source", {0: 0, 1: 0})
         fill(properties, "source", {0: 20_000, 1: 20_000}, size=100)
-        session = session_of(here, tmp_path, NOTHING)
-        try:
+        with closing(session_of(here, tmp_path, NOTHING)) as session:
             start(session, here)
             kafka.kill(2)  # the first is the controller
             down = time.monotonic() + 1.0
@@ -214,13 +194,11 @@ def test_fault_11_a_broker_dies_and_comes_back_in_mid_relay(
                 time.sleep(0.05)
             kafka.restart(2)
             fill(properties, "source", {0: 500, 1: 500}, first=30_000)
-            go_on(session, here, 200.0)  # a call of the client may hang for 45 s
+            go_on(session, here)  # a call of the client may hang for 45 s
             session.stop_relays()
             await_commits(here, here.ends())
             relayed = {p: at.relayed for p, at in session.positions.items()}
             assert relayed == {0: 20_500, 1: 20_500}
-        finally:
-            session.close()
         assert check_copied(here) == []
 
 
@@ -305,8 +283,7 @@ def test_fault_01_a_relay_that_is_killed_goes_on_where_it_was(
             wait_until(lambda: not pool.pids, what="it is killed")
             monkeypatch.delenv(VARIABLE)
         with pool_of(task, here.ranges(), tmp_path) as again:
-            again.start()
-            run_on(again)
+            run(again)
             assert again.positions[0].relayed == (400 if times == 1 else 800)
         assert here.commits() == here.ends()
     assert check_copied(here) == []
@@ -323,21 +300,14 @@ def test_a_process_that_is_killed_is_started_again(make_world: MakeWorld, tmp_pa
         pool_of(task, [SourceRange(p, 0) for p in range(3)], tmp_path, count=2) as pool,
     ):
         pool.start()
-
-        def has_begun() -> bool:
-            pool.check()
-            return len(pool.positions) == 3
-
-        wait_until(has_begun)
+        check_until(pool, lambda: len(pool.positions) == 3)
         before = dict(pool.positions)
         killed = pool.pids[0]  # it has partitions 0 and 2
         os.kill(killed, signal.SIGKILL)
-
-        def has_gone_on() -> bool:
-            pool.check()
-            return all(at.committed > before[p].committed for p, at in pool.positions.items())
-
-        wait_until(has_gone_on)
+        check_until(
+            pool,
+            lambda: all(at.committed > before[p].committed for p, at in pool.positions.items()),
+        )
         assert killed not in pool.pids
         assert sorted(pool.positions) == [0, 1, 2]
         # Between two transactions: nothing is open when its markers are written.
@@ -347,8 +317,7 @@ def test_a_process_that_is_killed_is_started_again(make_world: MakeWorld, tmp_pa
         assert here.commits() == {p: at.committed for p, at in pool.positions.items()}
         wait_until(lambda: not here.has_open_transactions(), 10.0)  # by itself after 15 s
     with here.guarded() as task, pool_of(task, here.ranges(), tmp_path) as again:
-        again.start()
-        run_on(again)
+        run(again)
     assert check_copied(here) == []
     assert (tmp_path / "relay.log").read_text() == ""
 
@@ -393,8 +362,7 @@ def test_fault_01_the_processes_end_with_a_runner_that_is_killed(
             runner.kill()
         wait_until(lambda: not any(is_running(pid) for pid in pids))
     with here.guarded() as task, pool_of(task, here.ranges(), tmp_path) as again:
-        again.start()
-        run_on(again)
+        run(again)
     assert check_copied(here) == []
 
 
@@ -405,7 +373,7 @@ def test_a_failure_that_would_come_again_is_raised(make_world: MakeWorld, tmp_pa
     with here.guarded() as task, pool_of(task, here.ranges(), tmp_path) as pool:
         pool.start()
         with pytest.raises(Refused, match="no committed offset"):
-            keep_calling(pool.check)
+            keep_checking(pool)
 
 
 def test_a_relay_is_not_started_without_the_lease(make_world: MakeWorld, tmp_path: Path) -> None:
@@ -426,7 +394,7 @@ def test_a_relay_is_not_started_without_the_lease(make_world: MakeWorld, tmp_pat
             mine[0] = False
             os.kill(pool.pids[0], signal.SIGKILL)
             with pytest.raises(LeaseHeld):
-                keep_calling(pool.check)
+                keep_checking(pool)
             assert pool.pids == ()
         finally:
             pool.kill()

@@ -11,17 +11,21 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    GroupAuthorizationFailedError,
+    NotCoordinatorError,
+)
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka import raw_fetch
-from backlogctl.kafka.admin import create_topic, list_offsets
-from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.group_types import list_groups
-from backlogctl.kafka.raw_client import RawClient, translate_properties
+from backlogctl.kafka.raw_client import RawClient
 from backlogctl.kafka.raw_fetch import (
     BatchesUnreadable,
     BatchHeader,
@@ -34,7 +38,9 @@ from backlogctl.kafka.raw_fetch import (
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
-from tests.kit.kafka import move_log_start, properties_of, publish, wait_until
+from tests.kit.kafka import move_log_start, properties_of, publish
+from tests.kit.transactions import open_raw, run_transactions
+from tests.spark_backfill.injection.doing import open_transaction
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 
@@ -43,10 +49,7 @@ def read_raw(properties: dict[str, str], topic: str) -> bytes:
     """The bytes of partition 0's log, if it is short."""
     from kafka.protocol.consumer import FetchRequest
 
-    settings, _ = translate_properties(properties)
-    assert settings is not None
-    limit = Deadline(30)
-    with RawClient(settings, limit) as client:
+    with open_raw(properties) as client:
         wanted = FetchRequest.FetchTopic
         part = wanted.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=900_000)
         request = FetchRequest(
@@ -58,7 +61,7 @@ def read_raw(properties: dict[str, str], topic: str) -> bytes:
             max_version=12,
         )
         (node,) = client.list_brokers()
-        answer = client.run(lambda: client.send(request, node), limit)
+        answer = client.run(lambda: client.send(request, node), Deadline(30))
         return bytes(answer.responses[0].partitions[0].records)
 
 
@@ -101,18 +104,9 @@ def test_without_idempotence(properties: dict[str, str], topic: MakeTopic) -> No
         assert one.is_log_append_time
 
 
-def test_transactions(kafka: EmbeddedKafka, topic: MakeTopic, unique: str) -> None:
-    name, properties = topic(1), properties_of(kafka.bootstrap)
-    producer: Producer = make_producer(properties, {"transactional.id": unique})
-    producer.init_transactions(30)
-    for end in (producer.commit_transaction, producer.abort_transaction):
-        producer.begin_transaction()
-        for number in range(5):
-            producer.produce(name, str(number).encode(), partition=0)
-        producer.flush(30)
-        end(30)
-    # The producer does not wait for the markers.
-    wait_until(lambda: list_offsets(properties, name, [0], "latest") == {0: 12})
+def test_transactions(properties: dict[str, str], topic: MakeTopic, unique: str) -> None:
+    name = topic(1)
+    assert run_transactions(properties, name, unique, (5, True), (5, False)) == 12
     scan = scan_batches(read_raw(properties, name))
     assert scan.next_offset == 12
     assert all(one.is_transactional for one in scan.headers)
@@ -229,16 +223,12 @@ def test_batches_are_found_again(made: list[tuple[int, int, int]], first: int, t
 
 @pytest.fixture
 def client(properties: dict[str, str]) -> Iterator[RawClient]:
-    settings, _ = translate_properties(properties)
-    assert settings is not None
-    with RawClient(settings, Deadline(15.0)) as client:
+    with open_raw(properties) as client:
         yield client
 
 
 def test_what_is_refused_for_now_is_asked_again(client: RawClient) -> None:
     """As by a broker that has just started: its coordinator is loading."""
-    from kafka.errors import CoordinatorLoadInProgressError, NotCoordinatorError
-
     refusals: list[Exception] = [CoordinatorLoadInProgressError(), NotCoordinatorError()]
 
     async def ask() -> int:
@@ -250,34 +240,27 @@ def test_what_is_refused_for_now_is_asked_again(client: RawClient) -> None:
     assert not refusals
 
 
-def test_refused_to_the_end_of_the_limit(client: RawClient) -> None:
-    from kafka.errors import CoordinatorLoadInProgressError
-
-    asked = 0
-
-    async def ask() -> None:
-        nonlocal asked
-        asked += 1
-        raise CoordinatorLoadInProgressError
-
-    with pytest.raises(CoordinatorLoadInProgressError):
-        client.run(ask, Deadline(1.0))
-    assert 2 <= asked <= 6
-
-
-def test_what_is_refused_for_good_is_asked_once(client: RawClient) -> None:
-    from kafka.errors import GroupAuthorizationFailedError
-
-    asked = 0
+@pytest.mark.parametrize(
+    ("refusal", "seconds", "asked"),
+    [
+        (CoordinatorLoadInProgressError, 1.0, range(2, 7)),
+        (GroupAuthorizationFailedError, 5.0, range(1, 2)),
+    ],
+    ids=["to the end of the limit", "for good"],
+)
+def test_what_is_refused(
+    client: RawClient, refusal: type[Exception], seconds: float, asked: range
+) -> None:
+    times = 0
 
     async def ask() -> None:
-        nonlocal asked
-        asked += 1
-        raise GroupAuthorizationFailedError
+        nonlocal times
+        times += 1
+        raise refusal
 
-    with pytest.raises(GroupAuthorizationFailedError):
-        client.run(ask, Deadline(5.0))
-    assert asked == 1
+    with pytest.raises(refusal):
+        client.run(ask, Deadline(seconds))
+    assert times in asked
 
 
 _LARGE = 100_000
@@ -326,16 +309,11 @@ def test_more_than_one_answer_holds(properties: dict[str, str], topic: MakeTopic
         assert headers[partition][-1].last_offset == count - 1
 
 
-def test_an_open_transaction_is_seen(kafka: EmbeddedKafka, topic: MakeTopic, unique: str) -> None:
-    name, properties = topic(1), properties_of(kafka.bootstrap)
-    producer = make_producer(properties, {"transactional.id": unique})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    producer.produce(name, b"value", partition=0)
-    producer.flush(30)
-    (one,) = collect(fetch_batches(properties, name, [OffsetRange(0, 0, 1)]))[0]
+def test_an_open_transaction_is_seen(properties: dict[str, str], topic: MakeTopic) -> None:
+    name = topic(1)
+    with open_transaction(properties, name, 0):
+        (one,) = collect(fetch_batches(properties, name, [OffsetRange(0, 0, 1)]))[0]
     assert one.is_transactional
-    producer.abort_transaction(30)
 
 
 def test_the_log_start_moves_on(kafka: EmbeddedKafka, topic: MakeTopic) -> None:

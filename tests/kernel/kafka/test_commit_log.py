@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -84,6 +85,15 @@ class Follower:
         return found
 
 
+@contextmanager
+def following(
+    properties: dict[str, str], group: str, since: datetime | None = None
+) -> Iterator[Follower]:
+    """From then on, or from now on."""
+    with CommitLog(properties, [group], since or utc_now()) as log:
+        yield Follower(log)
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A broker of its own: open transactions of other tests would hold the log."""
@@ -112,9 +122,7 @@ def name(own: EmbeddedKafka, unique: str) -> str:
 
 @pytest.fixture
 def follow(properties: dict[str, str], group: str) -> Iterator[Follower]:
-    """From now on."""
-    with CommitLog(properties, [group], utc_now()) as log:
-        follower = Follower(log)
+    with following(properties, group) as follower:
         follower.read_until()
         yield follower
 
@@ -198,8 +206,7 @@ def test_members_come_and_go(
     """A log that is followed from a time when somebody is in the group does not know how many."""
     create_topic(properties, f"two-{unique}", partitions=2)
     first = join(properties, group, f"two-{unique}", group_protocol="consumer")
-    with CommitLog(properties, [group], utc_now()) as log:
-        late = Follower(log)
+    with following(properties, group) as late:
         late.read_until()
         commit_as(first, f"two-{unique}", 1)
         with repeating(lambda: first.poll(0)):  # it gives a partition away
@@ -283,8 +290,7 @@ def test_a_transaction_that_began_before(properties: dict[str, str], name: str, 
     begin_commit(producer, properties, TopicPartition(name, 0, 3, group))
     set_offsets_raw(properties, group, name, {0: 9})
     time.sleep(0.01)
-    with CommitLog(properties, [group], utc_now()) as log:
-        follow = Follower(log)
+    with following(properties, group) as follow:
         follow.read_until(HELD)
         producer.commit_transaction(30)
         follow.read_until()
@@ -328,8 +334,7 @@ def test_what_was_committed_before_is_read_from_its_time_on(
     time.sleep(0.01)
     for offset in (4, 5):
         set_offsets_raw(properties, group, name, {0: offset})
-    with CommitLog(properties, [group], since) as log:
-        follow = Follower(log)
+    with following(properties, group, since) as follow:
         follow.read_until()
     assert follow.commits(group)[-2:] == [4, 5]
     assert len(follow.commits(group)) <= 3  # one record before shows that nothing is missing
@@ -345,8 +350,7 @@ def test_much_is_read_in_pieces(
     consumer = make_consumer(properties, {"group.id": group})
     commit_as(consumer, name, *range(1, 101))
     consumer.close()
-    with CommitLog(properties, [group], since) as log:
-        follow = Follower(log)
+    with following(properties, group, since) as follow:
         follow.read()
         assert follow.state.condition is LogCondition.BEHIND
         assert 70 <= follow.state.behind <= 80
@@ -390,8 +394,7 @@ def count_records(properties: dict[str, str], partition: int) -> int:
 def test_before_any_commit_and_after_the_first(cleaning: EmbeddedKafka, group: str) -> None:
     """Runs first: nobody has committed on this broker yet, so its log of commits is not there."""
     properties, since = properties_of(cleaning.bootstrap), utc_now()
-    with CommitLog(properties, [group], since) as log:
-        follow = Follower(log)
+    with following(properties, group, since) as follow:
         follow.read_until(LogCondition.MISSING)
         assert follow.state.complete_to is not None
         assert follow.state.error is None
@@ -404,8 +407,7 @@ def test_before_any_commit_and_after_the_first(cleaning: EmbeddedKafka, group: s
 def test_a_streams_group_has_members(cleaning: EmbeddedKafka, group: str, tmp_path: Path) -> None:
     """KIP-1071; no broker lists it to us, so there may be more of them."""
     properties, name = properties_of(cleaning.bootstrap), make_topic(cleaning, group)
-    with CommitLog(properties, [group], utc_now()) as log:
-        follow = Follower(log)
+    with following(properties, group) as follow:
         follow.read_until()
         join_streams_group(properties, group, name, {0: 3}, tmp_path)
         follow.read_until()
@@ -423,10 +425,9 @@ def test_compaction_is_noticed(cleaning: EmbeddedKafka, group: str) -> None:
     name, place = make_topic(cleaning, group), find_log_partition(group, 5)
     set_offsets_raw(properties, group, name, {0: 1})
     with (
-        CommitLog(properties, [group], since) as log,
-        CommitLog(properties, [group], since) as late,
+        following(properties, group, since) as follow,
+        following(properties, group, since) as behind,
     ):
-        follow, behind = Follower(log), Follower(late)
         for offset in range(2, 21):
             set_offsets_raw(properties, group, name, {0: offset})
         follow.read_until()
@@ -460,10 +461,9 @@ def test_an_offset_that_is_gone(cleaning: EmbeddedKafka, group: str) -> None:
     properties, place = properties_of(cleaning.bootstrap), find_log_partition(group, 5)
     name, since = make_topic(cleaning, group), utc_now()
     with (
-        CommitLog(properties, [group], since) as log,
-        CommitLog(properties, [group], since) as live,
+        following(properties, group, since) as follow,
+        following(properties, group, since) as witness,
     ):
-        follow, witness = Follower(log), Follower(live)
         set_offsets_raw(properties, group, name, {0: 1})
         follow.read_until()
         witness.read_until()
@@ -512,8 +512,7 @@ def unrepeated(offsets: Sequence[int | None]) -> list[int | None]:
 
 def test_a_broker_that_is_away_and_comes_back(cleaning: EmbeddedKafka, group: str) -> None:
     properties, name = properties_of(cleaning.bootstrap), make_topic(cleaning, group)
-    with CommitLog(properties, [group], utc_now()) as log:
-        follow = Follower(log)
+    with following(properties, group) as follow:
         commit_alone(properties, group, name, 1)
         follow.read_until()
         known = follow.state.complete_to
@@ -539,8 +538,7 @@ def test_a_log_that_ends_before_what_was_read(
     """Its messages are lost: it is not taken for one where nothing is new."""
     properties, place = properties_of(cleaning.bootstrap), find_log_partition(group, 5)
     name = make_topic(cleaning, group)
-    with CommitLog(properties, [group], utc_now()) as log:
-        follow = Follower(log)
+    with following(properties, group) as follow:
         for offset in range(1, 9):
             commit_alone(properties, group, name, offset)
         follow.read_until()
@@ -561,8 +559,7 @@ def test_a_log_that_ends_before_what_was_read(
 def test_a_log_that_is_made_anew(cleaning: EmbeddedKafka, group: str) -> None:
     """Runs last on this broker, whose groups it forgets."""
     properties, name = properties_of(cleaning.bootstrap), make_topic(cleaning, group)
-    with CommitLog(properties, [group], utc_now()) as log:
-        follow = Follower(log)
+    with following(properties, group) as follow:
         commit_alone(properties, group, name, 1)
         follow.read_until()
         deleted = utc_now()
@@ -582,8 +579,7 @@ def test_a_leader_dies_and_comes_back(tmp_path: Path, group: str) -> None:
         leaders = make_admin(properties).list_topics(COMMIT_LOG, 30).topics[COMMIT_LOG].partitions
         names = [f"{group}-{number}" for number in range(100)]
         second = next(n for n in names if leaders[find_log_partition(n, 5)].leader == 2)
-        with CommitLog(properties, [second], utc_now()) as log:
-            follow = Follower(log)
+        with following(properties, second) as follow:
             commit_alone(properties, second, "orders", 1)
             follow.read_until()
             kafka.kill(2)

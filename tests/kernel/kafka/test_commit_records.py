@@ -7,6 +7,7 @@ import re
 import uuid
 import zipfile
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -285,49 +286,37 @@ GONE = EpochEntry("order-service", "consumer")
 CLASSIC = ClassicEntry("order-service", 2, 7, "consumer", (ADA, BOB))
 
 
-def told(
+def unsaid(
     members: int | None, is_exact: bool, *clients: MemberClient, **other: Any
 ) -> MembersRecord:
     words = {"generation": None, "protocol_type": "", "at": WRITTEN, "place": HERE, **other}
     return MembersRecord("order-service", members, is_exact, clients=clients, **words)
 
 
+told = partial(unsaid, protocol_type="consumer")
+
+
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [
-        ([CLASSIC], told(2, True, ADA, BOB, generation=7, protocol_type="consumer")),
-        (
-            [CLASSIC, ClassicEntry("order-service", 0, 8, "")],
-            told(0, True, generation=8, protocol_type="consumer"),
-        ),
-        ([CLASSIC, ClassicEntry("order-service")], told(0, True, protocol_type="consumer")),
+        ([CLASSIC], told(2, True, ADA, BOB, generation=7)),
+        ([CLASSIC, ClassicEntry("order-service", 0, 8, "")], told(0, True, generation=8)),
+        ([CLASSIC, ClassicEntry("order-service")], told(0, True)),
         ([CLASSIC, CLASSIC], None),
         # Who was in a newer group before is not known at first.
-        ([JOINED], told(1, False, ADA, protocol_type="consumer")),
+        ([JOINED], told(1, False, ADA)),
         ([JOINED, JOINED], None),
-        ([JOINED, LEFT], told(None, False, protocol_type="consumer")),
-        ([LEFT], told(None, False)),
-        ([GONE], told(0, True)),
-        ([GONE, JOINED], told(1, True, ADA, protocol_type="consumer")),
-        ([GONE, JOINED, LEFT], told(0, True, protocol_type="consumer")),
-        (
-            [GONE, JOINED, JOINED._replace(member_id="b", client=BOB)],
-            told(2, True, ADA, BOB, protocol_type="consumer"),
-        ),
-        (
-            [JOINED, EpochEntry("order-service", "consumer", 5)],
-            told(1, False, ADA, generation=5, protocol_type="consumer"),
-        ),
+        ([JOINED, LEFT], told(None, False)),
+        ([LEFT], unsaid(None, False)),
+        ([GONE], unsaid(0, True)),
+        ([GONE, JOINED], told(1, True, ADA)),
+        ([GONE, JOINED, LEFT], told(0, True)),
+        ([GONE, JOINED, JOINED._replace(member_id="b", client=BOB)], told(2, True, ADA, BOB)),
+        ([JOINED, EpochEntry("order-service", "consumer", 5)], told(1, False, ADA, generation=5)),
         # Conversions, as their batches have them.
-        (
-            [CLASSIC, ClassicEntry("order-service"), JOINED],
-            told(1, True, ADA, protocol_type="consumer"),
-        ),
-        (
-            [JOINED, LEFT, GONE, CLASSIC],
-            told(2, True, ADA, BOB, generation=7, protocol_type="consumer"),
-        ),
-        ([JOINED, CLASSIC], told(2, True, ADA, BOB, generation=7, protocol_type="consumer")),
+        ([CLASSIC, ClassicEntry("order-service"), JOINED], told(1, True, ADA)),
+        ([JOINED, LEFT, GONE, CLASSIC], told(2, True, ADA, BOB, generation=7)),
+        ([JOINED, CLASSIC], told(2, True, ADA, BOB, generation=7)),
         (
             [MemberEntry("order-service", "streams", "a", ADA)],
             told(1, False, ADA, protocol_type="streams"),
@@ -360,23 +349,19 @@ def test_a_group_that_was_not_there_begins_with_nobody(
     ("before", "states", "expected"),
     [
         # Without a record since the beginning it was so all the time.
-        ([], ["empty"], told(0, True, place=BEGIN)),
-        ([], ["stable"], told(1, False, place=BEGIN)),
+        ([], ["empty"], unsaid(0, True, place=BEGIN)),
+        ([], ["stable"], unsaid(1, False, place=BEGIN)),
         ([], [""], None),
         ([], ["dead"], None),
         ([], [None], None),
         ([], ["stable", "stable"], None),
-        ([], ["", "empty"], told(0, True, place=BEGIN)),
+        ([], ["", "empty"], unsaid(0, True, place=BEGIN)),
         # With records only from now on.
-        ([JOINED, LEFT], ["empty"], told(0, True, place=LATER, protocol_type="consumer")),
+        ([JOINED, LEFT], ["empty"], told(0, True, place=LATER)),
         # It was asked before the last records came.
-        ([JOINED], ["empty"], told(1, True, ADA, place=LATER, protocol_type="consumer")),
+        ([JOINED], ["empty"], told(1, True, ADA, place=LATER)),
         ([JOINED, LEFT], ["stable"], None),
-        (
-            [JOINED, LEFT],
-            ["stable", "stable"],
-            told(1, False, place=LATER, protocol_type="consumer"),
-        ),
+        ([JOINED, LEFT], ["stable", "stable"], told(1, False, place=LATER)),
         ([JOINED], ["stable", "stable"], None),
         ([CLASSIC], ["empty"], None),
     ],
@@ -393,8 +378,8 @@ def test_who_is_in_a_group_by_what_the_brokers_list(
 
 def test_one_of_those_that_were_there_before_may_be_the_last() -> None:
     group = GroupMembers("order-service")
-    assert group.settle("stable", WRITTEN, BEGIN, LATER) == told(1, False, place=BEGIN)
-    assert group.take(LEFT, WRITTEN, HERE) == told(None, False)
+    assert group.settle("stable", WRITTEN, BEGIN, LATER) == unsaid(1, False, place=BEGIN)
+    assert group.take(LEFT, WRITTEN, HERE) == unsaid(None, False)
     assert not group.is_known
 
 
@@ -402,5 +387,5 @@ def test_a_member_from_before_that_is_told_again_counts_once() -> None:
     group = GroupMembers("order-service")
     group.settle("stable", WRITTEN, BEGIN, LATER)
     again = group.take(JOINED, WRITTEN, HERE)
-    assert again == told(1, False, ADA, protocol_type="consumer")
-    assert group.take(LEFT, WRITTEN, HERE) == told(None, False, protocol_type="consumer")
+    assert again == told(1, False, ADA)
+    assert group.take(LEFT, WRITTEN, HERE) == told(None, False)

@@ -13,22 +13,27 @@ from weakref import WeakSet
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import ClusterUnreachable, KafkaFailure, Refused
-from backlogctl.kafka.admin import committed_offsets, list_offsets, read_group_state, read_metadata
+from backlogctl.kafka.admin import (
+    committed_offsets,
+    create_topic,
+    list_offsets,
+    read_group_state,
+    read_metadata,
+)
 from backlogctl.kafka.bulk import BulkReader
 from backlogctl.kafka.clients import Admin, Properties, make_admin, make_producer
-from backlogctl.kafka.commit_log import COMMIT_LOG, CommitLog, LogCondition
+from backlogctl.kafka.commit_log import COMMIT_LOG, LogCondition
 from backlogctl.kafka.errors import explain_encryption
 from backlogctl.kafka.group_types import read_group_type
 from backlogctl.kafka.rights import CLUSTER_NAME, Operation, Resource, Right, read_rights
 from backlogctl.kafka.transactions import TransactionFate, abort_transaction, read_open_transactions
 from backlogctl.sandbox.secured import Security
 from backlogctl_delivery.kafka import AccessDenied, EncryptionRefused, LoginRefused
-from tests.kernel.kafka.test_commit_log import Follower, begin_commit
-from tests.kit.kafka import forward, set_offsets_raw, wait_until
+from tests.kernel.kafka.test_commit_log import begin_commit, following
+from tests.kit.kafka import forward, set_offsets_raw
 from tests.kit.recoveries import write_config
 from tests.kit.secured import SecuredKafka, start_secured
 from tests.kit.shop import call_main
@@ -60,15 +65,9 @@ CALLS: dict[str, Callable[[Properties], object]] = {
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     with start_secured(tmp_path_factory.mktemp("secured")) as found:
-        make_topic(found.properties, "orders")
+        create_topic(found.properties, "orders", partitions=1)
         set_offsets_raw(found.properties, "order-service", "orders", {0: 2})
         yield found
-
-
-def make_topic(properties: Properties, name: str) -> None:
-    admin = make_admin(properties)
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
-    wait_until(lambda: name in admin.list_topics(timeout=10).topics, what="the topic is there")
 
 
 def fail(call: Callable[[Properties], object], properties: Properties) -> ClusterUnreachable:
@@ -227,7 +226,7 @@ def test_what_may_not_be_asked_is_said(secured: SecuredKafka) -> None:
     write_id = Right(Resource.TRANSACTIONAL_ID, "*", Operation.WRITE, "", asked="anyone")
     alter = Right(Resource.CLUSTER, CLUSTER_NAME, Operation.ALTER, "")
     for name in ("sales", "bills"):
-        make_topic(secured.properties, name)
+        create_topic(secured.properties, name, partitions=1)
     leave_open(secured.properties, "sales", "left")
     write_hanging(secured.properties, "bills")
     blind = secured.add_user("blind", [Right(Resource.TOPIC, "sales", Operation.DESCRIBE, "")])
@@ -272,8 +271,7 @@ def test_who_may_not_read_the_log_is_told_and_may_later(
     secured: SecuredKafka, rights: list[Right], unique: str
 ) -> None:
     properties = secured.add_user(unique, rights)
-    with CommitLog(properties, ["order-service"], utc_now()) as log:
-        follow = Follower(log)
+    with following(properties, "order-service") as follow:
         follow.read_until(LogCondition.DENIED)
         follow.read_until(LogCondition.DENIED)
         assert isinstance(follow.state.error, AccessDenied)
@@ -296,13 +294,12 @@ def test_holes_that_cannot_be_looked_at_may_be_commits(secured: SecuredKafka, un
     producer = make_producer(secured.properties, {"transactional.id": unique})
     producer.init_transactions(30)
     with (
-        CommitLog(properties, ["order-service"], since) as log,
-        CommitLog(text, ["order-service"], since) as blind,
+        following(properties, "order-service", since) as whole,
+        following(text, "order-service", since) as blind,
     ):
         begin_commit(producer, secured.properties, TopicPartition("orders", 0, 4, "order-service"))
         producer.commit_transaction(30)
-        for log_of, is_whole in ((log, True), (blind, False)):
-            follow = Follower(log_of)
+        for follow, is_whole in ((whole, True), (blind, False)):
             follow.read_until()
             assert follow.commits("order-service")[-1] == 4
             assert (follow.state.complete_since == since) is is_whole

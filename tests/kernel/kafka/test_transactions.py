@@ -20,6 +20,7 @@ from backlogctl.kafka.transactions import (
 from tests.conftest import MakeTopic
 from tests.kit.kafka import move_log_start, publish, read_all
 from tests.kit.transactions import leave_open, run_transactions, write_hanging
+from tests.spark_backfill.injection.doing import open_transaction
 
 
 def read_stable_end(properties: dict[str, str], topic: str) -> int:
@@ -56,18 +57,14 @@ def test_a_transaction_that_its_producer_left_is_named_and_ended_by_its_coordina
 
 
 def test_the_producer_of_an_aborted_transaction_cannot_go_on(
-    properties: dict[str, str], topic: MakeTopic, unique: str
+    properties: dict[str, str], topic: MakeTopic
 ) -> None:
     name = topic(partitions=1)
-    producer = make_producer(properties, transactional_id=f"alive-{unique}")
-    producer.init_transactions(90)
-    producer.begin_transaction()
-    producer.produce(name, b"v", partition=0)
-    producer.flush(90)
-    (found,) = read_open_transactions(properties, name, [0])
-    abort_transaction(properties, found)
-    with pytest.raises(Exception, match=r"(?i)fenced|epoch"):
-        producer.commit_transaction(90)
+    with open_transaction(properties, name, 0) as producer:
+        (found,) = read_open_transactions(properties, name, [0])
+        abort_transaction(properties, found)
+        with pytest.raises(Exception, match=r"(?i)fenced|epoch"):
+            producer.commit_transaction(90)
     assert read_all(properties, name, [0]) == []
 
 

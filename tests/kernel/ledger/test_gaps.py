@@ -28,11 +28,11 @@ from backlogctl.values import (
     TimeBounds,
 )
 from tests.kernel.ledger.conftest import change
-from tests.kit.ledger import NOON, approve, make_gap, make_sample, plan
+from tests.kit.ledger import NOON, bring_to, make_gap, make_sample, plan
 
 # Gaps that audits find: of sequences without offsets, and of offsets that were committed.
 
-S = GapState
+S, R = GapState, RecoveryState
 
 
 def miss(first: int, last: int, producer: str = "till", epoch: int = 1) -> Gap:
@@ -116,16 +116,14 @@ def list_ranges(ledger: Ledger, *states: GapState) -> list[tuple[int | None, int
 def test_fault_69_a_gap_that_is_over_hides_nothing_of_the_next_offload(
     ledger: Ledger, over: GapState, archived: bool
 ) -> None:
-    first = plan(ledger)
-    approve(ledger, first)
-    ledger.recoveries.advance(first.id, RecoveryState.RUNNING, "ada")
+    first = bring_to(ledger, plan(ledger), R.APPROVED, R.RUNNING)
     old = ledger.gaps.record(discard(100, 200, first.id if archived else None, "offload one"))
     if over is S.WAIVED:
         ledger.gaps.advance([old.id], S.WAIVED, reason="given up")
     else:
         for state in (S.PLANNED, S.STAGED, S.INJECTED, S.VERIFIED):
             ledger.gaps.advance([old.id], state, first.id)
-    ledger.recoveries.advance(first.id, RecoveryState.CANCELLED, "ada")
+    ledger.recoveries.advance(first.id, R.CANCELLED, "ada")
     second = plan(ledger)
     seen = discard(100, 300, second.id if archived else None, "offload two")
     kept = ledger.gaps.record(seen)
@@ -362,10 +360,8 @@ def test_recorded_ranges_are_disjoint_and_exactly_those_seen(
         assert kept.end is not None
         assert kept.start < end <= kept.end
         if planned and kept.state is S.OPEN:
-            frozen = plan(shared, kept.id)
-            approve(shared, frozen)  # else the next plan supersedes it
-            shared.recoveries.advance(frozen.id, RecoveryState.RUNNING, "ada")
-            shared.recoveries.advance(frozen.id, RecoveryState.FAILED, "ada")
+            # Else the next plan supersedes it.
+            bring_to(shared, plan(shared, kept.id), R.APPROVED, R.RUNNING, R.FAILED)
     recorded = [
         offset
         for gap in shared.gaps.list()

@@ -7,9 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -18,10 +16,10 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from backlogctl.clock import Deadline
 from backlogctl.errors import LeaseHeld, Refused, UsageError
 from backlogctl.ledger import BurndownSample, Ledger, Owner
 from tests.kernel.ledger.conftest import change, drop_triggers
+from tests.kit.kafka import wait_until
 from tests.kit.ledger import NOON, plan
 
 PAST = "2026-01-01T00:00:00.000000Z"
@@ -39,13 +37,6 @@ time.sleep(600)
 
 def far_owner() -> Owner:
     return replace(Owner.current(), host="elsewhere")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline, pause = Deadline(90), threading.Event()
-    while not condition():
-        assert not deadline.expired
-        pause.wait(0.01)
 
 
 def take_over(ledger: Ledger, raw: Engine, recovery_id: str, new: Owner) -> None:

@@ -18,9 +18,9 @@ from backlogctl.ledger.measurements import KEPT, AuditRecord, DiskReading
 from backlogctl.ledger.samples import KeptPast
 from backlogctl.values import LOG_START, Bookmark, Cause, ChunkState, Gap, GapState, RecoveryState
 from tests.kernel.ledger.conftest import change
-from tests.kit.ledger import NOON, approve, make_chunk, make_gap, make_sample, plan
+from tests.kit.ledger import NOON, bring_to, make_chunk, make_gap, make_sample, plan
 
-S = GapState
+S, R = GapState, RecoveryState
 SHA = "a" * 64
 
 
@@ -41,14 +41,12 @@ def record(ledger: Ledger, recovery_id: str, sha256: str = SHA) -> ArchiveRecord
 
 def offload(ledger: Ledger) -> Gap:
     """A gap that waits in the archive of an offload that is verified."""
-    recovery = plan(ledger)
-    approve(ledger, recovery)
-    ledger.recoveries.advance(recovery.id, RecoveryState.RUNNING, "ada")
+    recovery = bring_to(ledger, plan(ledger), R.APPROVED, R.RUNNING)
     seen = replace(make_gap(10, 100, cause=Cause.DISCARDED), archive=recovery.id)
     gap = ledger.gaps.record(seen)
     for state in (S.PLANNED, S.STAGED):
         ledger.gaps.advance([gap.id], state, recovery.id)
-    ledger.recoveries.advance(recovery.id, RecoveryState.VERIFIED, "ada")
+    ledger.recoveries.advance(recovery.id, R.VERIFIED, "ada")
     return ledger.gaps.get(gap.id)
 
 
@@ -85,11 +83,10 @@ def test_an_archived_gap_waits_until_somebody_puts_it_back(ledger: Ledger) -> No
     taking = plan(ledger, gap.id)
     assert ledger.gaps.get(gap.id).state is S.PLANNED
     assert ledger.gaps.list_waiting() == ()
-    approve(ledger, taking)
-    ledger.recoveries.advance(taking.id, RecoveryState.RUNNING, "ada")
+    bring_to(ledger, taking, R.APPROVED, R.RUNNING)
     for state in (S.STAGED, S.INJECTED, S.VERIFIED):
         ledger.gaps.advance([gap.id], state, taking.id)
-    ledger.recoveries.advance(taking.id, RecoveryState.VERIFIED, "ada")
+    ledger.recoveries.advance(taking.id, R.VERIFIED, "ada")
     with pytest.raises(InvalidTransition):
         plan(ledger, gap.id)
 
@@ -99,26 +96,22 @@ def test_an_archived_gap_waits_again_where_putting_it_back_is_cancelled(
     ledger: Ledger, state: GapState
 ) -> None:
     gap = offload(ledger)
-    taking = plan(ledger, gap.id)
-    approve(ledger, taking)
-    ledger.recoveries.advance(taking.id, RecoveryState.RUNNING, "ada")
+    taking = bring_to(ledger, plan(ledger, gap.id), R.APPROVED, R.RUNNING)
     for step in (S.STAGED, S.INJECTED):
         if ledger.gaps.get(gap.id).state is not state:
             ledger.gaps.advance([gap.id], step, taking.id)
-    ledger.recoveries.advance(taking.id, RecoveryState.CANCELLED, "ada")
+    ledger.recoveries.advance(taking.id, R.CANCELLED, "ada")
     assert ledger.gaps.list_waiting() == (gap,)
     again = plan(ledger, gap.id)
     superseding = plan(ledger, gap.id)
-    assert ledger.recoveries.get(again.id).state is RecoveryState.REJECTED
+    assert ledger.recoveries.get(again.id).state is R.REJECTED
     assert ledger.gaps.get(gap.id).state is S.PLANNED
     assert ledger.recoveries.gap_ids(superseding.id) == (gap.id,)
 
 
 def test_a_gap_of_another_recovery_is_not_taken(ledger: Ledger) -> None:
     gap = offload(ledger)
-    taking = plan(ledger, gap.id)
-    approve(ledger, taking)
-    ledger.recoveries.advance(taking.id, RecoveryState.RUNNING, "ada")
+    taking = bring_to(ledger, plan(ledger, gap.id), R.APPROVED, R.RUNNING)
     ledger.gaps.advance([gap.id], S.STAGED, taking.id)
     with pytest.raises(InvalidTransition, match=taking.id):
         plan(ledger, gap.id)

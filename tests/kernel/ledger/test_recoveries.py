@@ -58,17 +58,7 @@ def test_recovery_is_stored_with_its_gaps_and_first_event(ledger: Ledger) -> Non
 )
 def test_recoveries_are_found_by_where_they_came_from(ledger: Ledger, run: str) -> None:
     def store(stream: str, plan: dict[str, object]) -> str:
-        made = create_recovery(
-            ledger,
-            "rebuild",
-            stream,
-            group="g",
-            plan=plan,
-            plan_hash="h",
-            by="a",
-            stops_consumers=False,
-        )
-        return made.id
+        return create_recovery(ledger, "rebuild", stream, plan=plan, stops_consumers=False).id
 
     origin = {"scheduler": "airflow", "dag_id": "recover", "run_id": run, "note": "at night"}
     mine = [store(name, {"origin": origin}) for name in ("one", "two")]
@@ -265,10 +255,8 @@ def test_failed_recovery_of_any_kind_is_in_the_way_where_it_left_something_chang
     ledger: Ledger, holds: bool
 ) -> None:
     made = create_recovery(
-        ledger,
-        "mend",
+        *(ledger, "mend"),
         group="orders-service",
-        plan_hash="hash",
         stops_consumers=not holds,
         holds_when_failed=holds,
     )

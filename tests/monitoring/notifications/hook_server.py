@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -111,6 +112,21 @@ def serve_hook(
         found.server.shutdown()
         found.server.server_close()
         thread.join(30)
+
+
+def make_certificate(directory: Path) -> tuple[Path, Path]:
+    """Of 127.0.0.1, signed by itself; and its key."""
+    certificate, key = directory / "cert.pem", directory / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
 
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)

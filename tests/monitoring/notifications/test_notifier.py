@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backlogctl.errors import BacklogError, ClusterUnreachable
-from backlogctl.ledger import open_ledger
+from backlogctl.ledger import Ledger
 from backlogctl.monitoring.notifications.notifier import Notifier, Pauses, check_hooks
 from backlogctl.monitoring.verdict.status import Verdict
-from backlogctl.monitoring.watch.loop import watch_streams
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kit.kafka import StreamStub, commit, properties_of, publish, wait_until
+from tests.kit.kafka import StreamStub, commit, publish, wait_until
+from tests.monitoring.live_watch import make_config, run_watch
 from tests.monitoring.notifications.hook_server import (
     OK,
     HookServer,
@@ -45,23 +40,13 @@ class Said:
         self.texts.append(f"{what}: {error.message if error else 'works again'}")
 
 
-class Scripted:
-    """Answers by a list; the last one goes on."""
-
-    def __init__(self, *replies: Reply) -> None:
-        self.replies = list(replies)
-
-    def __call__(self, _: Request) -> Reply:
-        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-
-
 def notify(said: Said, hooks: Mapping[str, Mapping[str, Any]]) -> Notifier:
     made = {name: make_hook(**document) for name, document in hooks.items()}
     return Notifier(made, said, pauses=QUICK)
 
 
-def find_verdicts(server: HookServer) -> list[tuple[str | None, str]]:
-    return [(found["before"], found["verdict"]) for found in server.documents]
+def find_changes(server: HookServer) -> list[tuple[str | None, str, bool]]:
+    return [(one["before"], one["verdict"], one["resolved"]) for one in server.documents]
 
 
 def count(notifier: Notifier, hook: str = "team") -> dict[str, int]:
@@ -113,7 +98,7 @@ def test_a_hook_that_fails_is_said_once_and_tried_until_it_works(reply: Reply, r
             wait_until(lambda: len(said.texts) == 2, 30)
             notifier.note(make_look(Verdict.LOST))
             wait_until(lambda: count(notifier)["delivered"] == 2, 60)
-        assert find_verdicts(server)[-1] == ("stop", "lost")
+        assert find_changes(server)[-1] == ("stop", "lost", False)
     assert said.texts == [f"hook team: {reason}", "hook team: works again"]
 
 
@@ -128,15 +113,15 @@ def test_a_hook_that_nobody_serves_is_told_what_is_true_when_it_is_back() -> Non
         notifier.note(make_look(Verdict.LOSING))
         with serve_hook(port=port) as server:
             wait_until(lambda: len(said.texts) == 2, 60)
-            assert find_verdicts(server) == [("stop", "losing")]
+            assert find_changes(server) == [("stop", "losing", False)]
     assert said.texts == ["hook team: no connection: Connection refused", "hook team: works again"]
 
 
 def test_it_waits_as_long_as_the_hook_asks() -> None:
     said = Said()
-    busy = Reply(429, {"Retry-After": "2"}, "rate_limited")
+    replies = [Reply(429, {"Retry-After": "2"}, "rate_limited"), OK]
     with (
-        serve_hook(Scripted(busy, OK)) as server,
+        serve_hook(lambda _: replies.pop(0)) as server,
         notify(said, {"team": {"webhook": f"{server.url}/x"}}) as notifier,
     ):
         notifier.note(make_look(Verdict.STOP))
@@ -168,17 +153,10 @@ def test_what_is_refused_is_said_at_once_and_holds_up_no_other_stream() -> None:
     assert count(notifier)["delivered"] == 2
 
 
-@pytest.fixture
-def hanging() -> Iterator[Callable[[], dict[str, Any]]]:
-    """A hook that takes connections and never answers."""
-    with serve_hook(lambda _: Reply(hangs=600)) as server:
-        yield lambda: {"webhook": server.url, "timeout": "60s"}
-
-
-def test_nobody_waits_for_a_hook_that_hangs(hanging: Callable[[], dict[str, Any]]) -> None:
-    said = Said()
-    with serve_hook() as server:
-        notifier = notify(said, {"slow": hanging(), "team": {"webhook": server.url}})
+def test_nobody_waits_for_a_hook_that_hangs() -> None:
+    with serve_hook() as server, serve_hook(lambda _: Reply(hangs=600)) as hanging:
+        slow = {"webhook": hanging.url, "timeout": "60s"}
+        notifier = notify(Said(), {"slow": slow, "team": {"webhook": server.url}})
         with notifier:
             began = time.monotonic()
             for number in range(600):
@@ -237,64 +215,16 @@ def test_hooks_are_tested_once_each() -> None:
 # The real watcher on a real broker tells hooks that a group stops and comes back.
 
 
-INTERVAL, WINDOW = timedelta(seconds=0.5), timedelta(seconds=3)
-HANGS = 600.0
-
-
-def find_changes(server: HookServer) -> list[tuple[str | None, str, bool]]:
-    return [(one["before"], one["verdict"], one["resolved"]) for one in server.documents]
-
-
-@contextmanager
-def watch(
-    directory: Path, properties: dict[str, str], stream: StreamStub, notifier: Notifier
-) -> Iterator[list[float]]:
-    """Yields when each look was made."""
-    cluster = SimpleNamespace(client_properties=lambda: properties)
-    config: Any = SimpleNamespace(
-        clusters={"main": cluster},
-        streams={stream.name: stream},
-        watch=SimpleNamespace(commit_log=True),
-    )
-    looks: list[float] = []
-    stop = threading.Event()
-
-    def work() -> None:
-        with open_ledger(f"sqlite:///{directory}/ledger.db") as ledger:
-            watch_streams(
-                config,
-                ledger,
-                INTERVAL,
-                stop,
-                lambda _: looks.append(time.monotonic()),
-                window=WINDOW,
-                on_status=notifier.note,
-                on_error=notifier.note_failure,
-            )
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield looks
-    finally:
-        stop.set()
-        thread.join(60)
-
-
 def test_a_group_that_stops_and_comes_back_is_told_while_other_hooks_hang_and_fail(
-    kafka: EmbeddedKafka, topic: MakeTopic, group: str, tmp_path: Path
+    properties: dict[str, str], topic: MakeTopic, group: str, ledger: Ledger
 ) -> None:
-    properties, name = properties_of(kafka.bootstrap), topic(partitions=1)
+    name = topic(partitions=1)
     publish(properties, name, {0: 10})
     commit(properties, group, name, {0: 10})
-    said: list[str] = []
-
-    def say(what: str, error: BacklogError | None) -> None:
-        said.append(f"{what}: {'works again' if error is None else error.message}")
-
+    said, looks = Said(), list[float]()
     with (
         serve_hook() as good,
-        serve_hook(lambda _: Reply(hangs=HANGS)) as hanging,
+        serve_hook(lambda _: Reply(hangs=600.0)) as hanging,
         serve_hook(lambda _: Reply(500, body="")) as failing,
     ):
         hooks = {
@@ -302,8 +232,16 @@ def test_a_group_that_stops_and_comes_back_is_told_while_other_hooks_hang_and_fa
             "hanging": make_hook(webhook=hanging.url, timeout="90s"),
             "failing": make_hook(webhook=failing.url),
         }
-        notifier = Notifier(hooks, say, pauses=Pauses((0.05,)))
-        with notifier, watch(tmp_path, properties, StreamStub(name, group), notifier) as looks:
+        notifier = Notifier(hooks, said, pauses=Pauses((0.05,)))
+        watching = run_watch(
+            make_config(properties, StreamStub(name, group)),
+            *(ledger, 0.5),
+            on_observation=lambda _: looks.append(time.monotonic()),
+            window=timedelta(seconds=3),
+            on_status=notifier.note,
+            on_error=notifier.note_failure,
+        )
+        with notifier, watching:
             wait_until(lambda: len(looks) >= 3)
             publish(properties, name, {0: 90})
             wait_until(lambda: find_changes(good), what="it is told that nobody reads")
@@ -318,7 +256,7 @@ def test_a_group_that_stops_and_comes_back_is_told_while_other_hooks_hang_and_fa
     assert stopped["next_commands"] == ["backlogctl status orders"]
     assert (stopped["lag"], recovered["lag"]) == (90, 0)
     assert len(hanging.requests) == 1
-    assert "hook failing: it answered 500" in said
-    assert len([text for text in said if text.startswith("hook failing")]) == 1
+    assert "hook failing: it answered 500" in said.texts
+    assert len([text for text in said.texts if text.startswith("hook failing")]) == 1
     slowest = max(later - earlier for earlier, later in pairwise(looks))
     assert slowest < 20, "no look waits for a hook"

@@ -9,21 +9,21 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import make_admin, make_producer
-from backlogctl.kafka.raw_client import RawClient, translate_properties
+from backlogctl.kafka.raw_client import RawClient
 from backlogctl.monitoring.producers.findings import SuspicionCode, find_suspicions
 from backlogctl.monitoring.producers.profile import BreakKind, LogProfile
 from backlogctl.monitoring.producers.reader import profile_topic
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.kit.java import write_script
 from tests.kit.kafka import properties_of, wait_until
+from tests.kit.transactions import open_raw, produce_raw
 from tests.monitoring.producers.makers import send
 
 _PLACES = [0, 1] * 10
@@ -67,49 +67,45 @@ def check_epoch(profile: LogProfile) -> None:
     assert found.to_time > found.from_time
 
 
-def test_librdkafka_whose_batches_expire_at_a_broker_that_hangs(
-    own: EmbeddedKafka, orders: str
+@contextmanager
+def unanswered(kafka: EmbeddedKafka, *, hangs: bool) -> Iterator[None]:
+    """Meanwhile the broker hangs, or is dead."""
+    if hangs:
+        os.kill(kafka.pid, signal.SIGSTOP)
+    else:
+        kafka.kill()
+    try:
+        yield
+    finally:
+        if hangs:
+            os.kill(kafka.pid, signal.SIGCONT)
+        else:
+            kafka.restart()
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_librdkafka_raises_its_epoch_for_batches_that_expire(
+    own: EmbeddedKafka, orders: str, hangs: bool
 ) -> None:
-    """The client raises its epoch. Some that it says have failed are there: they were on the way."""
+    """Where it hangs some that failed are there: they were on the way. Else none of them is."""
     properties = properties_of(own.bootstrap)
     producer = make_producer(properties, _EXPIRE)
     failed: list[int] = []
     send(producer, orders, _PLACES, failed)
     assert producer.flush(30) == 0
-    os.kill(own.pid, signal.SIGSTOP)
-    try:
+    with unanswered(own, hangs=hangs):
         send(producer, orders, _PLACES, failed)
         wait_until(lambda: producer.poll(0.1) is not None and len(failed) == 20, 30)
-    finally:
-        os.kill(own.pid, signal.SIGCONT)
-    again: list[int] = []
-    send(producer, orders, _PLACES, again)
-    assert producer.flush(30) == 0
-    assert not again
-    profile = profile_topic(properties, orders)
-    check_epoch(profile)
-    assert 40 <= profile.messages <= 60
-
-
-def test_librdkafka_whose_batches_expire_while_the_broker_is_dead(
-    own: EmbeddedKafka, orders: str
-) -> None:
-    """It raises its epoch, and the messages are not there."""
-    properties = properties_of(own.bootstrap)
-    producer = make_producer(properties, _EXPIRE)
-    failed: list[int] = []
-    send(producer, orders, _PLACES, failed)
-    assert producer.flush(30) == 0
-    own.kill()
-    send(producer, orders, _PLACES, failed)
-    wait_until(lambda: producer.poll(0.1) is not None and len(failed) == 20, 30)
-    own.restart()
     again: list[int] = []
     send(producer, orders, _PLACES, again)
     assert producer.flush(60) == 0
     profile = profile_topic(properties, orders)
-    assert profile.messages == 40 - len(again)
     check_epoch(profile)
+    if hangs:
+        assert not again
+        assert 40 <= profile.messages <= 60
+    else:
+        assert profile.messages == 40 - len(again)
 
 
 def test_a_broker_that_dies_and_comes_back_in_time_is_not_suspect(
@@ -119,9 +115,8 @@ def test_a_broker_that_dies_and_comes_back_in_time_is_not_suspect(
     producer = make_producer(properties, {"linger.ms": 0})
     send(producer, orders, _PLACES)
     assert producer.flush(30) == 0
-    own.kill()
-    send(producer, orders, _PLACES)
-    own.restart()
+    with unanswered(own, hangs=False):
+        send(producer, orders, _PLACES)
     send(producer, orders, _PLACES)
     assert producer.flush(90) == 0
     profile = profile_topic(properties, orders)
@@ -156,18 +151,9 @@ def test_the_java_client(own: EmbeddedKafka, orders: str, tmp_path: Path, hangs:
 
         put()
         wait_until(lambda: is_at(20), 60)
-        if hangs:
-            os.kill(own.pid, signal.SIGSTOP)
-        else:
-            own.kill()
-        try:
+        with unanswered(own, hangs=hangs):
             put()
             wait_until(lambda: errors.read_text().count("TimeoutException") >= 20)
-        finally:
-            if hangs:
-                os.kill(own.pid, signal.SIGCONT)
-            else:
-                own.restart()
         put()
         wait_until(lambda: is_at(60 if hangs else 40), 60)
         stdin.close()
@@ -197,9 +183,7 @@ def test_a_jump_that_a_broker_took(tmp_path: Path) -> None:
     with EmbeddedKafka.start(tmp_path, heap="384m", properties=_FORGETS) as kafka:
         properties = properties_of(kafka.bootstrap)
         create_topic(make_admin(properties), "orders", partitions=1, replication=1)
-        settings, _ = translate_properties(properties)
-        assert settings is not None
-        with RawClient(settings, Deadline(30)) as client:
+        with open_raw(properties) as client:
             refusals: list[int] = []
 
             def is_taken(sequence: int) -> bool:
@@ -223,21 +207,9 @@ def test_a_jump_that_a_broker_took(tmp_path: Path) -> None:
 
 def _produce(client: RawClient, producer: int, sequence: int) -> int:
     """Five messages; returns the broker's error code."""
-    from kafka.protocol.producer import ProduceRequest
     from kafka.record.default_records import DefaultRecordBatchBuilder
 
     builder = DefaultRecordBatchBuilder(2, 0, False, producer, 0, sequence, 100_000)
     for offset in range(5):
         builder.append(offset, None, None, b"value", [])
-    wanted: Any = ProduceRequest.TopicProduceData
-    part = wanted.PartitionProduceData(index=0, records=bytes(builder.build()))
-    request = ProduceRequest(
-        acks=-1,
-        timeout_ms=10_000,
-        topic_data=[wanted(name="orders", partition_data=[part])],
-        min_version=3,
-        max_version=9,
-    )
-    (node,) = client.list_brokers()
-    answer = client.run(lambda: client.send(request, node), Deadline(30))
-    return int(answer.responses[0].partition_responses[0].error_code)
+    return produce_raw(client, "orders", builder)

@@ -27,7 +27,6 @@ from backlogctl.monitoring.producers.profile import (
     Folding,
     LogProfile,
     PartitionProfile,
-    SequenceBreak,
     Sequences,
 )
 from backlogctl.monitoring.producers.reader import profile_topic
@@ -36,12 +35,6 @@ from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
 from tests.kit.kafka import move_log_start, properties_of, publish, set_config, wait_until
 from tests.monitoring.producers.makers import START_MS, Busy, Log, fold
-
-
-def the_break(log: Log) -> SequenceBreak:
-    (found,) = fold([log]).breaks
-    return found
-
 
 _STEPS = st.lists(
     st.tuples(
@@ -75,46 +68,29 @@ def test_no_break_in_a_healthy_log(
     assert fold([log]).breaks == ()
 
 
-def test_a_jump() -> None:
+BREAKS: dict[str, tuple[dict[str, int], dict[str, int], BreakKind, int | None]] = {
+    "a jump": ({}, {"sequence": 25}, BreakKind.JUMP, 15),
+    "over the last number": ({"sequence": 2**31 - 15}, {"sequence": 3}, BreakKind.JUMP, 8),
+    "numbers come again": ({"sequence": 50}, {"sequence": 55}, BreakKind.JUMP, 0),
+    "a restart": ({"sequence": 50}, {"sequence": 0}, BreakKind.RESTART, 0),
+    "a raised epoch": ({}, {"epoch": 2}, BreakKind.EPOCH, None),
+}
+
+
+@pytest.mark.parametrize(("first", "then", "kind", "left_out"), BREAKS.values(), ids=BREAKS)
+def test_a_break(
+    first: dict[str, int], then: dict[str, int], kind: BreakKind, left_out: int | None
+) -> None:
     log = Log()
-    log.append(count=10)
-    log.append(count=10, sequence=25)
-    found = the_break(log)
-    assert (found.kind, found.left_out) == (BreakKind.JUMP, 15)
-    assert (found.before.offset, found.before.sequence) == (9, 9)
-    assert (found.after.offset, found.after.sequence) == (10, 25)
-
-
-def test_a_jump_over_the_last_number() -> None:
-    log = Log()
-    log.append(count=10, sequence=2**31 - 15)
-    log.append(count=10, sequence=3)
-    assert the_break(log).left_out == 8
-
-
-def test_numbers_that_come_again() -> None:
-    log = Log()
-    log.append(count=10, sequence=50)
-    log.append(count=10, sequence=55)
-    found = the_break(log)
-    assert (found.kind, found.left_out) == (BreakKind.JUMP, 0)
-
-
-def test_a_restart() -> None:
-    log = Log()
-    log.append(count=10, sequence=50)
-    log.append(count=10, sequence=0)
-    assert the_break(log).kind is BreakKind.RESTART
-
-
-def test_a_raised_epoch() -> None:
-    log = Log()
-    log.append(count=10)
-    log.append(epoch=2, count=10)
-    log.append(epoch=2, count=10)
-    found = the_break(log)
-    assert (found.kind, found.before.epoch, found.after.epoch) == (BreakKind.EPOCH, 0, 2)
-    assert found.left_out is None
+    log.append(**first)  # type: ignore[arg-type]
+    log.append(**then)  # type: ignore[arg-type]
+    log.append(epoch=then.get("epoch", 0))
+    (found,) = fold([log]).breaks
+    assert (found.kind, found.left_out) == (kind, left_out)
+    assert (found.before.epoch, found.after.epoch) == (0, then.get("epoch", 0))
+    assert (found.before.offset, found.after.offset) == (9, 10)
+    assert found.before.sequence == first.get("sequence", 0) + 9
+    assert found.after.sequence == then.get("sequence", 0)
 
 
 def test_producers_and_partitions_are_apart() -> None:
@@ -215,8 +191,18 @@ def test_nothing_about_a_topic_without_messages() -> None:
     assert (profile.messages, profile.first_time) == (0, None)
 
 
-def test_nothing_about_a_healthy_topic() -> None:
-    assert find_suspicions(fold([fill(Log(p), 50) for p in range(3)])) == ()
+NORMAL = {
+    "healthy": [fill(Log(p), 50) for p in range(3)],
+    # A producer without keys fills one partition's batch after another.
+    "few batches": [fill(Log(0), 5, count=1_000), *(fill(Log(p), 5) for p in range(1, 4))],
+    "small ones now and then": [fill(Log(), 2_000, size=200)],
+    "some uncompressed": [fill(fill(Log(), 3), 3, codec="none")],
+}
+
+
+@pytest.mark.parametrize("logs", NORMAL.values(), ids=NORMAL)
+def test_what_is_normal_is_not_suspect(logs: list[Log]) -> None:
+    assert find_suspicions(fold(logs)) == ()
 
 
 def test_some_messages_without_a_producer_id() -> None:
@@ -273,12 +259,6 @@ def test_a_hot_partition() -> None:
     assert "77% of the messages, 3.1 times its share" in found.sentence
 
 
-def test_a_hot_partition_needs_more_than_a_few_batches() -> None:
-    """A producer without keys fills one partition's batch after another."""
-    few = [fill(Log(0), 5, count=1_000), *(fill(Log(p), 5) for p in range(1, 4))]
-    assert find_suspicions(fold(few)) == ()
-
-
 def test_small_batches() -> None:
     log = Log()
     for number in range(2_000):
@@ -288,22 +268,11 @@ def test_small_batches() -> None:
     assert "(1,333 of 2,000), at 1,001/s" in found.sentence
 
 
-def test_small_batches_now_and_then_cost_nothing() -> None:
-    log = Log()
-    for number in range(2_000):
-        log.append(count=1, size=200, at=START_MS + number * 100)
-    assert find_suspicions(fold([log])) == ()
-
-
 def test_mixed_codecs() -> None:
     log = fill(fill(fill(Log(), 3), 1, codec="zstd"), 2, codec="none")
     found = the_suspicion(fold([log]))
     assert found.code is SuspicionCode.MIXED_CODECS
     assert "lz4 3 batches, zstd 1 batch." in found.sentence
-
-
-def test_an_uncompressed_batch_beside_others_is_normal() -> None:
-    assert find_suspicions(fold([fill(fill(Log(), 3), 3, codec="none")])) == ()
 
 
 def test_times_that_are_none() -> None:
