@@ -82,11 +82,7 @@ def _make_sql_ways(engine: sa.Engine) -> dict[str, Way]:
 
 def _make_redis_ways(client: redis.Redis) -> dict[str, Way]:
     marks = RedisMarks(
-        client,
-        "bench",
-        lease=timedelta(minutes=1),
-        keep=timedelta(hours=1),
-        when_away="closed",
+        client, "bench", lease=timedelta(minutes=1), keep=timedelta(hours=1), when_away="closed"
     )
 
     def do_once(numbers: range) -> None:

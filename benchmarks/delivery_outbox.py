@@ -107,9 +107,7 @@ def poll_all(engine: Engine, bootstrap: str, count: int) -> float:
 
 def count_missed(engine: Engine, outbox: Outbox, topic: str, bootstrap: str | None) -> float:
     """How many of 1,000 messages are never sent, whose transactions take up to 10 ms each.
-
-    Args:
-        bootstrap: by the outbox; None: by a cursor that looks every 2 ms, as it goes.
+    `bootstrap`: by the outbox; None: by a cursor that looks every 2 ms, as it goes.
     """
     with engine.begin() as connection:
         connection.execute(messages.delete())

@@ -149,7 +149,6 @@ def tabulate(
 
 
 def row(label: str, summaries: Iterable[Figures], name: str, form: str = "{:,.0f}") -> list[str]:
-    """One figure of each column."""
     return [label, *(format_figure(summary[name], form) for summary in summaries)]
 
 

@@ -30,6 +30,7 @@ from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.values import Certainty
 from benchmarks.harness import KEEP, Benchmark, Figures, open_world, tabulate
 from tests.clients.zoo import Client
+from tests.kit.kafka import repeating
 
 WRITTEN, READ, MESSAGE_BYTES = 200, 60, 1024
 CLIENTS = ("java-range", "java-map", "java-assign", "franz", "kafkajs", "librdkafka")
@@ -154,26 +155,20 @@ def configure(
 @contextmanager
 def write(bootstrap: str, topics: Sequence[str], rate: int = WRITTEN) -> Iterator[None]:
     """An even stream of messages while the block runs, so many a second."""
-    stop = threading.Event()
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
+    began, sent = time.monotonic(), 0
 
-    def work() -> None:
-        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
-        began, sent = time.monotonic(), 0
-        while not stop.wait(0.02):
-            for number in range(sent, int((time.monotonic() - began) * rate)):
-                for topic in topics:
-                    producer.produce(topic, str(number).zfill(MESSAGE_BYTES).encode())
-                sent = number + 1
-            producer.poll(0)
-        producer.flush(10)
+    def catch_up() -> None:
+        nonlocal sent
+        for number in range(sent, int((time.monotonic() - began) * rate)):
+            for topic in topics:
+                producer.produce(topic, str(number).zfill(MESSAGE_BYTES).encode())
+            sent = number + 1
+        producer.poll(0)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with repeating(catch_up, 0.02):
         yield
-    finally:
-        stop.set()
-        thread.join()
+    producer.flush(10)
 
 
 def count_unhandled(client: Client) -> Figures:

@@ -90,9 +90,7 @@ streams:
 @dataclass
 class World:
     """A topic, and where the archives of it are.
-
-    Attributes:
-        kept: the manifest of the archive that was written last, and its place.
+    `kept`: the manifest of the archive that was written last, and its place.
     """
 
     broker: Broker

@@ -9,20 +9,20 @@ stands Spark's own Kafka sink, which is at-least-once.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import psycopg
 import pyarrow as pa
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from rich.table import Table
@@ -42,8 +42,10 @@ from backlogctl.spark_backfill.messages.staging import CANARY_CHUNKS
 from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import RebuildOutcome, RebuildRequest
 from backlogctl.spark_backfill.spark.session import open_session
-from backlogctl.values import Cause, Certainty, Gap, GapState
+from backlogctl.values import Gap
 from benchmarks.harness import Benchmark, Figures, open_world, run_apart, send, tabulate
+from tests.kit.kafka import move_log_start, repeating
+from tests.kit.ledger import make_gap
 from tests.kit.services import EmbeddedPostgres
 
 PARTITIONS = 4
@@ -98,32 +100,21 @@ MIB = 1024 * 1024
 RECOVERY = "r-20261121-0001"
 
 
-@dataclass
-class MemoryWatch:
-    """Follows this process's tree; `peaks` has MiB by kind, the largest process of each kind.
+@contextmanager
+def watching_memory() -> Iterator[dict[str, float]]:
+    """Follows this process's tree: MiB by kind, the largest process of each kind.
 
     Kinds: `driver_python` (this process), `driver_jvm` (the JVM it started), `executor_jvm` (JVMs
     that a JVM started), `worker_python` (Spark's Python workers, all of them together).
     """
+    peaks: dict[str, float] = {}
 
-    peaks: dict[str, float] = field(default_factory=dict)
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    def look() -> None:
+        for kind, size in _measure().items():
+            peaks[kind] = max(peaks.get(kind, 0.0), round(size / MIB, 1))
 
-    def __enter__(self) -> MemoryWatch:
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        assert self._thread is not None
-        self._thread.join()
-
-    def _follow(self) -> None:
-        while not self._stop.wait(0.2):
-            for kind, size in _measure().items():
-                self.peaks[kind] = max(self.peaks.get(kind, 0.0), round(size / MIB, 1))
+    with repeating(look, 0.2):
+        yield peaks
 
 
 def _measure() -> dict[str, float]:
@@ -163,10 +154,7 @@ def expire_messages(bootstrap: str, topic: str, lost: dict[int, int]) -> None:
         for _ in range(count):
             send(producer, topic, b"", b"", partition)
     assert producer.flush(60) == 0
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    ends = [TopicPartition(topic, partition, count) for partition, count in lost.items()]
-    for future in admin.delete_records(ends).values():
-        future.result(30)
+    move_log_start({"bootstrap.servers": bootstrap}, topic, lost)
 
 
 def publish_survivors(url: str, bootstrap: str, topic: str, *, after: int, partitions: int) -> int:
@@ -199,24 +187,13 @@ def _read_messages(url: str, after: int) -> Iterator[tuple[bytes, bytes]]:
 
 def make_gaps(lost: dict[str, int], topic: str, topic_id: str) -> tuple[Gap, ...]:
     """One gap a partition, as wide as the messages that were never published."""
-    now = datetime.now(UTC)
+    undated: dict[str, Any] = {"topic": topic, "group": "order-service"}
+    undated |= {"first_time": None, "last_time": None, "detected_at": datetime.now(UTC)}
     return tuple(
-        Gap(
+        replace(
+            make_gap(0, count, partition=int(partition), topic_id=topic_id),
             id=f"g-{partition}",
-            stream="orders",
-            cluster="main",
-            topic=topic,
-            group="order-service",
-            topic_id=topic_id,
-            partition=int(partition),
-            start=0,
-            end=count,
-            cause=Cause.EXPIRED,
-            certainty=Certainty.EXACT,
-            state=GapState.OPEN,
-            first_time=None,
-            last_time=None,
-            detected_at=now,
+            **undated,
         )
         for partition, count in lost.items()
     )
@@ -230,7 +207,7 @@ def run_rebuild(order: Figures) -> Figures:
     admin = make_admin(properties)
     info = describe_topic(admin, stream.topic)
     spark = open_session(config.spark, "bench")
-    with MemoryWatch() as memory:
+    with watching_memory() as peaks:
         ensure_ledger_topic(admin)
         ledger = snapshot_ledger(admin)
         ends = record_target_ends(admin, stream.topic, info.partitions)
@@ -296,7 +273,7 @@ def run_rebuild(order: Figures) -> Figures:
         "canary_seconds": round(canary_at - began_inject, 2),
         "after_canary_per_second": after,
         "verify_seconds": round(verified, 2),
-        "peak_mib": memory.peaks,
+        "peak_mib": peaks,
         **(compare_sink(spark, job, properties, after) if order["sink"] else {}),
     }
 

@@ -9,7 +9,6 @@ ledger has the samples that six hours of watching leave.
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -21,16 +20,15 @@ from datetime import timedelta
 from pathlib import Path
 from threading import Event
 
-from confluent_kafka import TopicPartition
 from rich.table import Table
 
 from backlogctl.config import load_config
 from backlogctl.formats import Say
-from backlogctl.kafka.clients import make_admin
 from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.replay.opening import open_workspace
 from benchmarks.harness import Benchmark, Figures, open_world, tabulate
 from benchmarks.watch_world import make_groups
+from tests.kit.kafka import move_log_start
 
 PARTITIONS = 3
 
@@ -55,21 +53,19 @@ def write_config(directory: Path, bootstrap: str, streams: int) -> Path:
 
 
 def lose_some(bootstrap: str, streams: int) -> None:
-    admin = make_admin({"bootstrap.servers": bootstrap})
-    gone = [TopicPartition(f"stream-{number:04}", 0, 7) for number in range(0, streams, 50)]
-    for future in admin.delete_records(gone).values():
-        future.result(60)
+    for number in range(0, streams, 50):
+        move_log_start({"bootstrap.servers": bootstrap}, f"stream-{number:04}", {0: 7})
 
 
 def measure_passes(config_path: Path, rounds: int) -> Figures:
     """Seconds and CPU seconds of ours, the median of the passes after the first, if there are."""
     workspace = open_workspace(load_config(config_path))
     took: list[tuple[float, float]] = []
-    began = time.monotonic(), _read_cpu()
+    began = time.monotonic(), time.process_time()
 
     def note() -> None:
         nonlocal began
-        now = time.monotonic(), _read_cpu()
+        now = time.monotonic(), time.process_time()
         took.append((now[0] - began[0], now[1] - began[1]))
         began = now
 
@@ -107,11 +103,6 @@ def measure_command(config_path: Path, *words: str) -> Figures:
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{words}: {done.stderr[-2000:]}")
     return {"seconds": round(seconds, 2), "lines": done.stdout.count("\n")}
-
-
-def _read_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def measure(options: Namespace, say: Say) -> Figures:

@@ -24,9 +24,7 @@ _EXTRA = "extra."
 
 def load() -> Config:
     """The file that `BACKLOG_CONFIG` names, else ./backlog.yaml.
-
-    Raises:
-        ConfigurationError, Refused: there is none, or it is wrong; the message says where.
+    Raises ConfigurationError, Refused: there is none, or it is wrong; the message says where.
     """
     config = load_config(find_connection=find_field)
     spark = _find_connection(os.environ.get(SPARK_CONNECTION) or _DEFAULT_SPARK)
@@ -37,9 +35,7 @@ def load() -> Config:
 
 def find_field(name: str) -> str:
     """`CONNECTION.FIELD`: host, port, login, password, schema, or `extra.KEY`.
-
-    Raises:
-        LookupError: there is no such connection or field; says what to do.
+    Raises LookupError: there is no such connection or field; says what to do.
     """
     connection_id, field = _split(name)
     if not connection_id or not (field in _FIELDS or field.startswith(_EXTRA)):

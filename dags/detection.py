@@ -94,7 +94,6 @@ _STARTED_OF = "The last run of recover_backlog that a detection started."
 
 
 def list_streams() -> list[str]:
-    """The streams that the run's conf names, or every one of the configuration."""
     context = get_current_context()
     with opened(context) as workspace:
         named = context["params"].get("streams") or list(workspace.config.streams)
@@ -102,7 +101,6 @@ def list_streams() -> list[str]:
 
 
 def sample_and_judge(stream: str) -> dict[str, Any]:
-    """Samples and judges one stream; an alarming one is an event of its asset."""
     context = get_current_context()
     name_mapped(context, stream=stream)
     told = Variable.get(TOLD + stream, default="")
@@ -119,7 +117,6 @@ def sample_and_judge(stream: str) -> dict[str, Any]:
 
 
 def pick_recoveries(looks: Any) -> list[dict[str, Any]]:
-    """The runs of `recover_backlog` to start: streams with `auto_plan` that need one."""
     context, picked = get_current_context(), []
     for found in looks:
         if found["starts"] and (start := _decide(context, found)) is not None:
@@ -132,7 +129,6 @@ def pick_recoveries(looks: Any) -> list[dict[str, Any]]:
 
 
 def tell_paused() -> None:
-    """Fails where a DAG is paused that has work: nothing else would say so."""
     context = get_current_context()
     with opened(context) as workspace:
         waiting = list_waiting_work(workspace, ASKING)

@@ -11,15 +11,7 @@ from airflow.sdk import DAG, Context, TriggerRule, chain, task_group
 
 from backlogctl.dags import tasks
 from backlogctl.dags.links import add_links
-from backlogctl.dags.policies import (
-    APPROVE,
-    ASK,
-    CHOSEN,
-    RECOVER,
-    REJECT,
-    find_pool,
-    name_question,
-)
+from backlogctl.dags.policies import APPROVE, ASK, CHOSEN, RECOVER, REJECT, find_pool, name_question
 from backlogctl.replay.engine.kind import Kind, Registry
 
 # Starts `recover_backlog` for a plan that a person must look at.
@@ -27,9 +19,7 @@ from backlogctl.replay.engine.kind import Kind, Registry
 
 class AskForApproval(TriggerDagRunOperator):
     """One run for one plan: asked again, there is one already, unless its approval expired.
-
-    Args:
-        work: what `plan_night` returned.
+    `work`: what `plan_night` returned.
     """
 
     template_fields = (*TriggerDagRunOperator.template_fields, "work")
@@ -58,9 +48,7 @@ class AskForApproval(TriggerDagRunOperator):
 
 class ApprovePlan(HITLOperator):
     """Asks a person about the plan of another task; no answer in time means no.
-
-    Args:
-        plan: what the planning task returned: `recovery`, `plan_hash`, `answer_within`.
+    `plan`: what the planning task returned: `recovery`, `plan_hash`, `answer_within`.
     """
 
     template_fields = (*HITLOperator.template_fields, "plan")

@@ -69,8 +69,6 @@ class RecoveryLink(BaseOperatorLink):
 
 
 class ReportLink(BaseOperatorLink):
-    """The recovery's report."""
-
     name = "Report"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:

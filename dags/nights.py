@@ -51,7 +51,6 @@ def list_night_streams() -> list[str]:
 
 
 def plan_night(stream: str) -> dict[str, Any]:
-    """Tonight's work for one stream, in its own window."""
     context = get_current_context()
     name_mapped(context, stream=stream)
     with opened(context) as workspace:

@@ -62,9 +62,7 @@ def waits_for_answer(recovery: Recovery) -> bool:
 
 def defer_question(operator: HITLOperator, context: Context, recovery_id: str) -> None:
     """Asks the question and gives the worker back, until it is answered or the time is over.
-
-    Raises:
-        TaskDeferred: always.
+    Raises TaskDeferred: always.
     """
     task_instance = context["ti"].id
     upsert_hitl_detail(
@@ -219,9 +217,8 @@ class ApprovalQuestion:
             recovery = self._find(workspace)
             if not waits_for_answer(recovery):
                 by = recovery.approved_by or recovery.detail.get("by") or "somebody"
-                LOG.info(
-                    "answered outside of this run: %s is %s, by %s", recovery.id, recovery.state, by
-                )
+                told = f"{recovery.id} is {recovery.state}, by {by}"
+                LOG.info("answered outside of this run: %s", told)
                 return self._go_on(recovery)
         return self.ask()
 
@@ -230,13 +227,8 @@ class ApprovalQuestion:
     ) -> Recovery:
         who = find_identity()
         if yes:
-            return approve_plan(
-                workspace,
-                recovery,
-                by=who.user,
-                identity=who,
-                plan_hash=self._read_plan()["plan_hash"],
-            )
+            shown = self._read_plan()["plan_hash"]
+            return approve_plan(workspace, recovery, by=who.user, identity=who, plan_hash=shown)
         reason = TIMED_OUT if responder is None else REJECTED
         if recovery.state is RecoveryState.PLANNED:
             reject_plan(workspace, recovery, by=who.user, reason=reason)

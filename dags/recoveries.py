@@ -55,9 +55,7 @@ REFUSED = "refused"
 
 def choose(names: list[str]) -> list[str]:
     """Checks the form, and what `auto` means now; what was not chosen is skipped.
-
-    Args:
-        names: of the kinds that the DAG has tasks for.
+    `names`: of the kinds that the DAG has tasks for.
     """
     context = get_current_context()
     with opened(context) as workspace:
@@ -82,7 +80,6 @@ def choose(names: list[str]) -> list[str]:
 
 
 def plan(kind: str, chosen: list[str]) -> dict[str, Any]:
-    """Makes the plan, where it was chosen; nothing is changed."""
     context = get_current_context()
     # A branch does not skip what comes after the chosen one: a rebuild after an expansion.
     if f"{kind}.plan" not in chosen:
@@ -109,7 +106,6 @@ def plan(kind: str, chosen: list[str]) -> dict[str, Any]:
 
 
 def run_approved(approved: dict[str, Any]) -> dict[str, Any]:
-    """Does what the plan says, until it is verified; waits without a worker."""
     context = get_current_context()
     with opened(context) as workspace:
         carried = work_on(workspace, context, approved["recovery"])
@@ -118,13 +114,11 @@ def run_approved(approved: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore(approved: dict[str, Any]) -> None:
-    """Gives the layout back, whatever became of the run."""
     with opened(get_current_context()) as workspace:
         restore_layout(workspace, approved["recovery"], console=make_task_console(), say=LOG.info)
 
 
 def report() -> dict[str, Any]:
-    """What came of the run. Fails where something did, since it runs in any case."""
     context = get_current_context()
     with opened(context) as workspace:
         recoveries = _list_recoveries(context, workspace)
@@ -168,9 +162,7 @@ def work_on(workspace: Workspace, context: Context, recovery_id: str) -> Carried
 
 def come_again(context: Context, carried: Carried) -> None:
     """Gives the worker back where there is nothing to do now.
-
-    Raises:
-        AirflowRescheduleException: with the time to look again.
+    Raises AirflowRescheduleException: with the time to look again.
     """
     if carried.come_again is not None:
         told = f"{carried.recovery.id} waits: {carried.why}"

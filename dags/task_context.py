@@ -176,9 +176,7 @@ def find_person(context: Context) -> Approver:
 @contextmanager
 def opened(context: Context, person: Approver | None = None) -> Iterator[Workspace]:
     """Configuration and ledger for one task; what it does is on record as the person's.
-
-    Raises:
-        RunbookError, RunbookRefusal: in words for people, without a traceback of ours.
+    Raises RunbookError, RunbookRefusal: in words for people, without a traceback of ours.
     """
     with translated_errors(context), acting_as(person or find_person(context)):
         yield open_workspace(load())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,6 @@ from backlogctl.errors import VerificationFailed
 from backlogctl.kafka.admin import describe_group_state, describe_topic
 from backlogctl.kafka.clients import make_admin
 from backlogctl.ledger import open_ledger
-from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.present.layout import Text
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.shop import (
@@ -42,9 +40,7 @@ from examples.stage import (
     await_handled,
     draw_checks,
     find_recovery,
-    print_end,
-    print_opening,
-    tell_progress,
+    tell_whole,
     write_report,
 )
 
@@ -154,7 +150,6 @@ class Handled:
 
 
 def read_logs(directory: Path) -> Handled:
-    """Reads what the consumers wrote."""
     consumers = [_read(path) for path in sorted(directory.glob("*.log"))]
     working = [consumer for consumer in consumers if consumer.lines]
     during = tuple(c for c in working if c.topic != TOPIC)
@@ -240,7 +235,6 @@ class Result:
 
     @property
     def checks(self) -> dict[str, bool]:
-        """What has to be true."""
         return {
             "all_consumers_worked": self.during.consumers == self.consumers,
             "fast_enough": self.ratio >= self.least_ratio,
@@ -256,7 +250,6 @@ class Result:
         return all(held for name, held in self.checks.items() if name not in _SPEEDS)
 
     def to_json(self) -> dict[str, Any]:
-        """Figures, steps and checks."""
         return {
             "before": {**asdict(self.before), "rate": round(self.before.rate, 1)},
             "during": {
@@ -353,36 +346,27 @@ class Times:
 
 def tell_story(console: Console, size: Size | None = None, report: Path | None = None) -> Result:
     """Plays the whole story in a temporary directory that is gone at the end, as is every process.
-
-    Args:
-        report: where the incident report is kept.
-
-    Raises:
-        BacklogError: a part of it failed.
+    `report`: where the incident report is kept.
     """
-    size, started = size or Size(), time.monotonic()
-    print_opening(
+    wanted = size or Size()
+
+    def play(directory: Path, kafka: EmbeddedKafka) -> Result:
+        with ending_consumers(directory, kafka.bootstrap):
+            stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap})
+            result = _play(stage, directory, kafka.bootstrap, wanted)
+            write_report(stage, find_recovery(directory), report)
+            return result
+
+    return tell_whole(
         console,
         "demo expand",
         "A consumer group is far behind, and its topic has too few partitions for more consumers. "
         "[bold]backlogctl[/] relays the backlog into a temporary topic with ten times as many, "
         "drains it with ten times the consumers, and restores the layout. All of it is real.",
-    )
-    with (
-        Interrupts(once=True).installed(),
-        tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
-        EmbeddedKafka.start(Path(name) / "kafka", progress=tell_progress(console)) as kafka,
-        ending_consumers(Path(name), kafka.bootstrap),
-    ):
-        stage = Stage(console, Path(name), {"SHOP_KAFKA": kafka.bootstrap})
-        result = _play(stage, Path(name), kafka.bootstrap, size)
-        write_report(stage, find_recovery(Path(name)), report)
-    told = (
         "Now yours: docs/runbook-expand.md goes through it step by step, and "
-        "examples/02-drain-a-backlog is such a shop."
+        "examples/02-drain-a-backlog is such a shop.",
+        play,
     )
-    print_end(console, told, result, time.monotonic() - started)
-    return result
 
 
 def _play(stage: Stage, directory: Path, bootstrap: str, size: Size) -> Result:

@@ -30,7 +30,7 @@ from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import Properties
 from backlogctl_delivery.stamps import MESSAGE_ID, find_header
-from examples.shop import find_off_peak
+from examples.shop import find_off_peak, replace_words
 from examples.stage import PRODUCER, Audit, count_orders, flush, read_topic, send
 
 TOPIC = "orders"
@@ -54,8 +54,6 @@ CREATE INDEX orders_by_time ON orders (updated_at);
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One row of the source table."""
-
     order_id: str
     user_id: int
     status: str
@@ -64,7 +62,6 @@ class Order:
 
     @property
     def key(self) -> bytes:
-        """The message's key."""
         return self.order_id.encode()
 
     @property
@@ -116,7 +113,6 @@ def write_table(database: Path, orders: Iterable[Order]) -> None:
 
 
 def read_table(database: Path) -> Iterator[Order]:
-    """Every row of the source table."""
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute(
             "SELECT order_id, user_id, status, printf('%.2f', amount), updated_at FROM orders"
@@ -146,15 +142,12 @@ def make_topic(client: Properties) -> None:
 
 
 def read_ends(client: Properties) -> dict[int, int]:
-    """Where each partition ends."""
     return list_offsets(client, TOPIC, range(PARTITIONS), "latest")
 
 
 def expire_old(client: Properties, expected: dict[int, int]) -> None:
     """Sets the retention, and waits until the broker has deleted up to the `expected` offsets.
-
-    Raises:
-        KafkaFailure: it did not, within half a minute.
+    Raises KafkaFailure: it did not, within half a minute.
     """
     value = str(int(RETENTION.total_seconds() * 1000))
     entry = ConfigEntry("retention.ms", value, incremental_operation=AlterConfigOpType.SET)
@@ -255,10 +248,12 @@ def render_configuration(
         secure: logs in as a user of its own, over TLS.
     """
     hours = _EXAMPLE_HOURS if now is None else find_off_peak(now)
-    text = TEXT.replace("@FROM@", hours["FROM"]).replace("@TO@", hours["TO"])
-    text = text.replace("@WAREHOUSE@", _WAREHOUSE if consumed else "")
-    text = text.replace("@LOGIN@", _LOGIN if secure else "")
-    return text.replace("@CONSUMED@", _CONSUMED if consumed else "")
+    parts = {
+        "WAREHOUSE": _WAREHOUSE if consumed else "",
+        "LOGIN": _LOGIN if secure else "",
+        "CONSUMED": _CONSUMED if consumed else "",
+    }
+    return replace_words(TEXT, {**hours, **parts})
 
 
 # A consumer such as many shops have: it reads orders and keeps a row for each one it handled.
@@ -344,7 +339,6 @@ def _is_end(message: Message) -> bool:
 
 
 def main() -> None:
-    """Handles what is there, and ends."""
     parser = argparse.ArgumentParser(description="Handle the orders that are there, and end.")
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--database", required=True, type=Path)

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +18,6 @@ from backlogctl.formats import format_bytes
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.log_dirs import BrokerLogDirs, read_log_dirs
 from backlogctl.ledger import open_ledger
-from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.shop import (
     CONFIG,
@@ -38,9 +35,7 @@ from examples.stage import (
     await_handled,
     count_orders,
     find_recovery,
-    print_end,
-    print_opening,
-    tell_progress,
+    tell_whole,
     write_report,
 )
 
@@ -107,11 +102,7 @@ def fill_disk(orders: NewOrders, bootstrap: str, size: DiskSize) -> BrokerLogDir
 
 
 def read_disk(bootstrap: str) -> BrokerLogDirs:
-    """The broker's disk, as it tells itself.
-
-    Raises:
-        KafkaFailure: it does not.
-    """
+    """The broker's disk, as it tells itself. Raises KafkaFailure: it does not."""
     found = read_log_dirs({"bootstrap.servers": bootstrap}, TOPIC, Deadline(15.0))
     if not found.brokers or found.brokers[0].usable_bytes is None:
         raise KafkaFailure(
@@ -156,27 +147,23 @@ def tell_story(
         EmbeddedError: this machine does not let us make a small disk.
         BacklogError: a part of it failed.
     """
-    size, started = size or DiskSize(), time.monotonic()
-    print_opening(
+    wanted = size or DiskSize()
+
+    def play(directory: Path, kafka: EmbeddedKafka) -> OffloadAudit:
+        with ending_consumers(directory, kafka.bootstrap):
+            stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap})
+            return _play(stage, directory, kafka.bootstrap, wanted, report)
+
+    return tell_whole(
         console,
         "demo offload",
         "The brokers' disk fills faster than anybody reads. [bold]backlogctl[/] moves what is "
         "unread into an archive, frees its space, lets the consumers go on with what is fresh, "
         "and at night puts the archive back, each message once. All of it is real.",
+        "Now yours: docs/runbook-offload.md goes through it step by step.",
+        play,
+        disk_bytes=wanted.disk,
     )
-    with (
-        Interrupts(once=True).installed(),
-        tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
-        EmbeddedKafka.start(
-            Path(name) / "kafka", progress=tell_progress(console), disk_bytes=size.disk
-        ) as kafka,
-        ending_consumers(Path(name), kafka.bootstrap),
-    ):
-        stage = Stage(console, Path(name), {"SHOP_KAFKA": kafka.bootstrap})
-        audit = _play(stage, Path(name), kafka.bootstrap, size, report)
-    told = "Now yours: docs/runbook-offload.md goes through it step by step."
-    print_end(console, told, audit, time.monotonic() - started)
-    return audit
 
 
 def _play(
@@ -187,7 +174,7 @@ def _play(
     with orders:
         offloaded = _offload(stage, directory)
         after = read_disk(bootstrap)
-        _show_disk(stage, before, after)
+        stage.tell(f"Before: {_say_used(before)}. Now: {_say_used(after)}.")
         _put_back(stage, directory, size, offloaded)
     _await_handled(bootstrap, size)
     audit = _audit(directory, orders.published, offloaded, (before, after))
@@ -252,10 +239,6 @@ def _put_back(stage: Stage, directory: Path, size: DiskSize, offloaded: str) -> 
 
 def _await_handled(bootstrap: str, size: DiskSize) -> None:
     await_handled({"bootstrap.servers": bootstrap}, TOPIC, GROUP, size.partitions, slack=1)
-
-
-def _show_disk(stage: Stage, before: BrokerLogDirs, after: BrokerLogDirs) -> None:
-    stage.tell(f"Before: {_say_used(before)}. Now: {_say_used(after)}.")
 
 
 def count_used(disk: BrokerLogDirs) -> int:

@@ -138,7 +138,6 @@ def _is_order(message: Message) -> bool:
 
 
 def main() -> None:
-    """Opens the log and consumes."""
     directory = os.environ.get("ORDER_LOG", ".")
     os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - thirty of us start at once
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

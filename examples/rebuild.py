@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
-import time
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +12,6 @@ from backlogctl.config import load_config
 from backlogctl.formats import format_duration
 from backlogctl.kafka.clients import Properties, make_admin
 from backlogctl.kafka.rights import make_bindings
-from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.observe.rights import list_rights
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -36,14 +33,7 @@ from examples.lost_orders import (
     render_configuration,
     write_table,
 )
-from examples.stage import (
-    Stage,
-    find_recovery,
-    print_end,
-    print_opening,
-    tell_progress,
-    write_report,
-)
+from examples.stage import Stage, find_recovery, tell_whole, write_report
 
 USER = "backlogctl"
 _JOBS = ("rebuild", "watch")
@@ -83,11 +73,7 @@ def grant_rights(stage: Stage, directory: Path, client: Properties) -> None:
 
 
 def tell_story(
-    console: Console,
-    report: Path | None = None,
-    *,
-    consumed: bool = False,
-    secure: bool = False,
+    console: Console, report: Path | None = None, *, consumed: bool = False, secure: bool = False
 ) -> ShopAudit:
     """Plays the whole story in a temporary directory that is gone at the end.
 
@@ -96,26 +82,9 @@ def tell_story(
         consumed: the plan may look into the service's own table of what it handled.
         secure: the broker wants a login over TLS and has an authorizer; backlogctl is a user with
             no more rights than it needs.
-
-    Raises:
-        BacklogError: a part of it failed.
     """
-    started = time.monotonic()
-    print_opening(
-        console,
-        "demo",
-        "A topic's retention deleted messages that a consumer group had not read yet.\n"
-        "[bold]backlogctl[/] finds exactly those, rebuilds them from the source table,\n"
-        "and puts them back once. Everything here is real: Kafka, Spark, the loss, the repair.",
-    )
-    with (
-        Interrupts(once=True).installed(),
-        tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
-        EmbeddedKafka.start(
-            Path(name) / "kafka", progress=tell_progress(console), secured=secure
-        ) as kafka,
-    ):
-        directory = Path(name)
+
+    def play(directory: Path, kafka: EmbeddedKafka) -> ShopAudit:
         client = kafka.client_properties
         stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap, **make_login(kafka)})
         text = render_configuration(utc_now(), consumed=consumed, secure=secure)
@@ -127,14 +96,21 @@ def tell_story(
         recovery_id = _recover(stage, directory, consumed)
         audit = _close(stage, directory, client)
         write_report(stage, recovery_id, report)
-    told = (
+        return audit
+
+    return tell_whole(
+        console,
+        "demo",
+        "A topic's retention deleted messages that a consumer group had not read yet.\n"
+        "[bold]backlogctl[/] finds exactly those, rebuilds them from the source table,\n"
+        "and puts them back once. Everything here is real: Kafka, Spark, the loss, the repair.",
         "Now yours: [bold green]backlogctl init[/] writes a commented backlog.yaml, "
         "[bold green]backlogctl status[/] looks;\n"
         "docs/runbook-rebuild.md goes through it step by step, examples/01-lost-orders is "
-        "this shop."
+        "this shop.",
+        play,
+        secured=secure,
     )
-    print_end(console, told, audit, time.monotonic() - started)
-    return audit
 
 
 def lose_orders(stage: Stage, directory: Path, client: Properties) -> None:

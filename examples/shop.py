@@ -96,7 +96,6 @@ class Size:
 
 
 def find_off_peak(now: datetime) -> dict[str, str]:
-    """A window around that moment."""
     at = now.astimezone(UTC)
     return {
         "FROM": f"{at - timedelta(hours=1):%H:00}",
@@ -151,9 +150,7 @@ def make_order(index: int, size: Size) -> tuple[bytes, bytes]:
 
 class NewOrders:
     """Customers go on ordering while this is entered; `published` counts all of their orders.
-
-    Args:
-        arrivals: how many come at most while it is entered, however long that is.
+    `arrivals`: how many come at most while it is entered, however long that is.
     """
 
     def __init__(
@@ -199,7 +196,6 @@ class NewOrders:
 
 
 def count_expected(published: int, customers: int) -> Counter[int]:
-    """How many orders each customer has placed."""
     whole, rest = divmod(published, customers)
     return Counter({number: whole + (number < rest) for number in range(customers)})
 
@@ -236,7 +232,6 @@ def list_fleets(directory: Path, topic: str = TOPIC) -> list[Fleet]:
 
 
 def make_launcher(directory: Path, bootstrap: str, topic: str = TOPIC) -> ProcessLauncher:
-    """The launcher of the demo's configuration."""
     config = load_config(directory / CONFIG, {"SHOP_KAFKA": bootstrap})
     consumers = config.stream(topic).consumers
     assert consumers is not None

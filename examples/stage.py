@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +27,9 @@ from backlogctl.formats import Say, format_duration
 from backlogctl.kafka.admin import committed_offsets, list_offsets
 from backlogctl.kafka.clients import Properties, make_admin
 from backlogctl.ledger import open_ledger
+from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.present.layout import Text
+from backlogctl.sandbox.embedded import EmbeddedKafka
 
 # How a demo's customers order; Kafka's own partitioner, so that a key keeps its partition.
 PRODUCER: dict[str, str | int | bool] = {
@@ -50,11 +53,7 @@ def send(producer: Producer, topic: str, value: bytes, key: bytes, **more: Any) 
 
 
 def flush(producer: Producer, topic: str) -> None:
-    """Waits until the broker has all messages.
-
-    Raises:
-        KafkaFailure: it has not after a minute.
-    """
+    """Waits until the broker has all messages. Raises KafkaFailure: it has not after a minute."""
     if producer.flush(60):
         raise KafkaFailure("the demo's orders could not be published", subject=f"topic {topic}")
 
@@ -117,7 +116,15 @@ def await_handled(
         time.sleep(_TICK)
 
 
+class Judged(Protocol):
+    """What the story came to, as its last line says it."""
+
+    @property
+    def passed(self) -> bool: ...
+
+
 T = TypeVar("T")
+Whole = TypeVar("Whole", bound=Judged)
 _STOP_SECONDS = 10.0
 # Spark lives for seconds here: compiling its code for hours of work would take half of them.
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
@@ -140,7 +147,6 @@ class Stage:
         self._chapter = 0
 
     def open_chapter(self, title: str) -> None:
-        """A numbered heading."""
         self._chapter += 1
         self._console.print()
         heading = Text(f"{self._chapter}  {title}", style="bold cyan")
@@ -166,9 +172,7 @@ class Stage:
 
     def run(self, *words: str, quiet: bool = False) -> None:
         """Shows a command line, and runs it; `quiet` leaves out what it prints on stdout.
-
-        Raises:
-            BacklogError: it failed; its own output says why.
+        Raises BacklogError: it failed; its own output says why.
         """
         line = self.show_command(*words)
         process = subprocess.Popen(
@@ -202,8 +206,35 @@ def write_report(stage: Stage, recovery_id: str, report: Path | None) -> None:
     stage.tell(f"One file that needs nothing else, on a screen or on paper; it took {took}.")
 
 
-def print_opening(console: Console, title: str, text: str) -> None:
-    """What the story is about; `text` is markup."""
+def tell_whole(
+    console: Console,
+    title: str,
+    opening: str,
+    closing: str,
+    play: Callable[[Path, EmbeddedKafka], Whole],
+    **settings: Any,
+) -> Whole:
+    """Plays a story on a broker, in a directory that is gone at the end, as is every process.
+
+    Args:
+        opening, closing: what it is about, and where a reader goes on; in rich's markup.
+        settings: how the broker is started.
+    """
+    started = time.monotonic()
+    _print_opening(console, title, opening)
+    with (
+        Interrupts(once=True).installed(),
+        tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
+        EmbeddedKafka.start(
+            Path(name) / "kafka", progress=tell_progress(console), **settings
+        ) as kafka,
+    ):
+        result = play(Path(name), kafka)
+    _print_end(console, closing, result, time.monotonic() - started)
+    return result
+
+
+def _print_opening(console: Console, title: str, text: str) -> None:
     opening = Panel(
         Text.from_markup(text.replace("\n", " ")),
         title=f"backlogctl {title}",
@@ -220,7 +251,6 @@ def tell_progress(console: Console) -> Say:
 
 
 def find_recovery(directory: Path) -> str:
-    """The id of the recovery that was planned last."""
     with open_ledger(f"sqlite:///{directory / 'ledger.db'}") as ledger:
         return ledger.recoveries.list(stream="orders")[-1].id
 
@@ -249,11 +279,9 @@ class Audit:
 
     @property
     def passed(self) -> bool:
-        """Whether all is well."""
         return self.is_whole
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, and whether all is well."""
         return {**asdict(self), "passed": self.passed}
 
     def __str__(self) -> str:
@@ -286,20 +314,7 @@ def draw_checks(lines: Iterable[tuple[str, str, str, bool | None]]) -> Table:
     return table
 
 
-class Judged(Protocol):
-    """What the story came to, as its last line says it."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether all is well."""
-
-
-def print_end(console: Console, told: str, result: Judged, seconds: float) -> None:
-    """Where a reader goes on, how long it took, and the result.
-
-    Args:
-        told: in rich's markup.
-    """
+def _print_end(console: Console, told: str, result: Judged, seconds: float) -> None:
     console.print()
     console.print(Padding(Text.from_markup(told), (0, 0, 0, 2)))
     console.print(f"  [dim]That took {format_duration(seconds)}; everything it started is gone.[/]")

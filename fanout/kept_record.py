@@ -55,9 +55,7 @@ def fetch_record(
     properties: Mapping[str, str], topic: str, partition: int, offset: int, limit: Deadline
 ) -> KeptRecord:
     """The committed record at an offset.
-
-    Raises:
-        KafkaFailure: none is there, or it could not be read in time.
+    Raises KafkaFailure: none is there, or it could not be read in time.
     """
     subject = f"topic {topic}, partition {partition}, offset {offset}"
     consumer = make_consumer(properties, _SETTINGS)
@@ -100,9 +98,7 @@ def _take(message: Message, partition: int, offset: int) -> KeptRecord:
 
 def keep_record(record: KeptRecord, directory: Path) -> ArchiveFile:
     """Writes it to a file of its own, on the disk when this returns; the same again is fine.
-
-    Raises:
-        StagingError: what was read back is not what was written, or nothing can be written.
+    Raises StagingError: what was read back is not what was written, or nothing can be written.
     """
     path = f"partition={record.partition}/offset-{record.offset}.parquet"
     target = directory / path

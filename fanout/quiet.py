@@ -73,10 +73,7 @@ def await_quiet(
 
 def await_empty(admin: Admin, group: str, look: Callable[[], None], *, within: float) -> None:
     """Waits until the group has no members, longer where a dead guard of ours is one, or static
-    members, which do not leave when they are stopped.
-
-    Raises:
-        GroupActive: names the members.
+    members, which do not leave when they are stopped. Raises GroupActive: names the members.
     """
     limit, for_guard = Deadline(within), Deadline(max(within, 20.0))
     for_static = Deadline(max(within, STATIC_SECONDS))
@@ -132,9 +129,7 @@ def await_decided(
     within: float = DECIDED_SECONDS,
 ) -> None:
     """Waits until no transaction is open on the topic, which must have no writer.
-
-    Raises:
-        HangingTransaction: one stays open for too long.
+    Raises HangingTransaction: one stays open for too long.
     """
     limit = Deadline(within)
     while undecided := find_undecided(connection, topic, partitions):

@@ -21,7 +21,7 @@ from backlogctl.kafka.admin import (
     read_topic_settings,
 )
 from backlogctl.kafka.clients import Admin, Connection
-from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.topics import find_topic_id
 from backlogctl.ledger import Hold, Ledger
 from backlogctl.ledger.holds import keeps_longer
 
@@ -174,7 +174,6 @@ def raise_retention(
 
     Raises:
         PlanStale: the topic was made anew; nothing was changed.
-        TopicMissing, ClusterUnreachable, KafkaFailure.
     """
     admin, limit = connect(connection), deadline or Deadline(HOLD_SECONDS)
     # 1. The topic is the one that was meant.
@@ -234,7 +233,7 @@ def restore_retention(
     if hold.released_at is not None:
         return ()
     # 2. A topic that is gone, or another one, has nothing to be given back.
-    if lost := _find_lost(admin, hold, limit):
+    if lost := find_lost(admin, hold.topic, hold.topic_id, "retention", limit):
         ledger.holds.release(hold.id)
         return (lost,)
     # 3. Others need it still.
@@ -280,14 +279,22 @@ def _raise_lower(admin: Admin, hold: Hold, limit: Deadline) -> None:
     alter_topic_config(admin, hold.topic, changes, limit)
 
 
-def _find_lost(admin: Admin, hold: Hold, limit: Deadline) -> str:
-    try:
-        found = read_topic_id(admin, hold.topic, limit)[0]
-    except TopicMissing:
-        return f"topic {hold.topic} is gone, so its retention was not given back"
-    if found != hold.topic_id:
-        return f"topic {hold.topic} was made anew, so its retention was left as it is"
+def find_lost(admin: Admin, topic: str, topic_id: str, what: str, limit: Deadline) -> str:
+    """Why a setting of a topic cannot be given back; "" where the topic is there."""
+    found = find_topic_id(admin, topic, limit)
+    if found is None:
+        return f"topic {topic} is gone, so its {what} was not given back"
+    if found != topic_id:
+        return f"topic {topic} was made anew, so its {what} was left as it is"
     return ""
+
+
+def explain_change(name: str, topic: str, now: str | None, ours: object, old: str | None) -> str:
+    """That somebody changed a setting of ours, so that it is not given back."""
+    return (
+        f"{name} of topic {topic} is {now or 'unset'} now, not {ours} as we set it: somebody "
+        f"changed it, so it was left; it was {old or 'unset'} before"
+    )
 
 
 def _choose_changes(
@@ -302,13 +309,5 @@ def _choose_changes(
         if value in (hold.raised[name], *hold.earlier.get(name, ())):
             changes[name] = old
         else:
-            warnings.append(
-                f"{name} of topic {hold.topic} is {_format_value(value)} now, not "
-                f"{hold.raised[name]} as we set it: somebody changed it, so it was left; it was "
-                f"{_format_value(old)} before"
-            )
+            warnings.append(explain_change(name, hold.topic, value, hold.raised[name], old))
     return changes, tuple(warnings)
-
-
-def _format_value(value: str | None) -> str:
-    return "unset" if value is None else value

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
+from backlogctl.fanout.retention import explain_change, find_lost
 from backlogctl.formats import Say
 from backlogctl.kafka.admin import (
     TopicInfo,
@@ -23,11 +24,9 @@ from backlogctl.kafka.admin import (
     connect,
     list_newest_times,
     list_offsets,
-    read_topic_id,
     read_topic_settings,
 )
 from backlogctl.kafka.clients import Admin, Connection, Properties
-from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.raw_client import translate_properties
 from backlogctl.kafka.transactions import write_empty_transaction
 
@@ -94,9 +93,7 @@ def find_dated_ahead(
     connection: Connection, topic: str, partitions: Iterable[int], limit: Deadline
 ) -> frozenset[int]:
     """Partitions with messages of the future: a segment that begins with one does not end by time.
-
-    Raises:
-        KafkaFailure: also where brokers cannot tell (before Kafka 3.0).
+    Raises KafkaFailure: also where brokers cannot tell (before Kafka 3.0).
     """
     return _list_ahead(list_newest_times(connection, topic, partitions, limit))
 
@@ -117,11 +114,7 @@ def read_segment_ms(connection: Connection, topic: str) -> tuple[int, str | None
 
 
 def lower_segment_ms(connection: Connection, topic: str) -> None:
-    """Segments end after a second.
-
-    Raises:
-        KafkaFailure: refused; then nothing is changed.
-    """
+    """Segments end after a second. Raises KafkaFailure: refused; then nothing is changed."""
     alter_topic_config(connection, topic, {SEGMENT_MS: str(ROLL_MS)}, Deadline(_ASK_SECONDS))
 
 
@@ -135,20 +128,13 @@ def give_segment_ms_back(connection: Connection, topic: str, topic_id: str, old:
         ClusterUnreachable, KafkaFailure: call again.
     """
     admin, limit = connect(connection), Deadline(_ASK_SECONDS)
-    try:
-        found = read_topic_id(admin, topic, limit)[0]
-    except TopicMissing:
-        return f"topic {topic} is gone, so its {SEGMENT_MS} was not given back"
-    if found != topic_id:
-        return f"topic {topic} was made anew, so its {SEGMENT_MS} was left as it is"
+    if lost := find_lost(admin, topic, topic_id, SEGMENT_MS, limit):
+        return lost
     now = read_segment_ms(admin, topic)[1]
     if now == str(ROLL_MS):
         alter_topic_config(admin, topic, {SEGMENT_MS: old}, limit)
     elif now != old:
-        return (
-            f"{SEGMENT_MS} of topic {topic} is {now or 'unset'} now, not {ROLL_MS} as we set it: "
-            f"somebody changed it, so it was left; it was {old or 'unset'} before"
-        )
+        return explain_change(SEGMENT_MS, topic, now, ROLL_MS, old)
     return ""
 
 

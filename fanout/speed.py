@@ -29,7 +29,6 @@ class Speed:
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
         return self.handled / self.seconds if self.seconds > 0 else 0.0
 
     def to_json(self) -> dict[str, float | bool]:

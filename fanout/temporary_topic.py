@@ -21,11 +21,11 @@ from backlogctl.kafka.admin import (
     delete_topic,
     describe_topic,
     list_offsets,
-    read_topic_id,
     set_group_offsets,
 )
 from backlogctl.kafka.clients import Admin, Connection
 from backlogctl.kafka.errors import GroupActive, TopicMissing
+from backlogctl.kafka.topics import find_topic_id
 from backlogctl.ledger import Ledger, TemporaryTopic
 
 RECOVERY = "recovery"
@@ -43,9 +43,7 @@ _ABSENT_SECONDS = 5.0
 
 def name_temporary_topic(topic: str, recovery_id: str, word: str = RECOVERY) -> str:
     """`<topic>.recovery.<id>`, or with another word than `recovery`.
-
-    Raises:
-        UsageError: the name is too long for Kafka, or has characters that it does not take.
+    Raises UsageError: the name is too long for Kafka, or has characters that it does not take.
     """
     name = f"{topic}.{word}.{recovery_id}"
     if not _LEGAL.fullmatch(name):
@@ -131,9 +129,7 @@ def create_temporary_topic(
         _await_known(admin, name, known.topic_id, limit)
         return known
     # 3. Create, or find it empty and as we make it.
-    config = make_temporary_config(source, keep_ms)
-    topic_id = _create(admin, name, partitions, source.replication, config, limit)
-    _refuse_foreign(admin, name, topic_id, partitions, config, limit)
+    topic_id = create_empty_topic(admin, source, name, partitions, limit, keep_ms)
     # 4. The id, by which it is known from here on.
     return ledger.temporary_topics.record_id(recovery_id, topic_id)
 
@@ -144,6 +140,7 @@ def create_empty_topic(
     name: str,
     partitions: int,
     deadline: Deadline | None = None,
+    keep_ms: int | None = None,
 ) -> str:
     """Creates a topic like a temporary one, or finds one that never had a record; its id.
 
@@ -152,7 +149,7 @@ def create_empty_topic(
         KafkaFailure: it could not be created until the deadline.
     """
     admin, limit = connect(connection), deadline or Deadline(CREATE_SECONDS)
-    config = make_temporary_config(source)
+    config = make_temporary_config(source, keep_ms)
     topic_id = _create(admin, name, partitions, source.replication, config, limit)
     _refuse_foreign(admin, name, topic_id, partitions, config, limit)
     return topic_id
@@ -166,10 +163,7 @@ def delete_empty_topic(
     deadline: Deadline | None = None,
 ) -> None:
     """Deletes a topic of `create_empty_topic`.
-
-    Raises:
-        Refused: it has had a record, or is another one by its id; it stays.
-        ClusterUnreachable, KafkaFailure.
+    Raises Refused: it has had a record, or is another one by its id; it stays.
     """
     admin, limit = connect(connection), deadline or Deadline(CREATE_SECONDS)
     if any(list_offsets(admin, name, range(partitions), "latest", deadline=limit).values()):
@@ -186,9 +180,6 @@ def find_changed_settings(
 ) -> dict[str, tuple[str, str]]:
     """Settings of a temporary topic that somebody changed so that messages may be deleted, or get
     another time: what they are, and what we make them.
-
-    Raises:
-        TopicMissing, ClusterUnreachable, KafkaFailure.
     """
     found = describe_topic(connection, name, deadline or Deadline(CREATE_SECONDS))
     ours = make_temporary_config(found)
@@ -204,9 +195,6 @@ def find_deleted(
 ) -> dict[int, int]:
     """Partitions of a temporary topic that begin above 0: somebody deleted what was before, since
     nothing in it expires.
-
-    Raises:
-        TopicMissing, ClusterUnreachable, KafkaFailure.
     """
     limit = deadline or Deadline(CREATE_SECONDS)
     starts = list_offsets(connection, name, range(partitions), "earliest", deadline=limit)
@@ -231,7 +219,6 @@ def start_recovery_group(
 
     Raises:
         GroupActive: some have no commit, and the group has members; nothing was set.
-        KafkaFailure, ClusterUnreachable.
     """
     admin, limit = connect(connection), deadline or Deadline(CREATE_SECONDS)
     commits = committed_offsets(admin, group, topic, range(partitions), limit, require_stable=True)
@@ -269,7 +256,6 @@ def delete_temporary_topic(
 
     Raises:
         Refused: its name or id is not what the ledger has, or it is not drained; it stays.
-        ClusterUnreachable, KafkaFailure.
     """
     admin, limit = connect(connection), deadline or Deadline(CREATE_SECONDS)
     # 1. It is ours by the ledger.
@@ -304,7 +290,7 @@ def delete_temporary_topic(
 def _await_absence(admin: Admin, name: str, limit: Deadline) -> None:
     """A topic that was just deleted is still in some brokers' metadata (fault 17)."""
     wait = Deadline(limit.remaining(_TRY_SECONDS))
-    while _find_id(admin, name, limit) is not None:
+    while find_topic_id(admin, name, limit) is not None:
         if wait.expired:
             raise Refused(
                 "a topic of this name is there already, and this recovery did not make it",
@@ -317,7 +303,7 @@ def _await_absence(admin: Admin, name: str, limit: Deadline) -> None:
 def _await_known(admin: Admin, name: str, topic_id: str, limit: Deadline) -> None:
     """A broker may not know the topic yet that another one has made (fault 17)."""
     wait = Deadline(limit.remaining(_TRY_SECONDS))
-    while (found := _find_id(admin, name, limit)) != topic_id:
+    while (found := find_topic_id(admin, name, limit)) != topic_id:
         if wait.expired and found is None:
             raise Refused(
                 "this recovery's temporary topic is gone: somebody deleted it",
@@ -351,7 +337,7 @@ def _create(
             )
             # A broker that is behind may still show one that is being deleted.
             time.sleep(limit.remaining(_PAUSE))
-            if _find_id(admin, name, limit) == topic_id:
+            if find_topic_id(admin, name, limit) == topic_id:
                 return topic_id
         except KafkaFailure as error:
             passing = error.retryable or isinstance(error, TopicMissing)
@@ -423,13 +409,6 @@ def _refuse_id(name: str, found: str | None, topic_id: str | None) -> Refused:
 def _find_settled_id(admin: Admin, name: str, limit: Deadline) -> str | None:
     """None only where it stays away for a while: one broker may have stale metadata."""
     wait = Deadline(limit.remaining(_ABSENT_SECONDS))
-    while (found := _find_id(admin, name, limit)) is None and not wait.expired:
+    while (found := find_topic_id(admin, name, limit)) is None and not wait.expired:
         time.sleep(wait.remaining(_PAUSE))
     return found
-
-
-def _find_id(admin: Admin, name: str, limit: Deadline) -> str | None:
-    try:
-        return read_topic_id(admin, name, limit)[0]
-    except TopicMissing:
-        return None

@@ -113,14 +113,11 @@ class _Reading:
         self._open = set(starts)
 
     def leave(self, partition: int) -> None:
-        """No more of this partition is wanted."""
         self._open.discard(partition)
 
     def batches(self, look: Callable[[], None], idle: float) -> Iterator[_Batch]:
         """Until every partition is at its end, or left.
-
-        Args:
-            idle: seconds without a record after which it is given up.
+        `idle`: seconds without a record after which it is given up.
         """
         if not self._open:
             return
@@ -223,7 +220,6 @@ def read_lags(
 
     Raises:
         EndsBehind, LogTruncated: an end lies below a commit, or below `last_offsets`.
-        ClusterUnreachable, KafkaFailure.
     """
     deadline = limit or Deadline(30.0)
     known = last_offsets or {}

@@ -52,16 +52,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment worth a vertical line."""
-
     at: datetime
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A limit, drawn as a horizontal line."""
-
     value: float
     label: str
 

@@ -66,7 +66,6 @@ def _name(right: Right) -> str:
 
 
 def main() -> None:
-    """Writes the page."""
     PAGE.write_text(render_page(PAGE.read_text()))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 from pydantic import (
@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     RootModel,
+    ValidationError,
     ValidationInfo,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -28,6 +29,7 @@ from backlogctl.config.references import Problem
 #
 # The file's folder is the context of the validation; a configuration made in code has none.
 
+Made = TypeVar("Made")
 DEFAULT_LEDGER = "sqlite:///backlog.db"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)([^?]+)(.*)", re.DOTALL)
@@ -92,11 +94,8 @@ def find_nearest(word: str, known: Iterable[str]) -> str | None:
 def describe_unknown(kind: str, word: str, known: Iterable[str]) -> str:
     """`unknown key; the nearest known key is `topic``."""
     nearest = find_nearest(word, known)
-    return (
-        f"unknown {kind}; the nearest known {kind} is `{nearest}`"
-        if nearest
-        else (f"unknown {kind}; none is known here")
-    )
+    told = f"the nearest known {kind} is `{nearest}`" if nearest else "none is known here"
+    return f"unknown {kind}; {told}"
 
 
 def yaml_key(model: type[BaseModel], field: str) -> str:
@@ -163,6 +162,14 @@ def _matches_any(path: KeyPath, patterns: Iterable[KeyPath]) -> bool:
 def fail_at(path: KeyPath, text: str) -> PydanticCustomError:
     """An error of a key below the one that is being checked."""
     return PydanticCustomError("key", "{key}: {text}", {"key": path, "text": text})
+
+
+def validate(make: Callable[[], Made]) -> Made | list[Problem]:
+    """What it makes, or what is wrong; pydantic's error carries what was typed, and ends here."""
+    try:
+        return make()
+    except ValidationError as error:
+        return [explain(item) for item in error.errors(include_url=False)]
 
 
 def explain(error: ErrorDetails) -> Problem:

@@ -28,9 +28,7 @@ FLEET_PLACEHOLDERS = ("topic", "group", "bootstrap_servers", "role", "stream", "
 
 def check_placeholders(arguments: Iterable[str], known: Iterable[str]) -> None:
     """Refuses placeholders that nothing fills in.
-
-    Raises:
-        ValueError: names the placeholder and the known ones.
+    Raises ValueError: names the placeholder and the known ones.
     """
     known_names = tuple(known)
     named = ", ".join(f"`{{{name}}}`" for name in known_names)

@@ -118,8 +118,7 @@ class LookBackService(Section):
         default=None, description="`HOST:PORT` of a server of `backlog.look_back.v1.LookBack`."
     )
     tls: bool = Field(
-        default=True,
-        description="With `grpc`: TLS, verified by the certificates of this machine.",
+        default=True, description="With `grpc`: TLS, verified by the certificates of this machine."
     )
     token: SecretKey | None = Field(
         default=None, description="Sent as `Authorization: Bearer`. By reference; needs TLS."
@@ -160,7 +159,7 @@ class LookBack(Section):
 
     database: Annotated[SecretStr, DatabaseUrl] = Field(
         description="SQLAlchemy URL, PostgreSQL, or SQLite for trying it out. The password by "
-        "reference. A SQLite file is relative to the configuration file.",
+        "reference. A SQLite file is relative to the configuration file."
     )
     cluster: Label = Field(description="A name under `clusters`, of both topics.")
     topic: TopicName = Field(

@@ -61,9 +61,7 @@ for _tag, _pattern, _first in _PLAIN:
 
 def parse_document(text: str) -> YamlDocument:
     """Parses the text of a configuration file.
-
-    Raises:
-        DocumentError: it is not YAML, not one mapping, repeats a key, or is absurdly large.
+    Raises DocumentError: it is not YAML, not one mapping, repeats a key, or is absurdly large.
     """
     if len(text) > _MAX_BYTES:
         raise DocumentError("the file is larger than 1 MB")

@@ -84,8 +84,7 @@ class Hook(Section):
         "secret.",
     )
     token: SecretKey | None = Field(
-        default=None,
-        description="With `webhook`: sent as `Authorization: Bearer`. By reference.",
+        default=None, description="With `webhook`: sent as `Authorization: Bearer`. By reference."
     )
     from_: Severity = Field(
         default="unknown",

@@ -145,10 +145,8 @@ class _Resolution:
         if kind == "env":
             value = self._env.get(name, "")
             if not value:
-                self._refuse(
-                    path,
-                    f"the environment variable {name} is not set or empty: export it",
-                )
+                told = f"the environment variable {name} is not set or empty: export it"
+                self._refuse(path, told)
             return value or None
         if kind == "airflow":
             return self._look_up_connection(name, path)

@@ -174,17 +174,13 @@ class Config(Section):
             document.data, os.environ if env is None else env, base_dir, find_connection
         )
         problems += resolved.problems
-        config: Self | None = None
+        # Defaults that are paths are relative to the file, too.
+        data = {"ledger": DEFAULT_LEDGER, "staging": {}, **resolved.data}
+        config: Self | list[Problem] = problems
         if not problems:
-            try:
-                # Defaults that are paths are relative to the file, too.
-                data = {"ledger": DEFAULT_LEDGER, "staging": {}, **resolved.data}
-                config = cls.model_validate(data, context=base_dir)
-            except ValidationError as error:
-                problems = [base.explain(item) for item in error.errors(include_url=False)]
-        # Raised outside of `except`: pydantic's error carries what was typed.
-        if config is None:
-            raise _describe(problems, resolved, document.lines, file)
+            config = base.validate(lambda: cls.model_validate(data, context=base_dir))
+        if isinstance(config, list):
+            raise _describe(config, resolved, document.lines, file)
         config._remember(resolved)
         config._refuse_denied_topics(file)
         return config
@@ -200,16 +196,11 @@ class Config(Section):
             Refused: a topic is denied.
         """
         topics = [topic] if isinstance(topic, str) else list(topic)
-        problems: list[Problem] = []
-        try:
-            clusters = {"default": {"bootstrap.servers": bootstrap}}
-            config = cls.model_validate({"ledger": _IN_MEMORY, "clusters": clusters})
-            config = config.for_group("default", group, topics)
-        except ValidationError as error:
-            problems = [base.explain(item) for item in error.errors(include_url=False)]
-        if problems:
-            raise UsageError(problems[0].text, subject="--bootstrap")
-        return config
+        data = {"ledger": _IN_MEMORY, "clusters": {"default": {"bootstrap.servers": bootstrap}}}
+        config = base.validate(lambda: cls.model_validate(data))
+        if isinstance(config, list):
+            raise UsageError(config[0].text, subject="--bootstrap")
+        return config.for_group("default", group, topics)
 
     def for_group(self, cluster: str, group: str, topics: Sequence[str]) -> Self:
         """This configuration for a group that no stream is about: a stream for each topic.
@@ -224,26 +215,20 @@ class Config(Section):
             raise UsageError(
                 base.describe_unknown("cluster", cluster, self.clusters), subject="--cluster"
             )
-        problems: list[Problem] = []
-        streams: dict[str, Stream] = {}
-        try:
-            for topic in topics:
-                place = {"name": topic, "cluster": cluster, "topic": topic, "group": group}
-                streams[topic] = Stream.model_validate(place)
-        except ValidationError as error:
-            problems = [base.explain(item) for item in error.errors(include_url=False)]
-        if problems:
-            raise UsageError(problems[0].text, subject="--group or --topic")
+        places = [
+            {"name": topic, "cluster": cluster, "topic": topic, "group": group} for topic in topics
+        ]
+        streams = base.validate(
+            lambda: {place["name"]: Stream.model_validate(place) for place in places}
+        )
+        if isinstance(streams, list):
+            raise UsageError(streams[0].text, subject="--group or --topic")
         made = self.model_copy(update={"ledger": SecretStr(_IN_MEMORY), "streams": streams})
         made._refuse_denied_topics("--topic")
         return made
 
     def stream(self, name: str) -> Stream:
-        """The stream of that name.
-
-        Raises:
-            UsageError: there is none; names the nearest.
-        """
+        """The stream of that name. Raises UsageError: there is none; names the nearest."""
         if found := self.streams.get(name):
             return found
         nearest = base.find_nearest(name, self.streams)
@@ -310,9 +295,6 @@ def load_config(
 ) -> Config:
     """Reads the file named, else the one `BACKLOG_CONFIG` names, else ./backlog.yaml.
 
-    Args:
-        find_connection: how `${airflow:...}` is looked up; None outside of Airflow.
-
     Raises:
         ConfigurationError: there is none, it cannot be read, or it is wrong.
         Refused: a stream's topic is denied.
@@ -357,10 +339,7 @@ def _check_readable(path: documents.KeyPath, name: str, sources: Mapping[str, So
 
 
 def _describe(
-    problems: Sequence[Problem],
-    resolved: Resolved,
-    lines: Mapping[tuple[str, ...], int],
-    file: str,
+    problems: Sequence[Problem], resolved: Resolved, lines: Mapping[tuple[str, ...], int], file: str
 ) -> ConfigurationError:
     texts: list[str] = []
     for problem in problems:

@@ -364,7 +364,6 @@ class Cluster(RootModel[dict[str, str | SecretStr]]):
         return self.client_properties()["bootstrap.servers"]
 
     def reveal_secrets(self) -> tuple[str, ...]:
-        """The values that must be masked in any text."""
         return tuple(
             item.get_secret_value() for item in self.root.values() if isinstance(item, SecretStr)
         )

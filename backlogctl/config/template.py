@@ -210,9 +210,7 @@ def _find_free(name: str, taken: set[str]) -> str:
 
 def render_discovered(properties: Mapping[str, str], streams: Sequence[DiscoveredStream]) -> str:
     """A backlog.yaml with these streams.
-
-    Args:
-        properties: the cluster's client properties; secrets in them are references.
+    `properties`: the cluster's client properties; secrets in them are references.
     """
     template = split_template()
     title, _, head = template.head.partition("\n")

@@ -91,11 +91,7 @@ class BulkReader:
     """
 
     def __init__(self, properties: Properties, seconds: float = 30.0) -> None:
-        """Connects on first use.
-
-        Raises:
-            ConfigurationError: the properties cannot be translated.
-        """
+        """Connects on first use. Raises ConfigurationError: the properties cannot be translated."""
         translated, reason = translate_properties(properties)
         if translated is None:
             raise ConfigurationError(

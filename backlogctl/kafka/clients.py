@@ -147,9 +147,7 @@ def _name_login(properties: Properties) -> str:
 
 def make_admin(properties: Properties) -> Admin:
     """An admin client; it connects on first use.
-
-    Raises:
-        ConfigurationError: librdkafka does not take a property.
+    Raises ConfigurationError: librdkafka does not take a property.
     """
     try:
         return Admin(properties)
@@ -207,9 +205,7 @@ def ask(
     **settings: Any,
 ) -> Any:
     """Starts an admin call; its futures are read with `wait_for`.
-
-    Raises:
-        BacklogError: the client refused the call itself.
+    Raises BacklogError: the client refused the call itself.
     """
     try:
         return call(*arguments, request_timeout=seconds_left(limit), **settings)
@@ -260,10 +256,7 @@ def wait_for_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> 
 
 def read_addresses(admin: Admin, limit: Deadline) -> dict[int, str]:
     """By number, `kafka-1:9092` of each broker that the cluster names: those that it knows to be
-    there.
-
-    Raises:
-        BacklogError: nobody answered in time.
+    there. Raises BacklogError: nobody answered in time.
     """
     subject, doing = f"cluster {admin.addresses}", "list the brokers"
     future = ask(admin, admin.describe_cluster, subject, doing, limit)
@@ -377,9 +370,7 @@ def ask_for_one(
     admin: Admin, call: Callable[..., Any], subject: str, doing: str, limit: Deadline, request: Any
 ) -> Any:
     """The answer about one thing; asked again as `retry_transient` does.
-
-    Args:
-        request: names the one thing, as the admin call takes several.
+    `request`: names the one thing, as the admin call takes several.
     """
 
     def ask_once() -> Any:

@@ -111,11 +111,7 @@ _MOST_HOLES = 10_000
 _POLL_SECONDS = 0.2
 # Nothing is at the offset that was asked for: the log was cut, at its start or at its end.
 _LOST = frozenset(
-    {
-        KafkaError.OFFSET_OUT_OF_RANGE,
-        KafkaError._AUTO_OFFSET_RESET,
-        KafkaError._LOG_TRUNCATION,
-    }
+    {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
 )
 _SUBJECT, _DOING, _LISTING = f"topic {COMMIT_LOG}", "follow what groups commit", "list its groups"
 
@@ -179,11 +175,7 @@ class CommitLog:
     """The commits and members of some groups, as they come. Not thread-safe."""
 
     def __init__(self, connection: Connection, groups: Collection[str], since: datetime) -> None:
-        """Asks nothing yet.
-
-        Args:
-            since: from when on commits are wanted; earlier ones may come along.
-        """
+        """Asks nothing yet. `since`: from when on commits are wanted; earlier ones may come too."""
         self._admin = connect(connection)
         self._groups = {name.encode(): name for name in sorted(groups)}
         self._members = {name: GroupMembers(name) for name in self._groups.values()}

@@ -98,9 +98,7 @@ def decode_record(
     key: bytes, value: bytes | None, at: datetime, place: Place
 ) -> CommitRecord | GroupEntry | SkippedEntry:
     """What a record says; one of a version that is not known, or is damaged, is skipped.
-
-    Args:
-        at: the record's own time.
+    `at`: the record's own time.
     """
     try:
         source = _Source(key)
@@ -167,15 +165,10 @@ class _Source:
             shift += 7
 
     def take_text(self, flexible: bool = False) -> str:
-        """A text; "" for null."""
         return self.pass_over(self.take_size(True) if flexible else self.take(_SHORT)).decode()
 
     def pass_over(self, size: int) -> bytes:
-        """So many bytes.
-
-        Raises:
-            IndexError: there are fewer.
-        """
+        """So many bytes. Raises IndexError: there are fewer."""
         end = self.at + max(0, size)
         if end > len(self.data):
             raise IndexError(end)

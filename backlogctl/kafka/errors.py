@@ -88,17 +88,7 @@ def translate(
     last_report: str = "",
     seconds: float | None = None,
 ) -> BacklogError:
-    """Turns a client's error into ours; the caller raises it `from` the original.
-
-    Args:
-        error: KafkaError, KafkaException, or what a client call raised besides (ValueError,
-            a future's TimeoutError).
-        subject: what it was tried on: `topic orders`, `group order-service on topic orders`.
-        doing: what was tried, to follow "could not": `read committed offsets`.
-        addresses: `bootstrap.servers` tried.
-        last_report: the client's own last connection report, if it made one.
-        seconds: the time limit that was given.
-    """
+    """`translate` of `backlogctl_delivery.kafka`, and those that only the tool itself meets."""
     inner = None if isinstance(error, BacklogError) else unwrap(error)
     code, text = (None, "") if inner is None else (inner.code(), describe_kafka_error(inner))
     if code in _FENCED:
@@ -140,10 +130,7 @@ _ADDRESS = re.compile(r"^(?:\w+://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:]+))(?::(
 
 def try_addresses(addresses: str, seconds: float) -> dict[str, str]:
     """By address why no connection is made; "" where one is. All at once, and within the time: a
-    name service that hangs is not waited for.
-
-    Args:
-        addresses: as `bootstrap.servers`.
+    name service that hangs is not waited for. `addresses`: as `bootstrap.servers`.
     """
     wanted = [one.strip() for one in addresses.split(",") if one.strip()]
     found: dict[str, str] = dict.fromkeys(wanted, f"no answer within {seconds:g} s")
@@ -208,7 +195,7 @@ def _compare(properties: Mapping[str, Any], bare: socket.socket, host: str, plac
             pass
     except ssl.SSLCertVerificationError as error:
         return (
-            f"the certificate of {place} is not accepted: {_tidy(error.verify_message)} "
+            f"the certificate of {place} is not accepted: {error.verify_message.rstrip('.')} "
             f"({_name_trust(properties)})"
         )
     except (ssl.SSLError, ConnectionError, TimeoutError) as error:
@@ -259,7 +246,3 @@ def _name_trust(properties: Mapping[str, Any]) -> str:
         return "trusted is `ssl.ca.pem`"
     trusted = properties.get("ssl.ca.location")
     return f"trusted is {trusted}" if trusted else "trusted are this machine's authorities"
-
-
-def _tidy(text: str) -> str:
-    return text.rstrip(".")

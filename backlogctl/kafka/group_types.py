@@ -45,9 +45,7 @@ def read_share_offsets(
     properties: Properties, group: str, deadline: Deadline | None = None
 ) -> tuple[SharePartition, ...]:
     """Every partition that the share group has begun to read, by topic and number.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure: also where these properties, or the brokers, cannot.
+    Raises ClusterUnreachable, KafkaFailure: also where these properties, or the brokers, cannot.
     """
     settings, reason = translate_properties(properties)
     if settings is None:
@@ -119,9 +117,6 @@ def read_group_type(
 ) -> str | None:
     """`classic`, `consumer`, `share`, `streams`; "" of a group that is not there, or whose brokers
     are older than group types; None where it cannot be asked with these properties.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
     """
     found = read_group_listing(properties, group, deadline)
     return None if found is None else found.type
@@ -130,11 +125,7 @@ def read_group_type(
 def read_group_listing(
     properties: Properties, group: str, deadline: Deadline | None = None
 ) -> GroupListing | None:
-    """A group of any type; an empty listing where it is not there, None where it cannot be asked.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
-    """
+    """A group of any type; empty where it is not there, None where it cannot be asked."""
     listings, unknown = read_group_listings(properties, deadline)
     return None if unknown else listings.get(group, GroupListing())
 
@@ -142,11 +133,7 @@ def read_group_listing(
 def read_group_listings(
     properties: Properties, deadline: Deadline | None = None
 ) -> tuple[dict[str, GroupListing], str]:
-    """By name every group of every broker; or why that cannot be asked.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
-    """
+    """By name every group of every broker; or why that cannot be asked."""
     settings, reason = translate_properties(properties)
     if settings is None:
         return {}, f"the types of groups cannot be asked for {reason}"
@@ -167,9 +154,7 @@ def explain_unsupported_group(kind: str | None) -> str:
 
 async def list_groups(client: RawClient) -> list[Any]:
     """Every group of every broker, as kafka-python's ListGroupsResponse has them.
-
-    Raises:
-        BrokerResponseError: a broker refused.
+    Raises BrokerResponseError: a broker refused.
     """
     from kafka import errors
     from kafka.protocol.admin import ListGroupsRequest

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar, cast
 
 from confluent_kafka import (
@@ -257,7 +256,7 @@ def set_group_offsets(
                 raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
 
     try:
-        retry_transient(admin, limit, call, partial(_is_spreading, new_topic))
+        retry_transient(admin, limit, call, lambda e: new_topic and isinstance(e, TopicMissing))
     except GroupActive as error:
         raise _refuse_active(group, describe_group_state(admin, group, limit)) from error
     back = committed_offsets(admin, group, topic, offsets, limit)
@@ -284,16 +283,9 @@ def _refuse_unknown(
         )
 
 
-def _is_spreading(new_topic: bool, error: KafkaFailure) -> bool:
-    return new_topic and isinstance(error, TopicMissing)
-
-
 def delete_group(connection: Connection, group: str, deadline: Deadline | None = None) -> None:
     """Deletes a group and its offsets; one that is gone is fine.
-
-    Raises:
-        GroupActive: it has members.
-        ClusterUnreachable, KafkaFailure.
+    Raises GroupActive: it has members.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     call, subject = admin.delete_consumer_groups, f"group {group}"
@@ -329,9 +321,7 @@ def check_commits(
     log_starts: Mapping[int, int] | None = None,
 ) -> dict[int, Commit | None]:
     """An answer's commits by partition; None where there is none.
-
-    Raises:
-        KafkaFailure: a partition was refused.
+    Raises KafkaFailure: a partition was refused.
     """
     commits: dict[int, Commit | None] = {}
     for item in items or ():
@@ -426,7 +416,6 @@ def read_standing(
     Raises:
         EndsBehind: until the deadline an end lay below a commit, or below what is written.
         LogTruncated: it has for 20 s: messages were lost, or the commit was set wrong.
-        ClusterUnreachable, KafkaFailure.
     """
     numbers, known = tuple(partitions), written or {}
     seen: KafkaFailure | None = None

@@ -67,9 +67,6 @@ def peek_at(
         connection: an admin client keeps its consumer for the next time.
         isolation: `read_uncommitted` gives those of open and aborted transactions too; then
             `connection` must be properties.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
     """
     if not starts:
         return {}

@@ -9,12 +9,7 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import ClusterUnreachable
-from backlogctl.kafka.clients import (
-    Properties,
-    assign_partitions,
-    find_addresses,
-    make_consumer,
-)
+from backlogctl.kafka.clients import Properties, assign_partitions, find_addresses, make_consumer
 from backlogctl.kafka.errors import translate
 
 _AT_ONCE = 5_000
@@ -38,9 +33,6 @@ def read_ranges(
 
     Args:
         doing: to follow "could not": `read the canary back`.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
     """
     pending = {p: ends[p] for p, at in starts.items() if at < ends[p]}
     if not pending:

@@ -78,10 +78,7 @@ class RawClient:
     """One client; not thread-safe. `admin` is kafka-python's own."""
 
     def __init__(
-        self,
-        settings: Mapping[str, Any],
-        limit: Deadline,
-        properties: Properties | None = None,
+        self, settings: Mapping[str, Any], limit: Deadline, properties: Properties | None = None
     ) -> None:
         """Connects.
 
@@ -164,7 +161,6 @@ class RawClient:
         return result
 
     def close(self) -> None:
-        """Closes it, and its connections."""
         self._open.close()
 
     def __enter__(self) -> Self:
@@ -319,9 +315,7 @@ def _silenced() -> Iterator[None]:
 
 def read_leaders(client: RawClient, topic: str, limit: Deadline) -> dict[int, int]:
     """Node ids by partition; a partition that has no leader now is left out.
-
-    Raises:
-        Exception: kafka-python's own; see `raw_client.translate_error`.
+    Raises Exception: kafka-python's own; see `raw_client.translate_error`.
     """
     return client.run(lambda: ask_leaders(client, topic), limit)
 

@@ -250,11 +250,7 @@ class FoundGroups:
 
 
 def list_all_groups(properties: Properties, limit: Deadline) -> FoundGroups:
-    """Every group that the brokers list to us, of any type.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
-    """
+    """Every group that the brokers list to us, of any type."""
     admin = connect(properties)
     subject, first = f"cluster {admin.addresses}", Deadline(limit.remaining(_FIRST_SECONDS))
     listed = {

@@ -114,9 +114,7 @@ def read_rights(
     properties: Properties, rights: Sequence[Right], deadline: Deadline | None = None
 ) -> RightsReading:
     """Which of these rights the client of these properties does not have. Changes nothing.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure: nobody answered, or the login was refused.
+    Raises ClusterUnreachable, KafkaFailure: nobody answered, or the login was refused.
     """
     settings, reason = translate_properties(properties)
     if settings is None:

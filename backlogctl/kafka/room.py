@@ -121,9 +121,7 @@ class RoomWatch:
 
     def look(self, wanted: Mapping[int, int]) -> str:
         """Why nothing of `wanted` may be written now; "" where some of it may, or that is unknown.
-
-        Args:
-            wanted: by partition, the bytes that can be written at least.
+        `wanted`: by partition, the bytes that can be written at least.
         """
         found = self._read(self._properties, self._topic, Deadline(self._within))
         self.room = room = measure_room(found, self._floor)

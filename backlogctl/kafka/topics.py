@@ -65,11 +65,7 @@ class TopicInfo:
 def read_topic_id(
     connection: Connection, topic: str, deadline: Deadline | None = None
 ) -> tuple[str, int]:
-    """The topic's id and its number of partitions.
-
-    Raises:
-        TopicMissing, ClusterUnreachable, KafkaFailure.
-    """
+    """The topic's id and its number of partitions."""
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     described = _describe(admin, topic, limit)
     return str(described.topic_id), len(described.partitions)
@@ -78,11 +74,7 @@ def read_topic_id(
 def describe_topic(
     connection: Connection, topic: str, deadline: Deadline | None = None
 ) -> TopicInfo:
-    """Id, partitions, replication and settings of a topic.
-
-    Raises:
-        TopicMissing, ClusterUnreachable, KafkaFailure.
-    """
+    """Id, partitions, replication and settings of a topic."""
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     described = _describe(admin, topic, limit)
     resource = ConfigResource(ResourceType.TOPIC, topic)
@@ -101,11 +93,7 @@ def describe_topic(
 def read_metadata(
     connection: Connection, topic: str | None = None, deadline: Deadline | None = None
 ) -> Any:
-    """Brokers, leaders and replicas in sync, as any broker knows them; of one topic or of all.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
-    """
+    """Brokers, leaders and replicas in sync, as any broker knows them; of one topic or of all."""
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject = "the cluster" if topic is None else f"topic {topic}"
     wait_for_broker(admin, subject, "read the metadata", limit)
@@ -140,16 +128,9 @@ def list_offsets(
 
 
 def list_newest_times(
-    connection: Connection,
-    topic: str,
-    partitions: Iterable[int],
-    deadline: Deadline | None = None,
+    connection: Connection, topic: str, partitions: Iterable[int], deadline: Deadline | None = None
 ) -> dict[int, int]:
-    """The largest timestamps, in milliseconds; -1 where there is none (KIP-734).
-
-    Raises:
-        TopicMissing, ClusterUnreachable, KafkaFailure: for any partition.
-    """
+    """The largest timestamps, in milliseconds; -1 where there is none (KIP-734)."""
     what: Any = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
     doing = "read the newest timestamps"
     found = _list_offsets(connection, topic, partitions, what, doing, "read_uncommitted", deadline)
@@ -265,7 +246,6 @@ def delete_records(
     Raises:
         KafkaFailure: a partition was refused (names all of them), or its log start reads back below
             its offset. Others may be deleted.
-        ClusterUnreachable.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject, doing = f"topic {topic}", "delete records"
@@ -316,11 +296,10 @@ def delete_topic(
     Raises:
         Refused: the topic of this name has another id; it is left alone.
         KafkaFailure: the cluster refused, or the topic is still there at the deadline.
-        ClusterUnreachable.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject = f"topic {topic}"
-    found = _find_id(admin, topic, limit)
+    found = find_topic_id(admin, topic, limit)
     if found is None:
         return
     if found != topic_id:
@@ -332,7 +311,7 @@ def delete_topic(
 
     with suppress(TopicMissing):
         ask_for_one(admin, admin.delete_topics, subject, "delete it", limit, [topic])
-    while _find_id(admin, topic, limit) == topic_id:
+    while find_topic_id(admin, topic, limit) == topic_id:
         if limit.expired:
             raise KafkaFailure(
                 f"it is still there {limit.seconds:g} s after it was to be deleted",
@@ -343,7 +322,8 @@ def delete_topic(
         time.sleep(limit.remaining(_PAUSE))
 
 
-def _find_id(admin: Admin, topic: str, limit: Deadline) -> str | None:
+def find_topic_id(admin: Admin, topic: str, limit: Deadline) -> str | None:
+    """None where there is no such topic."""
     try:
         return read_topic_id(admin, topic, limit)[0]
     except TopicMissing:
@@ -365,9 +345,7 @@ def read_topic_settings(
     connection: Connection, topic: str, names: Iterable[str], deadline: Deadline | None = None
 ) -> dict[str, TopicSetting]:
     """The settings named, as they are in force and as the topic sets them.
-
-    Raises:
-        TopicMissing, ClusterUnreachable, KafkaFailure: also for a name the broker does not know.
+    Raises TopicMissing, ClusterUnreachable, KafkaFailure: also for a name the broker does not know.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject, doing = f"topic {topic}", "read its settings"
@@ -406,7 +384,6 @@ def alter_topic_config(
 
     Raises:
         KafkaFailure: it was refused, or what reads back is not what was set.
-        TopicMissing, ClusterUnreachable.
     """
     if not changes:
         return

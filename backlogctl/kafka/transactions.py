@@ -102,10 +102,7 @@ class OpenTransaction:
 
 
 def read_open_transactions(
-    properties: Properties,
-    topic: str,
-    partitions: Iterable[int],
-    deadline: Deadline | None = None,
+    properties: Properties, topic: str, partitions: Iterable[int], deadline: Deadline | None = None
 ) -> tuple[OpenTransaction, ...]:
     """Those that are open now, by partition, in the order of the log; none of a partition without
     a leader.
@@ -140,10 +137,7 @@ def read_open_transactions(
 
 
 def find_transactional(
-    properties: Properties,
-    topic: str,
-    partitions: Iterable[int],
-    deadline: Deadline | None = None,
+    properties: Properties, topic: str, partitions: Iterable[int], deadline: Deadline | None = None
 ) -> Mapping[int, bool]:
     """By partition whether a transactional producer has written to it, as far as its leader
     remembers: `producer.id.expiration.ms` (a day by default) after its last batch or marker, also
@@ -182,7 +176,6 @@ def abort_transaction(
         Refused: it is not open any more; its coordinator is ending it; or it is not known
             whether its coordinator knows it.
         AccessDenied: WRITE on the transactional id, or ALTER on the cluster, is missing.
-        ClusterUnreachable, KafkaFailure.
     """
     limit = deadline or Deadline(_SECONDS)
     found = read_open_transactions(properties, transaction.topic, [transaction.partition], limit)
@@ -214,9 +207,7 @@ def abort_transaction(
 
 def refuse_abort(asked: OpenTransaction, current: OpenTransaction | None) -> None:
     """Raises Refused where a transaction must not be aborted.
-
-    Args:
-        current: as it is now; None where it is not open.
+    `current`: as it is now; None where it is not open.
     """
     subject = f"transaction {asked.name}"
     if current is None:
@@ -497,7 +488,6 @@ def write_empty_transaction(
 
 
 async def _begin_producer(client: RawClient, name: str) -> tuple[int, Any]:
-    """The coordinator, and its answer."""
     from kafka.errors import for_code
     from kafka.protocol.producer.transaction import InitProducerIdRequest
 

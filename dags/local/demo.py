@@ -80,9 +80,7 @@ class StepPrinter:
 @contextmanager
 def open_place(keep: Path | None, console: Console) -> Iterator[Path]:
     """A directory that is gone at the end, unless it was named, or something failed.
-
-    Raises:
-        UsageError: there is something in it.
+    Raises UsageError: there is something in it.
     """
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)

@@ -233,11 +233,9 @@ class AirflowStandalone:
 
     @property
     def log(self) -> Path:
-        """The log of all components."""
         return self.logs / "standalone.log"
 
     def password_of(self, name: str) -> str:
-        """A user's password."""
         return next(user.password for user in self.users if user.name == name)
 
     def log_in(self, name: str) -> str:
@@ -248,11 +246,7 @@ class AirflowStandalone:
         return str(answer.json()["access_token"])
 
     def wait(self) -> None:
-        """Until it ends by itself.
-
-        Raises:
-            EmbeddedError: that is what happened.
-        """
+        """Until it ends by itself. Raises EmbeddedError: that is what happened."""
         assert self._process is not None, "it was stopped"
         self._process.wait()
         raise self._explain("ended")

@@ -47,9 +47,7 @@ require_run = requires_access_dag("GET", DagAccessEntity.RUN)
 
 def require_recovery(request: Request, recovery_id: str, user: GetUserDep) -> None:
     """The right to the page, or to the runs of the DAG that planned this one recovery.
-
-    Raises:
-        HTTPException: 403; it does not reveal whether the recovery exists.
+    Raises HTTPException: 403; it does not reveal whether the recovery exists.
     """
     try:
         require_page(request, user)

@@ -36,8 +36,6 @@ KEEP_ERROR = 5.0
 
 @dataclass(frozen=True)
 class PageParts:
-    """What the page is made of."""
-
     workspace: Workspace
     page: ASGIApp
 
@@ -46,9 +44,7 @@ class PageCache:
     """Opens it; what was opened, or why it could not be, is kept for a while."""
 
     def __init__(
-        self,
-        load: Callable[[], Config] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, load: Callable[[], Config] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._load = load or _load_config
         self._clock = clock
@@ -60,9 +56,7 @@ class PageCache:
 
     def open(self) -> PageParts:
         """Configuration, ledger and page.
-
-        Raises:
-            BacklogError: the configuration is wrong, or the ledger cannot be opened.
+        Raises BacklogError: the configuration is wrong, or the ledger cannot be opened.
         """
         with self._lock:
             stamp = _read_stamp()

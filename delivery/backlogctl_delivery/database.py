@@ -37,9 +37,7 @@ from backlogctl_delivery.errors import BacklogError, ConfigurationError
 
 def encode_json(value: Any) -> str:
     """Canonical JSON: sorted keys, no blanks, ASCII. Hashes are made over this text.
-
-    Raises:
-        TypeError, ValueError: for what JSON does not have (NaN, bytes, ...).
+    Raises TypeError, ValueError: for what JSON does not have (NaN, bytes, ...).
     """
     if isinstance(value, Mapping):
         value = dict(value)
@@ -174,11 +172,9 @@ class Database:
         return now.astimezone(UTC)
 
     def close(self) -> None:
-        """Ends its connections."""
         self._engine.dispose()
 
     def explain(self, error: SQLAlchemyError) -> BacklogError:
-        """What a database error means to a user."""
         return explain_failure(error, self.place, self.failure)
 
     def _leave_parent(self) -> None:
@@ -214,9 +210,7 @@ class Database:
 
 def parse_url(url: str, what: str) -> URL:
     """Reads the URL of an SQLite file or a PostgreSQL database.
-
-    Raises:
-        ConfigurationError: it is neither. The URL is not repeated, as it may hold a password.
+    Raises ConfigurationError: it is neither. The URL is not repeated, as it may hold a password.
     """
     hint = "use sqlite:///backlog.db or postgresql+psycopg://user@host/database"
     try:

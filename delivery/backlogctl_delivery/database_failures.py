@@ -153,12 +153,7 @@ def mask_url(url: URL) -> str:
 # SQLSTATEs (its manual, appendix A), both by their beginnings; MariaDB's and MySQL's numbers (their
 # manuals, "Error reference").
 _SIGNS: tuple[tuple[Trouble, tuple[str, ...], tuple[str, ...], tuple[int, ...]], ...] = (
-    (
-        Trouble.UNIQUE,
-        ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"),
-        ("23505",),
-        (),
-    ),
+    (Trouble.UNIQUE, ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"), ("23505",), ()),
     (Trouble.LOCKED, ("SQLITE_BUSY", "SQLITE_LOCKED"), ("40", "55P03"), (1205, 1213)),
     (Trouble.MISSING, (), ("42P01", "42703"), (1146, 1054)),
     (Trouble.NO_DATABASE, ("SQLITE_NOTADB",), (), ()),
@@ -224,10 +219,7 @@ def explain_failure(
     message, hint = _WORDS.get(trouble, ("{reason}", ""))
     said = {"reason": reason, "key": place.key, "tables": place.make_tables_hint}
     return make(
-        message.format(**said),
-        subject=place.label,
-        hint=hint.format(**said),
-        retryable=is_passing,
+        message.format(**said), subject=place.label, hint=hint.format(**said), retryable=is_passing
     )
 
 

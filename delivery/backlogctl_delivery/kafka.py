@@ -208,9 +208,7 @@ class Silence:
 
     def check(self, consumer: Consumer) -> None:
         """After nothing came.
-
-        Raises:
-            KafkaException: no broker answers this client. A new one may find them.
+        Raises KafkaException: no broker answers this client. A new one may find them.
         """
         if time.monotonic() - self._since >= self._seconds:
             consumer.list_topics(self._topic, _SILENCE_SECONDS)
@@ -298,7 +296,6 @@ def is_retriable(error: KafkaError | BaseException) -> bool:
 
 
 def is_unreachable(error: KafkaError) -> bool:
-    """Whether nobody answered."""
     return error.code() in _UNREACHABLE
 
 
@@ -311,7 +308,6 @@ def is_refusal(error: KafkaError) -> bool:
 
 
 def explain_kafka(error: KafkaError) -> str:
-    """Why Kafka did not take a message."""
     text = f"{error.name()}: {error.str()}"
     way_out = _WAYS_OUT.get(error.code())
     return text if way_out is None else f"{text}; {way_out}"
@@ -366,18 +362,13 @@ def translate(
 
 
 def is_refused_login(error: KafkaError) -> bool:
-    """Whether the broker did not let the user in."""
     return error.code() in _LOGIN
 
 
 def refuse_login(
     error: KafkaError, subject: str, doing: str, addresses: str, login: str = ""
 ) -> LoginRefused:
-    """A refused login.
-
-    Args:
-        login: `user shop with SCRAM-SHA-512`, where it is known.
-    """
+    """A refused login. `login`: `user shop with SCRAM-SHA-512`, where it is known."""
     whose = f" of {login}" if login else ""
     place = addresses or "(none given)"
     return LoginRefused(
@@ -389,7 +380,6 @@ def refuse_login(
 
 
 def refuse_encryption(why: str, subject: str, doing: str, addresses: str) -> EncryptionRefused:
-    """No connection, because of its encryption."""
     return EncryptionRefused(
         f"could not {doing}: there is no connection to {addresses or '(none given)'}: {why}",
         subject=subject,

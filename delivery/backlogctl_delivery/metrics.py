@@ -39,7 +39,6 @@ class Gauge(GaugeMetricFamily):
         super().__init__(metric.name, metric.help, labels=metric.labels)
 
     def add_metric(self, labels: Sequence[str], value: float, *more: Any, **named: Any) -> None:
-        """A line."""
         super().add_metric([escape_name(label) for label in labels], value, *more, **named)
 
 
@@ -50,7 +49,6 @@ class Counter(CounterMetricFamily):
         super().__init__(metric.name, metric.help, labels=metric.labels)
 
     def add_metric(self, labels: Sequence[str], value: float, *more: Any, **named: Any) -> None:
-        """A line."""
         super().add_metric([escape_name(label) for label in labels], value, *more, **named)
 
 

@@ -77,11 +77,9 @@ class VisibleFormatter(logging.Formatter):
     """Log lines with what others wrote in them escaped; a traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """The line."""
         return escape_text(super().formatMessage(record))
 
     def formatException(self, ei: logging._SysExcInfoType) -> str:  # noqa: N802
-        """The traceback under it."""
         return escape_trace(super().formatException(ei))
 
 

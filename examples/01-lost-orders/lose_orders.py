@@ -47,7 +47,6 @@ def expire(client: Properties, here: Path) -> None:
 
 
 def main() -> None:
-    """One step or the other."""
     step = expire if "--expire" in sys.argv[1:] else fall_behind
     step({"bootstrap.servers": os.environ["SHOP_KAFKA"]}, Path(__file__).parent)
 

@@ -41,7 +41,6 @@ def read_keys() -> Counter[str]:
 
 
 def main() -> None:
-    """Three lines, and an exit code."""
     with sqlite3.connect("shop.db") as shop:
         orders = {order for (order,) in shop.execute("SELECT order_id FROM orders")}
     sent = read_keys()

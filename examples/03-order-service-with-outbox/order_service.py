@@ -47,11 +47,7 @@ class CardRefused(Exception):
 
 
 def take_order(order: Order) -> None:
-    """The business transaction.
-
-    Raises:
-        CardRefused: there is neither an order nor a message.
-    """
+    """The business transaction. Raises CardRefused: there is neither an order nor a message."""
     value = json.dumps({"order_id": order.order_id, "cents": order.cents})
     with Session(engine) as session, session.begin():
         session.add(order)

@@ -70,7 +70,6 @@ class Answers(BaseHTTPRequestHandler):
     """`POST {"biz_type": "payment", "biz_id": "7"}` is answered by `{"status": "committed"}`."""
 
     def do_POST(self) -> None:
-        """One question."""
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         status = look_back_at(question["biz_id"])
         answer = json.dumps({"status": status}).encode()
@@ -100,7 +99,6 @@ def make_topics() -> None:
 
 
 def main() -> None:
-    """One verb."""
     parser = argparse.ArgumentParser(description="Takes payments.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("topics")

@@ -10,7 +10,6 @@ SILENT_SECONDS = 15.0
 
 
 def main() -> None:
-    """A line for each message."""
     consumer = Consumer(
         {
             "bootstrap.servers": os.environ["SHOP_KAFKA"],

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import sqlalchemy as sa
@@ -243,7 +242,6 @@ def create_orders(url: str) -> None:
 
 
 def create_tables(url: str, *owners: sa.MetaData) -> None:
-    """The tables of these services."""
     with connect(url) as connection:
         for owner in owners:
             owner.create_all(connection)
@@ -251,7 +249,6 @@ def create_tables(url: str, *owners: sa.MetaData) -> None:
 
 
 def write_value(row: Row) -> str:
-    """A message's value."""
     return json.dumps({"id": row.id, "number": row.number})
 
 
@@ -271,18 +268,12 @@ class Begun:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def note(self, made: str) -> None:
-        """One id."""
         os.write(self._file, f"{made}\n".encode())
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
 

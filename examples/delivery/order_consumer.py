@@ -49,9 +49,7 @@ class OrderConsumer:
 
     def work(self) -> None:
         """One batch: each message in a transaction, then the offsets.
-
-        Raises:
-            KafkaException: another one has taken its name.
+        Raises KafkaException: another one has taken its name.
         """
         count = 0
         for message in self._consumer.consume(_BATCH, _WAIT_SECONDS):
@@ -87,7 +85,6 @@ class OrderConsumer:
                 session.execute(sa.insert(DROPPED).values(message_id=attempt.message_id))
 
     def do(self, session: Session, message: Message) -> None:
-        """The work."""
         row = read_value(message.key(), message.value())
         session.execute(sa.insert(HANDLED).values(id=row.id, key=row.key, number=row.number))
 
@@ -107,7 +104,6 @@ class OrderConsumer:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Handles orders until SIGTERM."""
     parser = argparse.ArgumentParser(description="Handle messages until SIGTERM.")
     for name in ("--database", "--bootstrap", "--topic", "--group"):
         parser.add_argument(name, required=True)

@@ -47,9 +47,7 @@ _PARTING_SECONDS = 15.0
 
 class OrderService:
     """One process of the service; another one may run when this one is killed.
-
-    Args:
-        bootstrap: the brokers that it sends to by itself; None leaves that to `outbox run`.
+    `bootstrap`: the brokers that it sends to by itself; None leaves that to `outbox run`.
     """
 
     def __init__(self, url: str, bootstrap: str | None, topic: str, begun: Begun) -> None:
@@ -93,7 +91,6 @@ class OrderService:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Takes orders until SIGTERM."""
     parser = argparse.ArgumentParser(description="Take orders until SIGTERM.")
     parser.add_argument("--database", required=True)
     parser.add_argument("--bootstrap", help="without it `outbox run` sends")

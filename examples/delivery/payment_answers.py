@@ -65,7 +65,6 @@ def make_server(engine: sa.Engine, port: int) -> ThreadingHTTPServer:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Answers until it is ended."""
     parser = argparse.ArgumentParser(description="Answer what became of payments.")
     parser.add_argument("--database", required=True)
     parser.add_argument("--port", required=True, type=int)

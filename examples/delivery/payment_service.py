@@ -79,7 +79,6 @@ class PaymentService:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Takes payments until SIGTERM."""
     parser = argparse.ArgumentParser(description="Take payments until SIGTERM.")
     for name in ("--database", "--bootstrap", "--topic", "--prepared"):
         parser.add_argument(name, required=True)

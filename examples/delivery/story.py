@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +28,6 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import Properties
-from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.sandbox import watchdog
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import free_port
@@ -56,16 +54,7 @@ from examples.delivery.facts import (
     create_tables,
     read_value,
 )
-from examples.stage import (
-    Stage,
-    await_handled,
-    draw_checks,
-    make_command,
-    print_end,
-    print_opening,
-    read_topic,
-    tell_progress,
-)
+from examples.stage import Stage, await_handled, draw_checks, make_command, read_topic, tell_whole
 
 # Processes that are killed at random moments, and started again at once.
 
@@ -108,11 +97,7 @@ class Player:
         self._pid = int(self._process.stdout.readline())
 
     def kill(self) -> None:
-        """SIGKILL.
-
-        Raises:
-            BacklogError: it has ended by itself.
-        """
+        """SIGKILL. Raises BacklogError: it has ended by itself."""
         assert self._process is not None
         if self._process.poll() is not None:
             told = self._log.read_text(errors="replace").strip().splitlines()
@@ -162,10 +147,7 @@ def playing(
 
 
 def kill_at_random(
-    players: Sequence[Player],
-    seconds: float,
-    apart: tuple[float, float],
-    count: Callable[[], int],
+    players: Sequence[Player], seconds: float, apart: tuple[float, float], count: Callable[[], int]
 ) -> Iterator[float]:
     """For so long, and at least twice, each is killed after some time at work, and started again.
 
@@ -216,7 +198,6 @@ class Result:
         return all(audit.passed for audit in self.audits.values()) and all(self.kills.values())
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, and whether all is well."""
         return {
             **{name: audit.to_json() for name, audit in self.audits.items()},
             "kills": dict(self.kills),
@@ -230,11 +211,7 @@ class Result:
 
 
 def draw_audit(audit: Audit, rows: str) -> Table:
-    """Each figure, and whether it is what it should be.
-
-    Args:
-        rows: what is counted, such as `orders`.
-    """
+    """Each figure, and whether it is as it should be. `rows`: what is counted: `orders`, ..."""
     return draw_checks(
         (name, f"{figure:,}", how, is_right)
         for name, figure, how, is_right in (
@@ -308,9 +285,7 @@ class Size:
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """Where the facts are: a business table and its begun ids, a topic, a consumer's table.
-
-    Attributes:
-        rows: what is committed: id, key, number.
+    `rows`: what is committed: id, key, number.
     """
 
     rows: sa.Select[Any]
@@ -369,33 +344,20 @@ _PATIENCE_SECONDS = 60.0
 
 
 def tell_story(console: Console, size: Size | None = None) -> Result:
-    """Plays the whole story in a temporary directory that is gone at the end, as is every process.
-
-    Raises:
-        BacklogError: a part of it failed.
-    """
-    size, started = size or Size(), time.monotonic()
-    print_opening(
+    """Plays the whole story; nothing of it is left at the end."""
+    wanted = size or Size()
+    return tell_whole(
         console,
         "demo delivery",
         "An order is committed, and its message must be sent and handled, whatever dies in "
         "between. An [bold]outbox[/] makes order and message one transaction; [bold]handle_once[/] "
         "makes a message's work and its mark another one. Here all of it is killed at random "
         "moments, and then every id is compared. All of it is real.",
-    )
-    with (
-        Interrupts(once=True).installed(),
-        tempfile.TemporaryDirectory(prefix="backlogctl-demo-") as name,
-        EmbeddedKafka.start(Path(name) / "kafka", progress=tell_progress(console)) as kafka,
-    ):
-        result = _Story(console, Path(name), kafka, size).tell()
-    told = (
         "Now yours: docs/outbox.md takes an outbox in with five lines, "
         "[bold green]backlogctl outbox create[/] makes its table;\n"
-        "docs/idempotent-consumer.md does the other half."
+        "docs/idempotent-consumer.md does the other half.",
+        lambda directory, kafka: _Story(console, directory, kafka, wanted).tell(),
     )
-    print_end(console, told, result, time.monotonic() - started)
-    return result
 
 
 class _Story:
@@ -529,10 +491,7 @@ class _Story:
         self, players: Sequence[Player], ledger: Ledger, seconds: float, restarts: bool
     ) -> None:
         columns = (TextColumn("  "), BarColumn(30), TextColumn("{task.description}"))
-        with (
-            Progress(*columns, console=self._console) as progress,
-            ThreadPoolExecutor(1) as aside,
-        ):
+        with Progress(*columns, console=self._console) as progress, ThreadPoolExecutor(1) as aside:
             task = progress.add_task("", total=1.0)
             restarting: Future[None] | None = None
             for passed in kill_at_random(

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import IO
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Consumers, mask_secrets
+from backlogctl.config import Consumers
 from backlogctl.config.consumers import fill_in
 from backlogctl.errors import BacklogError
-from backlogctl.fanout.launchers.interface import CheckStop, Fleet, find_inherited
-from backlogctl_delivery.visible import join_lines, join_words
+from backlogctl.fanout.launchers.interface import CheckStop, Fleet, cut_tail, find_inherited
+from backlogctl_delivery.visible import join_words
 
 _TICK = 0.02
 _ASK_EVERY = 1.0
 _END_WITHIN = 5.0
-_TAIL_LINES = 10
 
 
 class CommandLauncher:
@@ -36,9 +35,7 @@ class CommandLauncher:
 
     def scale(self, fleet: Fleet, count: int, check_stop: CheckStop) -> None:
         """Runs `scale`, and waits until `status`, where there is one, prints `count`.
-
-        Raises:
-            BacklogError: a command failed, or it took longer than `command_within`.
+        Raises BacklogError: a command failed, or it took longer than `command_within`.
         """
         if count == 0:
             self.stop(fleet, check_stop)
@@ -94,7 +91,7 @@ class CommandLauncher:
         number = re.search(r"\d+", output)
         if number is None:
             raise BacklogError(
-                f"its `status` command printed no number but: {_cut(output) or '(nothing)'}",
+                f"its `status` command printed no number but: {cut_tail(output) or '(nothing)'}",
                 subject=f"stream {fleet.stream}",
                 hint="it must print how many consumers run; see `consumers.status`",
             )
@@ -141,7 +138,7 @@ class CommandLauncher:
             output, complaint = _read(out), _read(err)
         if ended and process.returncode == 0:
             return output
-        last = _cut(complaint) or _cut(output) or "(nothing)"
+        last = cut_tail(complaint) or cut_tail(output) or "(nothing)"
         if ended:
             why, hint = f"ended with exit code {process.returncode}", "run it by hand to see more"
         else:
@@ -180,9 +177,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _read(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
-
-
-def _cut(text: str) -> str:
-    """The last lines of an output, as an error shows them, without secrets."""
-    lines = [line.rstrip() for line in mask_secrets(text).splitlines() if line.strip()]
-    return join_lines(lines[-_TAIL_LINES:])

@@ -9,12 +9,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from backlogctl.config import mask_secrets
+from backlogctl_delivery.visible import join_lines
+
 CheckStop = Callable[[], None]
 """Called while a launcher waits; raises to stop the run (pause, cancel, Ctrl-C, lost lease)."""
 
 
 # Settings of the runner and secrets of its scheduler: not for consumers.
 _NOT_PASSED_ON = ("BACKLOG_", "AIRFLOW_", "_AIRFLOW_")
+_TAIL_LINES = 10
 
 
 class Role(StrEnum):
@@ -42,19 +46,12 @@ class Fleet:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """What a consumer should read, as environment variables."""
-        return {
-            "BACKLOG_TOPIC": self.topic,
-            "BACKLOG_GROUP": self.group,
-            "BACKLOG_BOOTSTRAP_SERVERS": self.bootstrap_servers,
-            "BACKLOG_ROLE": self.role.value,
-            "BACKLOG_STREAM": self.stream,
-            "BACKLOG_RECOVERY": self.recovery_id,
-        }
+        """What a consumer should read, as variables: BACKLOG_TOPIC, BACKLOG_GROUP, ..."""
+        return {f"BACKLOG_{name.upper()}": value for name, value in self.placeholders.items()}
 
     @property
     def placeholders(self) -> Mapping[str, str]:
-        """The same for templated arguments: `{topic}`, `{group}`, `{bootstrap_servers}`, ..."""
+        """For templated arguments: `{topic}`, `{group}`, `{bootstrap_servers}`, ..."""
         return {
             "topic": self.topic,
             "group": self.group,
@@ -72,9 +69,7 @@ class Launcher(Protocol):
 
     def scale(self, fleet: Fleet, count: int, check_stop: CheckStop) -> None:
         """Makes `count` consumers of the fleet run; those that run already are kept.
-
-        Raises:
-            BacklogError: they cannot be started, or ended at once; says where their log is.
+        Raises BacklogError: they cannot be started, or ended at once; says where their log is.
         """
 
     def stop(self, fleet: Fleet, check_stop: CheckStop) -> None:
@@ -89,13 +84,18 @@ class Launcher(Protocol):
 
     def explain(self, fleet: Fleet) -> str | None:
         """Why its consumers do not stay, masked of secrets; None where nothing is known of that.
-
-        Raises:
-            BacklogError: the launcher could not be asked.
+        Raises BacklogError: the launcher could not be asked.
         """
 
     def describe(self, fleet: Fleet) -> str:
         """How it starts and stops them, for a plan: one sentence."""
+
+
+def cut_tail(text: str) -> str:
+    """The last lines of an output, as an error shows them, without secrets."""
+    # Masked before it is cut: half a secret would not be found.
+    lines = [line.rstrip() for line in mask_secrets(text).splitlines() if line.strip()]
+    return join_lines(lines[-_TAIL_LINES:])
 
 
 def find_inherited() -> dict[str, str]:

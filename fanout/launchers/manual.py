@@ -41,11 +41,9 @@ class LeftLauncher:
         """Nobody is ended: the caller looks at the group, and names who is in it."""
 
     def count_running(self, fleet: Fleet) -> int | None:
-        """Not known."""
         return None
 
     def explain(self, fleet: Fleet) -> str | None:
-        """Not known."""
         return None
 
     def describe(self, fleet: Fleet) -> str:
@@ -142,7 +140,6 @@ class ManualLauncher:
         return self._count_members(fleet)
 
     def explain(self, fleet: Fleet) -> str | None:
-        """Unknown: people see their consumers, this does not."""
         return None
 
     def describe(self, fleet: Fleet) -> str:

@@ -25,9 +25,15 @@ from backlogctl.config import Consumers, Ramp, mask_secrets
 from backlogctl.config.consumers import fill_in
 from backlogctl.errors import BacklogError
 from backlogctl.fanout.launchers import supervisor
-from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher, find_inherited
+from backlogctl.fanout.launchers.interface import (
+    CheckStop,
+    Fleet,
+    Launcher,
+    cut_tail,
+    find_inherited,
+)
 from backlogctl.fanout.launchers.manual import ManualLauncher
-from backlogctl_delivery.visible import join_lines, join_words
+from backlogctl_delivery.visible import join_words
 
 # More consumers in steps, so that what they write to survives.
 
@@ -81,7 +87,7 @@ _QUICK_ENDS = 3
 _KEEPS_ENDING = 2
 _SUPERVISOR_TRIES = 3
 _SUPERVISOR_WITHIN = 15.0  # beyond the time that consumers have to end
-_TAIL_LINES, _TAIL_BYTES = 10, 16_384
+_TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,9 +312,7 @@ def _read_state(fleet: Fleet) -> dict[str, Any]:
 
 def _follow(fleet: Fleet, count: int) -> str:
     """The latest request for consumers, perhaps another process's.
-
-    Raises:
-        BacklogError: it asks for another number than we do.
+    Raises BacklogError: it asks for another number than we do.
     """
     wanted = supervisor.read_private(fleet.directory / supervisor.WANTED)
     if wanted.get("count", count) != count:
@@ -359,13 +363,10 @@ def _describe_exit(code: int) -> str:
 
 
 def _read_tail(log: Path) -> str:
-    """The last lines of a log, as an error shows them, without secrets."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return "(nothing)"
-    # Masked before it is cut: half a secret would not be found.
-    lines = [line.rstrip() for line in mask_secrets(text).splitlines() if line.strip()]
-    return join_lines(lines[-_TAIL_LINES:]) or "(nothing)"
+    return cut_tail(text) or "(nothing)"

@@ -206,7 +206,6 @@ class Supervisor:
 
     @property
     def count(self) -> int:
-        """How many shall run."""
         return 0 if self.ending else int(self.wanted.get("count", 0))
 
     @property

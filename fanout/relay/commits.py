@@ -141,7 +141,6 @@ def read_start(
 
     Raises:
         Refused: there is no committed offset.
-        KafkaFailure, ClusterUnreachable.
     """
     found = find_commits(admin, group, topic, [partition], limit)
     if partition not in found:
@@ -163,10 +162,7 @@ def read_all(
     stable: bool = True,
 ) -> dict[int, CommitWithMetadata]:
     """Every partition's commit; not `stable`: without what is undecided.
-
-    Raises:
-        Refused: one has none.
-        KafkaFailure, ClusterUnreachable.
+    Raises Refused: one has none.
     """
     found = find_commits(admin, group, topic, partitions, limit, stable=stable)
     for partition in partitions:
@@ -189,11 +185,7 @@ def read_positions(
     *,
     stable: bool = True,
 ) -> dict[int, CommitWithMetadata]:
-    """The relay's own positions on the source, of the partitions of which it relayed something.
-
-    Raises:
-        KafkaFailure, ClusterUnreachable.
-    """
+    """The relay's own positions on the source, of the partitions of which it relayed something."""
     found = find_commits(admin, recovery_group, topic, partitions, limit, stable=stable)
     return {number: commit for number, commit in found.items() if commit.is_of(recovery_id)}
 
@@ -207,11 +199,7 @@ def find_commits(
     *,
     stable: bool = True,
 ) -> dict[int, CommitWithMetadata]:
-    """Commits of the partitions that have one; not `stable`: without what is undecided.
-
-    Raises:
-        KafkaFailure, ClusterUnreachable.
-    """
+    """Commits of the partitions that have one; not `stable`: without what is undecided."""
     subject, doing = f"group {group} on topic {topic}", "read stable committed offsets"
     reader = admin.open_reader(group, require_stable=stable)
 

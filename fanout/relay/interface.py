@@ -134,7 +134,6 @@ class RelayTask:
     side_by_side: int = 1  # source partitions that share this process, and its memory
 
     def transactional_id(self, partition: int) -> str:
-        """The static transactional.id of a source partition's relay."""
         return name_relay_transactional_id(self.transactional_prefix, self.source, partition)
 
 

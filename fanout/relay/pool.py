@@ -72,7 +72,6 @@ class Spares:
         self._children: list[subprocess.Popen[str]] = []
 
     def fill(self, count: int) -> None:
-        """Starts as many as are missing."""
         while len(self._children) < count:
             self._children.append(_spawn(self._log))
 
@@ -86,7 +85,6 @@ class Spares:
         return _spawn(self._log)
 
     def close(self) -> None:
-        """Ends those that nobody took."""
         children, self._children = self._children, []
         for child in children:
             child.kill()

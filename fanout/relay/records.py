@@ -73,7 +73,6 @@ def make_reader_settings(side_by_side: int) -> dict[str, Any]:
 
 
 def make_writer_settings(side_by_side: int) -> dict[str, Any]:
-    """For one of `side_by_side` partitions of a process."""
     share = max(_LEAST_KBYTES, WRITE_KBYTES // side_by_side)
     return {**_PRODUCER, "queue.buffering.max.kbytes": share}
 
@@ -139,9 +138,7 @@ class RecordBatch:
 
 def read_batch(consumer: Consumer, position: int, end: int | None, subject: str) -> RecordBatch:
     """The next messages from `position` on, before `end`.
-
-    Raises:
-        PositionExpired: retention was faster.
+    Raises PositionExpired: retention was faster.
     """
     found = RecordBatch([], position, at_end=False)
     for message in consumer.consume(READ_AT_ONCE, 0.1):
@@ -452,10 +449,7 @@ class _Relay:
             for place, count in opened.counts.items():
                 counts[place] = counts.get(place, 0) + count
         return Counters(
-            before.recovery_id,
-            before.relayed + opened.count,
-            before.bytes + opened.bytes,
-            counts,
+            before.recovery_id, before.relayed + opened.count, before.bytes + opened.bytes, counts
         )
 
     def _send_offsets(self, producer: Producer, after: Counters) -> None:

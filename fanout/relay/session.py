@@ -80,9 +80,7 @@ class RelaySession:
 
     def join(self) -> None:
         """The guard joins, where it is not there yet.
-
-        Raises:
-            ConsumerCameBack: somebody else is in the group; names them.
+        Raises ConsumerCameBack: somebody else is in the group; names them.
         """
         if self._guard is not None:
             return
@@ -145,7 +143,6 @@ class RelaySession:
 
     @property
     def is_done(self) -> bool:
-        """Whether every partition came to its range's end."""
         return not self._relaying or (self._pool is not None and self._pool.is_done)
 
     @property

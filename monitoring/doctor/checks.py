@@ -22,8 +22,6 @@ _RULES: dict[Callable[..., Any], CheckScope] = {}
 
 
 class CheckScope(StrEnum):
-    """Where a check looks."""
-
     TOPIC = "Topic and brokers"
     RETENTION = "Retention"
     GROUP = "Group and its consumers"
@@ -95,12 +93,10 @@ class CheckFinding:
 
     @property
     def why(self) -> str:
-        """Why it matters."""
         return CATALOGUE[self.check].why
 
     @property
     def needs_somebody(self) -> bool:
-        """Whether it loses messages or stops a recovery."""
         return self.level in (CheckLevel.LOSES, CheckLevel.STOPS)
 
     def to_json(self) -> dict[str, Any]:

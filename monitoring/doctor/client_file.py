@@ -124,9 +124,7 @@ class ClientProfile:
 
 def read_client_file(path: Path) -> list[ClientProfile]:
     """Reads a file: its profiles, the base first.
-
-    Raises:
-        UsageError: there is no such file, or it holds no client's settings.
+    Raises UsageError: there is no such file, or it holds no client's settings.
     """
     documents = read_documents(path)
     names, partial = [name for document in documents for name in document], ""
@@ -299,7 +297,9 @@ def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
     """None where it holds no setting of a client."""
     # Python's client takes a topic's settings there.
     given = {
-        name.removeprefix("default.topic.config."): _read_setting(value)
+        name.removeprefix("default.topic.config."): Setting(
+            None if _TEMPLATE.search(value) else value, value
+        )
         for name, value in plain.items()
     }
     # Of MirrorMaker, and of the consumer that kept its offsets in ZooKeeper.
@@ -322,10 +322,6 @@ def _read_plain(path: Path, plain: Document) -> ClientProfile | None:
         notes = tuple(_note_unknown(names, "PCS", "Kafka Streams ignores it"))
         return ClientProfile(path, "", tuple(_make_streams(given)), notes)
     return _make_plain(path, given)
-
-
-def _read_setting(text: str) -> Setting:
-    return Setting(None if _TEMPLATE.search(text) else text, text)
 
 
 def _list_streams_names() -> set[str]:

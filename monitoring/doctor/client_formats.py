@@ -29,9 +29,7 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 def read_documents(path: Path) -> list[Document]:
     """The documents of a file: values by name, as they are written; nested names joined by dots.
-
-    Raises:
-        UsageError: there is no such file, or it is no text of these formats.
+    Raises UsageError: there is no such file, or it is no text of these formats.
     """
     subject = f"client file {path}"
     try:

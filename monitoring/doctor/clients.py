@@ -83,7 +83,6 @@ class _Settings:
         return "Java's client" if self.is_java else "librdkafka"
 
     def is_given(self, *names: str) -> bool:
-        """Whether the file sets one of them."""
         return any(name in self.client.given for name in names)
 
     def read(self, name: str) -> str | None:
@@ -97,7 +96,6 @@ class _Settings:
         return self.client.defaults.get(name, defaults.get(name, ""))
 
     def read_number(self, name: str) -> int | None:
-        """As `read`."""
         text = self.read(name)
         return int(float(text)) if text else None
 
@@ -389,7 +387,6 @@ def _judge_values(s: _Settings) -> Iterator[CheckFinding]:
 
 
 def _judge_limits(s: _Settings) -> Iterator[CheckFinding]:
-    """Settings that may not be more than another."""
     for letter, low, high, below in _LIMITS:
         less, more = s.read_number(low), s.read_number(high)
         if letter != s.client.letter or not s.is_given(low, high) or less is None or more is None:

@@ -38,7 +38,6 @@ class BrokerFacts:
         return sorted(int(value) for value in values if value not in (None, ""))
 
     def read_words(self, name: str) -> set[str]:
-        """A setting's values in lower case."""
         return {one[name].lower() for one in self.settings.values() if one.get(name)}
 
 
@@ -89,7 +88,6 @@ class Topic:
         return " and ".join(told) if told and is_deleted else "forever"
 
     def read_number(self, name: str) -> int | None:
-        """A setting; None where the topic does not have it."""
         value = self.settings.get(name)
         return int(value) if value not in (None, "") else None
 
@@ -105,7 +103,6 @@ class Newest:
 
     @property
     def latest_ms(self) -> int | None:
-        """The newest timestamp."""
         return max((at for tail in self.times.values() for _, at in tail), default=None)
 
 
@@ -130,10 +127,7 @@ class Controller:
 
 def read_brokers(admin: Admin, limit: Deadline) -> BrokerFacts:
     """Every broker, with its settings.
-
-    Raises:
-        AccessDenied: `DESCRIBE_CONFIGS` on the cluster is missing.
-        ClusterUnreachable, KafkaFailure.
+    Raises AccessDenied: `DESCRIBE_CONFIGS` on the cluster is missing.
     """
     subject, doing = "the cluster", "read the brokers' settings"
     racks = list_brokers(admin, limit)
@@ -148,11 +142,7 @@ def read_brokers(admin: Admin, limit: Deadline) -> BrokerFacts:
 
 
 def list_brokers(admin: Admin, limit: Deadline, subject: str = "the cluster") -> Mapping[int, str]:
-    """Racks by broker id, "" where a broker names none.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
-    """
+    """Racks by broker id, "" where a broker names none."""
     doing = "list the brokers"
     future = ask(admin, admin.describe_cluster, subject, doing, limit)
     nodes = wait_for(admin, future, subject, doing, limit).nodes
@@ -161,9 +151,7 @@ def list_brokers(admin: Admin, limit: Deadline, subject: str = "the cluster") ->
 
 def read_topic(admin: Admin, properties: Properties, name: str, limit: Deadline) -> Topic:
     """A topic's partitions and settings.
-
-    Raises:
-        TopicMissing, AccessDenied, ClusterUnreachable, KafkaFailure.
+    Raises TopicMissing, AccessDenied, ClusterUnreachable, KafkaFailure.
     """
     info = describe_topic(admin, name, limit)
     found = read_metadata(admin, name, limit).topics[name].partitions
@@ -178,10 +166,7 @@ def read_newest(
     admin: Admin, properties: Properties, topic: str, partitions: int, limit: Deadline
 ) -> Newest:
     """Sizes and times of the newest messages; those of a silent partition are left out.
-
-    Raises:
-        AccessDenied: `READ` on the topic is missing.
-        ClusterUnreachable, KafkaFailure.
+    Raises AccessDenied: `READ` on the topic is missing.
     """
     numbers = range(partitions)
     ends = list_offsets(admin, topic, numbers, "latest", deadline=limit)

@@ -72,7 +72,6 @@ def judge_transactions(status: GroupStatus) -> Iterator[CheckFinding]:
     "work with.",
 )
 def judge_type(group: str, kind: str | None) -> Iterator[CheckFinding]:
-    """Whether a recovery can work with its commits."""
     if why := explain_unsupported_group(kind):
         yield CheckFinding(
             *("group-type", CheckLevel.STOPS, f"group {group}", why),
@@ -128,9 +127,7 @@ def judge_members(
     group: str, state: GroupState, topic: Topic, rebalancing: int, samples: int
 ) -> Iterator[CheckFinding]:
     """How the topic's partitions are shared out.
-
-    Args:
-        rebalancing: in how many of `samples` the group was rebalancing.
+    `rebalancing`: in how many of `samples` the group was rebalancing.
     """
     if not state.members or state.state != "stable":
         return

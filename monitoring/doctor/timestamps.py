@@ -43,7 +43,6 @@ def guess_unit(timestamp: int, now_ms: float) -> str:
 def judge_timestamps(
     stream: str, topic: Topic, newest: Newest, now: datetime
 ) -> Iterator[CheckFinding]:
-    """Whether messages are dated ahead."""
     latest = newest.latest_ms
     ahead = 0.0 if latest is None else latest / 1000 - now.timestamp()
     if latest is None or ahead <= _AHEAD.total_seconds():
@@ -55,9 +54,7 @@ def judge_timestamps(
         told = f"a message's timestamp is {latest}: that is no time of a calendar"
     advice = advise_on_future_timestamps(stream)
     yield CheckFinding(
-        *("future-timestamps", CheckLevel.WARNS, topic.subject, told),
-        advice.mend,
-        advice.commands,
+        *("future-timestamps", CheckLevel.WARNS, topic.subject, told), advice.mend, advice.commands
     )
 
 
@@ -79,9 +76,7 @@ def judge_arrivals(
     brokers: BrokerFacts | None = None,
 ) -> Iterator[CheckFinding]:
     """Whether messages were older than retention when they came.
-
-    Args:
-        read_history: the stream's samples, oldest first: what lies behind an end came later.
+    `read_history`: the stream's samples, oldest first: what lies behind an end came later.
     """
     kept = read_retention(topic.settings)
     if kept is None or topic.settings.get("message.timestamp.type") == "LogAppendTime":
@@ -136,9 +131,7 @@ def _list_expired(
     check_ms: float,
 ) -> list[int]:
     """Timestamps of the messages that came later than they say by more than retention.
-
-    Args:
-        tail: (offset, timestamp) of the newest messages of one partition.
+    `tail`: (offset, timestamp) of the newest messages of one partition.
     """
     found, came_after = [], 0.0
     for offset, at in tail:

@@ -56,7 +56,6 @@ _SHOWN = 5
     "Three replicas with `min.insync.replicas` 2 is what survives one failure and goes on.",
 )
 def judge_replication(topic: Topic) -> Iterator[CheckFinding]:
-    """Copies of the topic's messages."""
     factor, least = topic.replication_factor, topic.read_number("min.insync.replicas")
     if factor < WANTED:
         found = f"replication factor {factor}"
@@ -96,16 +95,13 @@ def _make(what: tuple[str, CheckLevel, Topic], found: str, advice: Advice) -> Ch
     "Nobody can read or write them until a replica comes back.",
 )
 def judge_partitions(topic: Topic) -> Iterator[CheckFinding]:
-    """Leaders and replicas as they are now."""
     least = topic.read_number("min.insync.replicas") or 1
     mend = "find out which brokers are missing, and start them"
-    describe = (describe_topic_state(topic),)
+    advice = Advice(mend, (describe_topic_state(topic),))
     offline = [p for p, one in topic.partitions.items() if one.leader < 0]
     if offline:
-        found = f"{_name(offline)} without a leader"
-        yield CheckFinding(
-            "offline-partitions", CheckLevel.STOPS, topic.subject, found, mend, describe
-        )
+        what = ("offline-partitions", CheckLevel.STOPS, topic)
+        yield _make(what, f"{_name(offline)} without a leader", advice)
     behind = {
         p: one
         for p, one in topic.partitions.items()
@@ -129,8 +125,7 @@ def judge_partitions(topic: Topic) -> Iterator[CheckFinding]:
         ),
     ):
         if chosen:
-            found = f"{_name(chosen)} {words}"
-            yield CheckFinding("under-replicated", level, topic.subject, found, mend, describe)
+            yield _make(("under-replicated", level, topic), f"{_name(chosen)} {words}", advice)
 
 
 @CheckScope.TOPIC.check(
@@ -145,7 +140,6 @@ def judge_partitions(topic: Topic) -> Iterator[CheckFinding]:
     "Fewer than three brokers cannot hold three replicas, nor replace one that is away.",
 )
 def judge_brokers(topic: Topic, brokers: BrokerFacts) -> Iterator[CheckFinding]:
-    """How many brokers, in which racks."""
     if len(brokers.racks) < WANTED:
         yield CheckFinding(
             *("brokers", CheckLevel.WARNS, "the cluster"),
@@ -224,7 +218,6 @@ _OFTEN_MS = 60_000
     "The newest 200 messages of each partition are looked at, before compression.",
 )
 def judge_message_size(topic: Topic, newest: Newest) -> Iterator[CheckFinding]:
-    """The largest message seen against what the topic takes."""
     limit = topic.read_number("max.message.bytes")
     if limit is None or newest.largest is None:
         return
@@ -248,7 +241,6 @@ def judge_message_size(topic: Topic, newest: Newest) -> Iterator[CheckFinding]:
     "single replica, those that forbid it of replicated topics.",
 )
 def judge_flush(topic: Topic) -> Iterator[CheckFinding]:
-    """Whether acknowledged messages wait in memory, and whether that matters here."""
     messages, milliseconds = topic.read_number("flush.messages"), topic.read_number("flush.ms")
     if messages is None or milliseconds is None:
         return
@@ -295,18 +287,15 @@ def judge_transactions(brokers: BrokerFacts) -> Iterator[CheckFinding]:
             "transaction can begin",
             "set transaction.state.log.replication.factor on every broker to at most their number",
         )
-    elif factors and leasts and leasts[-1] > factors[0]:
+    elif factors and leasts and leasts[-1] >= factors[0]:
+        why = f"with {factors[0]} replicas: no transaction can be written"
+        if leasts[-1] == factors[0]:
+            if there == 1:
+                return
+            why = "with as many replicas: one broker that restarts stops every transaction"
         yield CheckFinding(
             *("transactions", CheckLevel.STOPS, subject),
-            f"transaction.state.log.min.isr is {leasts[-1]} with {factors[0]} replicas: no "
-            "transaction can be written",
-            f"set transaction.state.log.min.isr on every broker to {max(1, factors[0] - 1)}",
-        )
-    elif factors and leasts and there > 1 and leasts[-1] == factors[0]:
-        yield CheckFinding(
-            *("transactions", CheckLevel.STOPS, subject),
-            f"transaction.state.log.min.isr is {leasts[-1]} with as many replicas: one broker that "
-            "restarts stops every transaction",
+            f"transaction.state.log.min.isr is {leasts[-1]} {why}",
             f"set transaction.state.log.min.isr on every broker to {max(1, factors[0] - 1)}",
         )
 
@@ -375,7 +364,6 @@ def judge_retention(
 def judge_segments(
     topic: Topic, newest: Newest | None = None, status: GroupStatus | None = None
 ) -> Iterator[CheckFinding]:
-    """How coarse retention is."""
     keep = topic.read_number("retention.ms")
     if keep is None or keep <= 0 or "delete" not in topic.settings.get("cleanup.policy", "delete"):
         return
@@ -414,7 +402,6 @@ def judge_small_segments(
     newest: Newest | None = None,
     status: GroupStatus | None = None,
 ) -> Iterator[CheckFinding]:
-    """How many segments a partition may come to."""
     size, milliseconds = topic.read_number("segment.bytes"), topic.read_number("segment.ms")
     is_cleaned = "delete" not in topic.settings.get("cleanup.policy", "delete")
     if not size or not milliseconds or is_cleaned:  # the cleaner puts small segments together
@@ -460,7 +447,6 @@ def _may_have_expired(status: GroupStatus | None) -> bool:
     "not: right for a table, a loss for events.",
 )
 def judge_compaction(topic: Topic) -> Iterator[CheckFinding]:
-    """Whether older messages of a key are deleted."""
     policy = topic.settings.get("cleanup.policy", "")
     if "compact" in policy:
         advice = advise_on_compaction(topic, policy)
@@ -477,7 +463,6 @@ def judge_compaction(topic: Topic) -> Iterator[CheckFinding]:
 def judge_offsets_retention(
     topic: Topic, brokers: BrokerFacts, horizon: timedelta
 ) -> Iterator[CheckFinding]:
-    """Whether commits are kept as long as messages."""
     minutes = brokers.read_numbers("offsets.retention.minutes")
     keep = topic.read_number("retention.ms")
     if not minutes or keep is None:

@@ -214,9 +214,7 @@ class _Bounds:
 @dataclass
 class OffsetDates:
     """Dates offsets; forgets the partitions that nobody asked for in a pass.
-
-    Args:
-        clock: the time that messages carry, in seconds since 1970.
+    `clock`: the time that messages carry, in seconds since 1970.
     """
 
     find: FindOffsets

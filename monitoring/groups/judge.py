@@ -56,7 +56,6 @@ class GroupHistory:
 
     @classmethod
     def begin(cls, topic_id: str, rows: int, partitions: int) -> Self:
-        """Nothing seen yet."""
         return cls(topic_id, OffsetHistory(rows, partitions))
 
 

@@ -80,9 +80,7 @@ def add_unseen(
 
 
 def _list_unseen(
-    status: GroupStatus,
-    tails: Mapping[tuple[str, str], BacklogError],
-    retentions: Collection[str],
+    status: GroupStatus, tails: Mapping[tuple[str, str], BacklogError], retentions: Collection[str]
 ) -> Iterable[Unseen]:
     if status.topic not in retentions:
         reason = "could not read its settings (is DESCRIBE_CONFIGS on it missing?)"
@@ -181,7 +179,6 @@ class SurveyScope:
     horizon: timedelta = timedelta(hours=24)
 
     def takes(self, group: str) -> bool:
-        """Whether a group is surveyed."""
         return any(fnmatchcase(group, pattern) for pattern in self.allow) and not any(
             fnmatchcase(group, pattern) for pattern in self.deny
         )
@@ -227,9 +224,7 @@ class Survey:
 
     def look(self) -> ClusterPass:
         """Reads and judges everything.
-
-        Raises:
-            ClusterUnreachable, KafkaFailure: nothing of this pass is kept.
+        Raises ClusterUnreachable, KafkaFailure: nothing of this pass is kept.
         """
         started = time.monotonic()
         sees_all = self.reader.may_list_all()

@@ -77,7 +77,6 @@ class OffsetHistory:
         return int(self._values.shape[1])
 
     def clear(self, row: int) -> None:
-        """Makes a row void."""
         self._values[row] = UNREAD
 
     def write(self, row: int, offsets: Offsets, partitions: int) -> None:
@@ -118,7 +117,6 @@ class TopicHistory:
         yield from (self.low, self.stable, self.high)
 
     def clear(self, row: int, old_row: int) -> None:
-        """Makes a sample void."""
         for columns in self.list_recent():
             columns.clear(row)
         self.old_high.clear(old_row)

@@ -17,7 +17,7 @@ _GAP = ("cluster", "stream", "group", "topic", "state", "cause")
 _STREAM = ("cluster", "stream")
 _RECOVERY = ("recovery", "stream", "kind", "stops_consumers")
 
-OURS: tuple[Metric, ...] = (
+_OF_LOOKS: tuple[Metric, ...] = (
     Metric(
         "backlog_verdict",
         (*_PLACE, "verdict"),
@@ -107,6 +107,8 @@ OURS: tuple[Metric, ...] = (
         _PLACE,
         "Offsets that the group will never read and that were neither put back nor waived.",
     ),
+)
+OF_LEDGER: tuple[Metric, ...] = (
     Metric("backlog_gaps", _GAP, "Gaps in the ledger."),
     Metric("backlog_gap_messages", _GAP, "Offsets in those gaps, where they are known."),
     Metric(
@@ -199,6 +201,8 @@ OURS: tuple[Metric, ...] = (
         ("cluster", "stream", "audit"),
         "Since the last audit of this name began.",
     ),
+)
+_OF_WATCHING: tuple[Metric, ...] = (
     Metric(
         "backlog_sequence_up",
         _STREAM,
@@ -272,6 +276,7 @@ OURS: tuple[Metric, ...] = (
         type="counter",
     ),
 )
+OURS = (*_OF_LOOKS, *OF_LEDGER, *_OF_WATCHING)
 
 _TOPIC = ("topic", "partition")
 _CONSUMER = ("consumergroup", "topic", "partition")

@@ -52,7 +52,6 @@ def write_labels(names: Iterable[str], values: Iterable[str]) -> str:
 
 
 def write_head(metric: Metric) -> bytes:
-    """HELP and TYPE of a family."""
     name = metric.exported_name
     help_text = metric.help.translate(_HELP_ESCAPES)
     return f"# HELP {name} {help_text}\n# TYPE {name} {metric.type}\n".encode()
@@ -66,8 +65,6 @@ _NO_MEMBER = 'member_host="",consumer_id="",client_id=""'
 
 
 class _Writer:
-    """Collects the lines of several families."""
-
     def __init__(self) -> None:
         self._lines: defaultdict[str, list[str]] = defaultdict(list)
 
@@ -171,16 +168,9 @@ def write_group_totals(statuses: Iterable[GroupStatus]) -> Lines:
         labels = write_labels(("cluster_name", "group"), (cluster, group))
         parts = [part for status in members for part in status.partitions]
         out.add("kafka_consumergroup_group_sum_lag", labels, _sum_known(p.lag for p in parts))
-        out.add(
-            "kafka_consumergroup_group_max_lag",
-            labels,
-            max((part.lag for part in parts if part.lag is not None), default=None),
-        )
-        out.add(
-            "kafka_consumergroup_group_max_lag_seconds",
-            labels,
-            max((part.lag_seconds for part in parts if part.lag_seconds is not None), default=None),
-        )
+        out.add("kafka_consumergroup_group_max_lag", labels, _max_known(p.lag for p in parts))
+        seconds = _max_known(part.lag_seconds for part in parts)
+        out.add("kafka_consumergroup_group_max_lag_seconds", labels, seconds)
     return out.finish()
 
 
@@ -194,8 +184,7 @@ class _Rest:
     def __init__(self, partitions: Sequence[PartitionStatus]) -> None:
         self.committed = _sum_known(part.committed for part in partitions)
         self.lag = _sum_known(part.lag for part in partitions)
-        ages = [part.lag_seconds for part in partitions if part.lag_seconds is not None]
-        self.lag_seconds = max(ages, default=None)
+        self.lag_seconds = _max_known(part.lag_seconds for part in partitions)
         losses = [part.seconds_to_loss for part in partitions if part.seconds_to_loss is not None]
         self.seconds_to_loss = min(losses, default=None)
 
@@ -288,6 +277,10 @@ def _sum_known(values: Iterable[int | None]) -> int | None:
     """As the other exporters: a partition without a commit does not take the sum away."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+def _max_known(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _write_topic_partition(out: _Writer, labels: str, part: TopicPartitionState) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 
 from backlogctl.ledger import Hold, Ledger
 from backlogctl.ledger.figures import RecoveryFigure
 from backlogctl.ledger.measurements import AuditRecord, DiskReading
 from backlogctl.ledger.steps import has_stopped_consumers
+from backlogctl.monitoring.metrics.catalogue import OF_LEDGER
 from backlogctl.monitoring.metrics.groups import GaugeSeries
 from backlogctl.monitoring.watch.disks import WINDOW as DISK_WINDOW
 from backlogctl.monitoring.watch.disks import forecast_full
@@ -23,12 +25,8 @@ class LedgerReader:
         self._counts: dict[str, Mapping[str, int]] = {}
 
     def collect(self) -> list[GaugeSeries]:
-        """The families, those without a line too.
-
-        Raises:
-            LedgerError: it does not answer.
-        """
-        families = {name: GaugeSeries(name) for name in _NAMES}
+        """The families, those without a line too. Raises LedgerError: it does not answer."""
+        families = {metric.name: GaugeSeries(metric.name) for metric in OF_LEDGER}
         now = self._ledger.now()
         for gap in self._ledger.figures.gaps():
             place = (gap.cluster, gap.stream, gap.group, gap.topic, gap.state, gap.cause)
@@ -36,17 +34,14 @@ class LedgerReader:
             if gap.offsets is not None:
                 families["backlog_gap_messages"].add_metric(place, gap.offsets)
         recoveries = self._ledger.figures.recoveries()
-        for recovery in recoveries:
-            for name, labels, value in self._describe_recovery(recovery, now):
-                families[name].add_metric(labels, value)
         known = {recovery.id for recovery in recoveries}
         self._counts = {key: counts for key, counts in self._counts.items() if key in known}
-        for name, labels, value in _describe_holds(self._ledger.holds.list(), now):
-            families[name].add_metric(labels, value)
-        readings = self._ledger.disks.history(since=now - DISK_WINDOW)
-        for name, labels, value in _describe_disks(readings, now):
-            families[name].add_metric(labels, value)
-        for name, labels, value in _describe_audits(self._ledger.audits.list_latest(), now):
+        for name, labels, value in chain(
+            *(self._describe_recovery(recovery, now) for recovery in recoveries),
+            _describe_holds(self._ledger.holds.list(), now),
+            _describe_disks(self._ledger.disks.history(since=now - DISK_WINDOW), now),
+            _describe_audits(self._ledger.audits.list_latest(), now),
+        ):
             families[name].add_metric(labels, value)
         return list(families.values())
 
@@ -126,28 +121,3 @@ def _describe_audits(
         yield "backlog_audit_verdict", (*labels, one.verdict), 1
         yield "backlog_audit_missing_messages", labels, one.missing
         yield "backlog_audit_age_seconds", labels, max(0.0, (now - one.at).total_seconds())
-
-
-_NAMES = (
-    "backlog_gaps",
-    "backlog_gap_messages",
-    "backlog_recovery_state",
-    "backlog_recovery_state_seconds",
-    "backlog_recovery_runner_alive",
-    "backlog_recovery_consumers_stopped",
-    "backlog_temporary_topic_messages",
-    "backlog_recovery_progress_ratio",
-    "backlog_recovery_done_messages",
-    "backlog_injected_messages",
-    "backlog_relayed_messages",
-    "backlog_quarantined_messages",
-    "backlog_retention_held_seconds",
-    "backlog_retention_overdue_seconds",
-    "backlog_hold_not_in_force",
-    "backlog_disk_usable_bytes",
-    "backlog_disk_total_bytes",
-    "backlog_disk_seconds_to_full",
-    "backlog_audit_verdict",
-    "backlog_audit_missing_messages",
-    "backlog_audit_age_seconds",
-)

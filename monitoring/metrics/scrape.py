@@ -35,7 +35,6 @@ from backlogctl_delivery.metrics import Poll
 
 
 def render_members(seen: BoardState) -> Iterator[Metric]:
-    """Members by client id and host."""
     partitions = GaugeSeries("backlog_member_partitions")
     ages = GaugeSeries("backlog_member_commit_age_seconds")
     now = utc_now()
@@ -135,8 +134,6 @@ class _Text:
 
 
 class Scrape:
-    """Answers scrapes; thread-safe."""
-
     def __init__(self, board: Board, ledger: Ledger, exported: Exported) -> None:
         self._board = board
         self.ledger = Poll("the ledger", LedgerReader(ledger).collect)

@@ -42,7 +42,6 @@ class StreamObservation:
 
     @classmethod
     def of_status(cls, status: GroupStatus) -> StreamObservation:
-        """A look that gave a status."""
         return cls(
             stream=status.stream,
             cluster=status.cluster,
@@ -84,7 +83,6 @@ class Damper:
     _failed: int = 0
 
     def count(self, look: StreamObservation) -> bool:
-        """Whether this look counts."""
         self._failed = self._failed + 1 if look.status is None else 0
         if 0 < self._failed < BLIND_LOOKS:
             return False
@@ -98,11 +96,7 @@ class Damper:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to send.
-
-    Attributes:
-        before: the verdict that the hook knows of; None where it knows none.
-    """
+    """A change to send. `before`: the verdict that the hook knows of; None where it knows none."""
 
     look: StreamObservation
     before: Verdict | None
@@ -187,16 +181,13 @@ class Mailbox:
         return None
 
     def note_delivered(self, change: Change) -> None:
-        """The hook took it."""
         with self._changed:
             stream = self._streams[change.look.stream]
             stream.known, stream.before, stream.tried = change.news, change.look.verdict, None
 
     def note_failed(self, change: Change, wait: float = 0.0) -> None:
         """It did not; perhaps it heard it all the same. Others have their turn first.
-
-        Args:
-            wait: seconds until this one is due again.
+        `wait`: seconds until this one is due again.
         """
         name = change.look.stream
         with self._changed:
@@ -215,6 +206,5 @@ class Mailbox:
             self._changed.wait(seconds)
 
     def wake(self) -> None:
-        """Ends a `wait`."""
         with self._changed:
             self._changed.notify_all()

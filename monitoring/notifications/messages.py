@@ -36,8 +36,6 @@ _TYPES: Mapping[Verdict, str] = {
 
 
 class DeliveryStatus(StrEnum):
-    """What came of a message."""
-
     DELIVERED = "delivered"
     FAILED = "failed"  # no answer, or one that may be another later
     REFUSED = "refused"  # this message, or who sends it, is not taken

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Self
 
 from backlogctl.clock import utc_now
@@ -105,11 +106,9 @@ class Notifier:
             delivery.thread.join(max(0.0, end - time.monotonic()))
 
     def note(self, status: GroupStatus) -> None:
-        """A stream was looked at."""
         self._note(StreamObservation.of_status(status))
 
     def note_failure(self, stream: StreamLike, error: BacklogError) -> None:
-        """A stream could not be looked at."""
         self._note(StreamObservation.of_failure(stream, mask_secrets(str(error)), self._clock()))
 
     def count(self) -> Mapping[tuple[str, str], int]:
@@ -131,18 +130,14 @@ class _Delivery:
     """Tells one hook while its thread runs, and says once that it fails."""
 
     def __init__(
-        self,
-        name: str,
-        hook: Hook,
-        on_outage: OnOutage,
-        find_context: FindContext,
-        pauses: Pauses,
+        self, name: str, hook: Hook, on_outage: OnOutage, find_context: FindContext, pauses: Pauses
     ) -> None:
         self.name = name
         self.hook = hook
         # Outcomes are counted by this thread, what is replaced by the loop over the streams.
         self.counts: Counter[str] = Counter()
-        self.mailbox = Mailbox(Verdict(hook.from_), hook.resolves_alerts, self._count_replaced)
+        count_replaced = partial(self.counts.update, (REPLACED,))
+        self.mailbox = Mailbox(Verdict(hook.from_), hook.resolves_alerts, count_replaced)
         self.thread = threading.Thread(target=self._run, name=f"backlog-hook-{name}", daemon=True)
         self._on_outage = on_outage
         self._find_context = find_context
@@ -156,9 +151,6 @@ class _Delivery:
         """Asks the thread to end: what waits is tried once more, until a try fails."""
         self._stop.set()
         self.mailbox.wake()
-
-    def _count_replaced(self) -> None:
-        self.counts[REPLACED] += 1
 
     def _run(self) -> None:
         while True:
@@ -181,9 +173,8 @@ class _Delivery:
 
     def _send(self, change: Change) -> DeliveryResult:
         try:
-            return self._client.post(
-                Notification.of_change(change, self._find_context(change.look))
-            )
+            context = self._find_context(change.look)
+            return self._client.post(Notification.of_change(change, context))
         except Exception as error:  # noqa: BLE001 - a bug must not end the messages in silence
             # Without its text, which may hold what is secret.
             return DeliveryResult(

@@ -1,0 +1,1 @@
+"""What asks the ledger here raises LedgerError where it does not answer; of brokers see `kafka`."""

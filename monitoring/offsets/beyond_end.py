@@ -40,9 +40,7 @@ def find_resumptions(
     samples: Sequence[Sample], epoch_ends: Mapping[int, int]
 ) -> tuple[Resumption, ...]:
     """A place for each partition that is beyond the end; none where no partition is.
-
-    Args:
-        epoch_ends: of `find_cut_epochs`, where the epoch ends; those not known are missing.
+    `epoch_ends`: of `find_cut_epochs`, where the epoch ends; those not known are missing.
     """
     was_other = len({sample.topic_id for sample in samples}) > 1
     return tuple(
@@ -51,9 +49,7 @@ def find_resumptions(
     )
 
 
-def _list_beyond(
-    samples: Sequence[Sample],
-) -> list[tuple[PartitionSample, list[PartitionSample]]]:
+def _list_beyond(samples: Sequence[Sample]) -> list[tuple[PartitionSample, list[PartitionSample]]]:
     """Those beyond the end now, each with its past in this life of the topic."""
     *before, now = samples
     return [
@@ -83,14 +79,8 @@ def _choose(
     *,
     was_other: bool,
 ) -> Resumption:
-    number, inside = (
-        part.partition,
-        [
-            old.committed
-            for old in earlier
-            if old.committed is not None and old.committed <= old.high
-        ],
-    )
+    number, ours = part.partition, [(old.committed, old.high) for old in earlier]
+    inside = [at for at, high in ours if at is not None and at <= high]
     if _was_cut(part, earlier):
         at = None if epoch_end is None else min(epoch_end, part.committed or 0)
         if at is not None and part.low <= at <= part.high:
@@ -113,8 +103,4 @@ def _choose(
             f"the offset was set wrong: the group's last own commit was {inside[-1]:,}",
         )
     told = "the topic was made anew" if was_other and not inside else "no sample shows why"
-    return Resumption(
-        number,
-        None,
-        f"{told}: only from the log start on nothing is skipped",
-    )
+    return Resumption(number, None, f"{told}: only from the log start on nothing is skipped")

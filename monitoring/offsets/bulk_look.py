@@ -73,11 +73,7 @@ class LedgerFacts:
 
 
 def read_facts(ledger: Ledger, streams: Collection[str]) -> LedgerFacts:
-    """What it knows of these streams now.
-
-    Raises:
-        LedgerError.
-    """
+    """What it knows of these streams now."""
     gaps: defaultdict[str, list[Gap]] = defaultdict(list)
     for gap in ledger.gaps.list(streams):
         gaps[gap.stream].append(gap)
@@ -147,12 +143,7 @@ class BulkLooker:
         self, streams: Sequence[StreamLike], limit: Deadline, *, in_full: bool = True
     ) -> BulkLook:
         """What can be had of them; a stream of which something cannot is left out of that.
-
-        Args:
-            in_full: with what only a status needs.
-
-        Raises:
-            ClusterUnreachable, LedgerError.
+        `in_full`: with what only a status needs.
         """
         facts = read_facts(self._ledger, [one.name for one in streams])
         reader = self._open_reader() if len(streams) >= LEAST_STREAMS else None
@@ -186,7 +177,6 @@ class BulkLooker:
         return self._reader
 
     def close(self) -> None:
-        """Closes its connections."""
         if self._reader is not None:
             self._reader.close()
 
@@ -238,9 +228,6 @@ def take_samples(
     """Samples of many streams of one cluster, in the order of `take_sample` (protocol P1).
 
     One of which anything could not be read, or that has to be looked at again, is left out.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
     """
     topics, groups = {one.topic for one in streams}, sorted({one.group for one in streams})
     # Who is in the groups comes first: one that joins later cannot make it look deserted.

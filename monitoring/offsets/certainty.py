@@ -27,9 +27,7 @@ _READ_SECONDS = 3.0
 
 def limit_certainty(gap: Gap, doubt: str) -> Gap:
     """An expired range is exact only where its offsets are known to be messages.
-
-    Args:
-        doubt: why they may be none; "" where they are messages.
+    `doubt`: why they may be none; "" where they are messages.
     """
     if not doubt or not _is_exact(gap):
         return gap

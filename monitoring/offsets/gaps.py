@@ -135,11 +135,7 @@ def find_gaps(
 
 
 def make_history(samples: Iterable[Sample], before: StreamHistory | None = None) -> StreamHistory:
-    """What is kept of samples, oldest first.
-
-    Args:
-        before: of earlier ones.
-    """
+    """What is kept of samples, oldest first. `before`: of earlier ones."""
     history = before or StreamHistory()
     for sample in samples:
         history = find_gaps(history, sample).history
@@ -333,30 +329,16 @@ def _report_undecided(partition: int, marks: PartitionMarks) -> OffsetFinding:
 
 def _report_recreated(marks: StreamHistory, current: Sample) -> Iterator[Gap]:
     for partition in marks.sampled:
-        yield _make_gap(
-            current,
-            partition,
-            None,
-            None,
-            Cause.TOPIC_RECREATED,
-            Certainty.REPORTED,
-            f"the topic's id was {marks.topic_id}",
-        )
+        reason = f"the topic's id was {marks.topic_id}"
+        yield _report_gap(current, partition, None, Cause.TOPIC_RECREATED, reason)
 
 
 def _judge_no_commit(
     marks: StreamHistory, old: PartitionMarks | None, current: Sample, part: PartitionSample
 ) -> Iterator[Gap | OffsetFinding]:
     if old is not None:
-        yield _make_gap(
-            current,
-            part.partition,
-            old.committed,
-            None,
-            Cause.COMMIT_VANISHED,
-            Certainty.REPORTED,
-            f"the group had committed {old.committed} and has no offset now",
-        )
+        reason = f"the group had committed {old.committed} and has no offset now"
+        yield _report_gap(current, part.partition, old.committed, Cause.COMMIT_VANISHED, reason)
     elif part.high == 0 or marks.earlier_topic_id or current.group_state == SHARE:
         # Never written: nothing can be lost. Recreated: reported with that cause already. A share
         # group never commits.
@@ -366,29 +348,16 @@ def _judge_no_commit(
         if part.partition != next(p.partition for p in current.partitions if p.high):
             return
         yield OffsetFinding(
-            Suspicion.NO_SUCH_GROUP,
-            part.partition,
-            None,
-            None,
+            *(Suspicion.NO_SUCH_GROUP, part.partition, None, None),
             f"group {current.group} does not exist on this cluster (never_committed): what it "
             "read, or lost, is unknown; is its name right?",
         )
     elif is_memberless(current):
-        yield _make_gap(
-            current,
-            part.partition,
-            None,
-            None,
-            Cause.NEVER_COMMITTED,
-            Certainty.REPORTED,
-            "the group has no offset: what it read, or lost, is unknown",
-        )
+        reason = "the group has no offset: what it read, or lost, is unknown"
+        yield _report_gap(current, part.partition, None, Cause.NEVER_COMMITTED, reason)
     else:
         yield OffsetFinding(
-            Suspicion.NO_COMMIT_YET,
-            part.partition,
-            None,
-            None,
+            *(Suspicion.NO_COMMIT_YET, part.partition, None, None),
             "the group has members but has not committed yet: unknown",
         )
 
@@ -450,6 +419,13 @@ def _judge_below(
         "have fetched them: its next commits decide",
         count=part.low - start,
     )
+
+
+def _report_gap(
+    sample: Sample, partition: int, start: int | None, cause: Cause, reason: str
+) -> Gap:
+    """One whose end nobody knows."""
+    return _make_gap(sample, partition, start, None, cause, Certainty.REPORTED, reason)
 
 
 def _make_gap(

@@ -194,9 +194,7 @@ class PartitionMarks:
 
     def read_on(self, commit: SeenCommit, low: int) -> PartitionMarks:
         """After a commit by which a reader went forward.
-
-        Args:
-            low: the log start, looked at after the commit.
+        `low`: the log start, looked at after the commit.
         """
         took = max(commit.at - self.at, timedelta(0))
         pace, span = self._measure(commit, low)
@@ -266,9 +264,7 @@ def _remember(passed: tuple[Passed, ...], hole: Passed) -> tuple[Passed, ...]:
         return (*passed, hole)
     first, second, *rest = passed
     both = second._replace(
-        start=first.start,
-        offsets=first.offsets + second.offsets,
-        took=first.took + second.took,
+        start=first.start, offsets=first.offsets + second.offsets, took=first.took + second.took
     )
     return (both, *rest, hole)
 

@@ -115,9 +115,7 @@ def list_unread(
     sample: Sample, isolation: str, known: Mapping[int, tuple[int, int]] | None = None
 ) -> list[UnreadPlace]:
     """The partitions that are behind.
-
-    Args:
-        known: by partition a range [first, end) that was read before and held none.
+    `known`: by partition a range [first, end) that was read before and held none.
     """
     found = []
     for part in sample.partitions:
@@ -153,9 +151,6 @@ def read_tails(
 
     Args:
         known: by partition a range [first, end) that was read before and held none.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
     """
     unread = list_unread(sample, isolation, known)
     places = list_places(sample.topic, unread)
@@ -197,9 +192,6 @@ def read_empty(
     """By topic and partition whether no committed data lies at the offset or above.
 
     What is not found out within the limit is left out. Of each partition only one place is read.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
     """
     reading = read_firsts(properties, places, limit, subject)
     found = {place: first is None for place, first in reading.found.items()}
@@ -217,9 +209,6 @@ def read_firsts(
 
     What is not found out within the limit, or has expired meanwhile, is left out. Of each partition
     only one place is read. Of an unknown isolation committed data counts.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure.
     """
     starts = {(topic, partition): offset for topic, partition, offset in places}
     if not starts:
@@ -282,9 +271,7 @@ _CUTS = 6
 
 def list_cuts(last: float, horizon: float = 86_400.0) -> tuple[float, ...]:
     """Seconds from now for which the broker is asked what retention has passed by then.
-
-    Args:
-        last: when it has passed everything.
+    `last`: when it has passed everything.
     """
     until = max(0.0, min(last, horizon))
     return tuple(until * number / _CUTS for number in range(_CUTS))
@@ -297,9 +284,6 @@ def read_reached(
 
     The broker has an index of them: ListOffsets of a timestamp tells the first offset of it or of a
     later one, whoever's clock wrote them. The last one is the end of the log.
-
-    Raises:
-        TopicMissing, ClusterUnreachable, KafkaFailure.
     """
     now, kept = round(utc_now().timestamp() * 1000), retention // timedelta(milliseconds=1)
     newest = list_newest_times(admin, topic, partitions, limit)

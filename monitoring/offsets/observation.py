@@ -17,12 +17,7 @@ from backlogctl.monitoring.offsets.bookmarks import Bookmarker
 from backlogctl.monitoring.offsets.bulk_look import BulkLook, LedgerFacts, read_facts
 from backlogctl.monitoring.offsets.certainty import find_doubts, limit_certainty
 from backlogctl.monitoring.offsets.commits import CommitFeed
-from backlogctl.monitoring.offsets.gaps import (
-    Judgement,
-    OffsetFinding,
-    Suspicion,
-    find_gaps,
-)
+from backlogctl.monitoring.offsets.gaps import Judgement, OffsetFinding, Suspicion, find_gaps
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.pasts import StreamPast, read_pasts
 from backlogctl.monitoring.offsets.sampler import StreamLike, take_sample
@@ -71,11 +66,7 @@ class Observation:
 def find_past(
     ledger: Ledger, stream: StreamLike, bulk: BulkLook | None, window: timedelta = WINDOW
 ) -> StreamPast:
-    """A stream's past for the sample that is taken next, or that the bulk look has taken.
-
-    Raises:
-        LedgerError.
-    """
+    """A stream's past for the sample that is taken next, or that the bulk look has taken."""
     if bulk is None or bulk.pasts is None:
         return read_pasts(ledger, [stream], window)[stream.name]
     return bulk.pasts.take(stream, window)
@@ -104,9 +95,6 @@ def observe_stream(
         bookmarker, feed: kept from the last look by those who look often.
         bulk: read for many streams at once: of one that it has, this is the only sample. The
             caller stores the samples of all.
-
-    Raises:
-        TopicMissing, ClusterUnreachable, KafkaFailure, LedgerError.
     """
     admin, limit = connect(connection), deadline or Deadline(OBSERVE_SECONDS)
     facts = read_facts(ledger, [stream.name]) if bulk is None else bulk.facts
@@ -189,11 +177,7 @@ def _close(ledger: Ledger, sample: Sample, judgement: Judgement, facts: LedgerFa
 
 
 def _date_gaps(
-    ledger: Ledger,
-    stream: StreamLike,
-    sample: Sample,
-    gaps: Sequence[Gap],
-    known: Sequence[Gap],
+    ledger: Ledger, stream: StreamLike, sample: Sample, gaps: Sequence[Gap], known: Sequence[Gap]
 ) -> Iterator[tuple[Gap, DatePiece | None]]:
     """The gaps with their times, and what dates the pieces that the ledger makes of them."""
     if all(_is_recorded(gap, known) for gap in gaps):

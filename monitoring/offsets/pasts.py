@@ -55,11 +55,7 @@ class PastReader:
         self._lock = threading.Lock()
 
     def take(self, stream: StreamLike, window: timedelta = WINDOW) -> StreamPast:
-        """Of one that was not sampled, or is taken again, as it is now.
-
-        Raises:
-            LedgerError.
-        """
+        """Of one that was not sampled, or is taken again, as it is now."""
         with self._lock:
             if stream.name in self._left:
                 later = iter(self._left)
@@ -90,9 +86,6 @@ def read_pasts(
 
     Args:
         before: samples that were taken already; what came later is not their past.
-
-    Raises:
-        LedgerError.
     """
     now, names = utc_now(), [one.name for one in streams]
     ends = {name: before[name].taken_at for name in names if name in before} if before else {}

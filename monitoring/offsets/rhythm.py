@@ -144,12 +144,7 @@ class RhythmBook:
         self, stream: StreamLike, sample: Sample, history: Sequence[Sample] = ()
     ) -> Rhythm | None:
         """The rhythm of a group that is away, and is behind.
-
-        Args:
-            history: the stream's last samples, none between them is missing; the ledger has more.
-
-        Raises:
-            LedgerError.
+        `history`: the stream's last samples, none between them is missing; the ledger has more.
         """
         behind = any(
             part.committed is not None and part.committed < part.high for part in sample.partitions

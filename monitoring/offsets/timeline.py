@@ -47,16 +47,10 @@ def list_ends(
 
 
 def bound_times(
-    samples: Sequence[Sample],
-    partition: int,
-    start: int,
-    end: int,
-    topic_id: str | None = None,
+    samples: Sequence[Sample], partition: int, start: int, end: int, topic_id: str | None = None
 ) -> TimeBounds:
     """When the messages `[start, end)` were published.
-
-    Args:
-        topic_id: ignores samples of the topic's earlier lives; None takes the newest sample's.
+    `topic_id`: ignores samples of the topic's earlier lives; None takes the newest sample's.
     """
     if topic_id is None and samples:
         topic_id = max(samples, key=lambda sample: sample.taken_at).topic_id

@@ -239,7 +239,8 @@ def _find_hot(profile: LogProfile) -> Iterator[Suspicion]:
     for one in profile.partitions:
         if is_hot(one.messages, one.batches, total, count):
             sentence = describe_hot_partition(one.partition, one.messages, total, count)
-            yield _about(SuspicionCode.HOT_PARTITION, one, sentence)
+            times, code = (one.first_time, one.last_time), SuspicionCode.HOT_PARTITION
+            yield Suspicion(code, one.partition, None, *times, _whole([one]), sentence)
 
 
 def _find_small(profile: LogProfile) -> Iterator[Suspicion]:
@@ -255,9 +256,7 @@ def _find_small(profile: LogProfile) -> Iterator[Suspicion]:
             None,
             first,
             last,
-            tuple(
-                OffsetRange(p.partition, p.start, p.end) for p in profile.partitions if p.batches
-            ),
+            _whole(one for one in profile.partitions if one.batches),
             f"Most batches are smaller than 1 kB ({format_count(small)} of "
             f"{format_count(batches)}), at {format_rate(rate)}: each costs the brokers a request's "
             "work. A higher `linger.ms` makes fewer of them.",
@@ -286,12 +285,6 @@ def _find_mixed(profile: LogProfile) -> Iterator[Suspicion]:
         _most(one.last_time for one in having),
         _whole(having),
         f"Batches are compressed in several ways: {told}. Producers are configured differently.",
-    )
-
-
-def _about(code: SuspicionCode, one: PartitionProfile, sentence: str) -> Suspicion:
-    return Suspicion(
-        code, one.partition, None, one.first_time, one.last_time, _whole([one]), sentence
     )
 
 

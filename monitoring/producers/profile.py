@@ -28,11 +28,6 @@ def read_first(header: BatchHeader) -> int:
     return header.first_timestamp_ms
 
 
-def read_last(header: BatchHeader) -> int:
-    """Milliseconds of its newest record; -1 where it has none."""
-    return header.max_timestamp_ms
-
-
 class BreakKind(StrEnum):
     """How a producer's numbering goes on otherwise than one by one, in one partition."""
 
@@ -190,10 +185,8 @@ class LogProfile:
 
 # Follows the sequence numbers of every idempotent producer, per partition (KIP-98, KIP-360).
 #
-# A broker takes a batch of a known producer and epoch only with the next sequence number, so
-# within
-# an epoch the log has no break, unless the broker forgot the producer or the log lost batches
-# that
+# A broker takes a batch of a known producer and epoch only with the next sequence number, so within
+# an epoch the log has no break, unless the broker forgot the producer or the log lost batches that
 # had been taken. Retries and duplicates cannot be seen: the broker drops them. What is no break:
 #
 # - a new producer, or the first batch that is seen of one: retention, or where reading began
@@ -223,7 +216,7 @@ class _Span:
             self.first.base_offset,
             self.last.last_offset,
             read_millis(read_first(self.first)),
-            read_millis(read_last(self.last)),
+            read_millis(self.last.max_timestamp_ms),
             self.batches,
             self.messages,
         )
@@ -241,9 +234,7 @@ class _Producer:
 
 class Sequences:
     """The producers of a topic, as many as are remembered at once.
-
-    Args:
-        judges: False for a compacted topic, where any batch may be gone: only epochs are judged.
+    `judges`: False for a compacted topic, where any batch may be gone: only epochs are judged.
     """
 
     def __init__(self, *, judges: bool = True, most: int = MOST_PRODUCERS) -> None:
@@ -325,7 +316,7 @@ class Sequences:
             return
         last = Mark(
             before.last_offset,
-            read_millis(read_last(before)),
+            read_millis(before.max_timestamp_ms),
             before.producer_epoch,
             before.last_sequence,
         )
@@ -410,7 +401,6 @@ class Folding:
         self._sequences = Sequences(judges=not is_compacted)
 
     def add(self, fetched: FetchedBatches) -> None:
-        """What was read next of one partition."""
         part = self._partitions[fetched.partition]
         if fetched.passed_over is not None:
             part.passed_over.append(fetched.passed_over)
@@ -435,7 +425,7 @@ class Folding:
         if header.is_control:
             part.control += 1
             return
-        count, first, last = header.record_count, read_first(header), read_last(header)
+        count, first, last = header.record_count, read_first(header), header.max_timestamp_ms
         part.batches += 1
         part.messages += count
         part.codecs[header.codec] += 1
@@ -451,7 +441,6 @@ class Folding:
     def freeze(
         self, since: datetime | None = None, until: datetime | None = None, seconds: float = 0.0
     ) -> LogProfile:
-        """The profile of what was added so far."""
         producers, left_out = self._sequences.list_producers()
         return LogProfile(
             topic=self._topic,

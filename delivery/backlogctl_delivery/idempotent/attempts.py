@@ -171,9 +171,7 @@ class Attempt:
 
     def check_asked(self) -> None:
         """A block that never asks would do the work each time.
-
-        Raises:
-            UsageError: nobody asked `is_first`.
+        Raises UsageError: nobody asked `is_first`.
         """
         if not self._was_asked:
             raise UsageError(
@@ -213,7 +211,6 @@ class Counts:
         self._numbers: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
 
     def add(self, outcome: Outcome) -> None:
-        """One more."""
         with self._lock:
             self._numbers[outcome] += 1
 

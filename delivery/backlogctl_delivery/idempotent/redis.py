@@ -199,10 +199,8 @@ class RedisMarks:
             answer = self._ask(lambda: self._begin(keys, words))
             if answer is None:
                 return Attempt(message_id, is_first=True, is_marked=False)
-            status, left = (
-                answer[0].decode() if isinstance(answer[0], bytes) else answer[0],
-                answer[1],
-            )
+            status, left = answer
+            status = status.decode() if isinstance(status, bytes) else status
             if status == "conflict":
                 raise PayloadConflict(
                     "its id came before, with another payload",
@@ -222,9 +220,7 @@ class RedisMarks:
 
     def _ask(self, call: Callable[[], Any], *, is_over: bool = False) -> Any:
         """What Redis answers; None where it is away and the work goes on without.
-
-        Args:
-            is_over: the block failed, and that is what is raised.
+        `is_over`: the block failed, and that is what is raised.
         """
         try:
             answer = call()

@@ -70,9 +70,7 @@ def make_table(name: str, metadata: sa.MetaData, schema: str | None) -> sa.Table
 
 def make_insert(table: sa.Table, dialect: str) -> Insert:
     """Adds a row where there is none of its id: writes no row then, or says `is_duplicate`.
-
-    Raises:
-        UsageError: no such statement is known of this database.
+    Raises UsageError: no such statement is known of this database.
     """
     if dialect == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing(index_elements=["message_id"])
@@ -96,9 +94,7 @@ def is_error(error: BaseException | None, *numbers: int) -> bool:
 
 def check_same(table: sa.Table, connection: Connection, message_id: str) -> None:
     """Where MySQL refused an id as there already: that it is this one, to the character.
-
-    Raises:
-        UsageError: the table or the connection makes one of two ids.
+    Raises UsageError: the table or the connection makes one of two ids.
     """
     there = sa.select(table.c.message_id).where(table.c.message_id == message_id)
     # As it is now, not as it was when the transaction began.
@@ -126,11 +122,7 @@ def create_table(table: sa.Table, bind: Engine | Connection) -> None:
 def purge_table(
     table: sa.Table, bind: Engine | Connection, older_than: timedelta, batch: int, most: int
 ) -> int:
-    """Removes old rows, each batch in a transaction of its own; returns how many.
-
-    Raises:
-        UsageError: the connection is in a transaction, or a number is not above zero.
-    """
+    """Removes old rows, each batch in a transaction of its own; returns how many."""
     if older_than <= timedelta(0) or batch < 1 or most < 1:
         raise UsageError(
             "older_than, batch and most are above zero",

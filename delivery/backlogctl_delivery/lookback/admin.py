@@ -42,9 +42,7 @@ class Count:
 
 def count_messages(database: LookBackDatabase) -> list[Count]:
     """The states that have not ended, each, also where it has no message.
-
-    Raises:
-        LookBackDatabaseError: they could not be counted.
+    Raises LookBackDatabaseError: they could not be counted.
     """
     counts: dict[State, Count] = {}
     with database.read() as connection:
@@ -105,11 +103,7 @@ def list_incidents(
 
 
 def show_message(database: LookBackDatabase, message: str) -> dict[str, Any]:
-    """A message by its id, without what it holds but for sizes.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """A message by its id: sizes, not what it holds. Raises UsageError: there is none."""
     sizes = (func.length(MESSAGES.c.key), func.length(MESSAGES.c.value))
     wanted = select(*_SHOWN, sizes[0].label("key_bytes"), sizes[1].label("value_bytes"))
     with database.read() as connection:

@@ -44,9 +44,7 @@ def claim_due(
     *further: ColumnElement[bool],
 ) -> list[Claim]:
     """Takes up to `limit` prepared messages whose time has come, oldest first.
-
-    Raises:
-        LookBackDatabaseError: nothing is taken.
+    Raises LookBackDatabaseError: nothing is taken.
     """
     with database.write() as connection:
         now = database.now(connection)
@@ -82,11 +80,6 @@ def release_claim(connection: Connection, claim: Claim, change: Mapping[str, Any
     return done.rowcount == 1
 
 
-def shorten_reason(reason: str) -> str:
-    """A reason as it is stored."""
-    return reason[:_LONGEST_REASON]
-
-
 def _is(claim: Claim) -> ColumnElement[bool]:
     return and_(MESSAGES.c.id == claim.id, MESSAGES.c.created_at == claim.created_at)
 
@@ -110,13 +103,8 @@ _PARKED_AT_ONCE = 500
 def claim_questions(
     database: LookBackDatabase, service: str, token: str, lease: timedelta, limit: int
 ) -> list[Claim]:
-    """Takes messages of one service that are due: what one service keeps, others do not wait for.
-
-    Raises:
-        LookBackDatabaseError: nothing is taken.
-    """
-    own = MESSAGES.c.service == service
-    return claim_due(database, token, lease, limit, own)
+    """Takes messages of one service that are due; no other waits for what one service keeps."""
+    return claim_due(database, token, lease, limit, MESSAGES.c.service == service)
 
 
 def claim_unlisted(
@@ -154,7 +142,7 @@ def record_answer(
         now = database.now(connection)
         checks = row["checks"] + 1
         outcome = f"{answer.outcome}: {answer.reason}" if answer.reason else str(answer.outcome)
-        change = {"checks": checks, "last_outcome": shorten_reason(outcome)}
+        change = {"checks": checks, "last_outcome": outcome[:_LONGEST_REASON]}
         if (decision := answer.outcome.decision) is not None:
             change |= make_change(settle(decision), BY_LOOK_BACK, now)
             if decision is Decision.COMMITTED:
@@ -223,11 +211,7 @@ def make_checker(service: ServiceSettings) -> Checker:
 
 
 class Asker:
-    """One instance's questions.
-
-    Args:
-        token: of this instance's leases.
-    """
+    """One instance's questions. `token`: of this instance's leases."""
 
     def __init__(
         self, database: LookBackDatabase, settings: LookBackSettings, token: str, metrics: Metrics
@@ -238,9 +222,7 @@ class Asker:
 
     def run(self, stop: threading.Event) -> None:
         """Asks until told to stop; what is not answered soon after is asked when its lease ends.
-
-        Raises:
-            LookBackDatabaseError: begin again; what was under way is asked when its lease ends.
+        Raises LookBackDatabaseError: begin again; what was under way is asked when its lease ends.
         """
         asyncio.run(self._run(stop))
 

@@ -62,7 +62,6 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def read_networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """The networks of the configuration."""
     return tuple(ip_network(text) for text in texts)
 
 

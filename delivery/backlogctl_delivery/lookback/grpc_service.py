@@ -36,8 +36,6 @@ _STATUSES = {
 
 
 class GrpcChecker:
-    """Asks one service by gRPC."""
-
     def __init__(self, service: ServiceSettings) -> None:
         assert service.grpc is not None
         self._authority = service.grpc
@@ -49,7 +47,6 @@ class GrpcChecker:
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
 
     async def ask(self, question: Question) -> Answer:
-        """Asks once."""
         try:
             async with asyncio.timeout(self._seconds):
                 addresses = await self._resolver.resolve()

@@ -24,8 +24,6 @@ from backlogctl_delivery.lookback.settings import ServiceSettings
 
 
 class HttpChecker:
-    """Asks one service by HTTP."""
-
     def __init__(self, service: ServiceSettings) -> None:
         assert service.http is not None
         parts = urlsplit(service.http)
@@ -46,7 +44,6 @@ class HttpChecker:
         )
 
     async def ask(self, question: Question) -> Answer:
-        """Asks once."""
         try:
             # Over all: an answer that comes drop by drop stays within every single limit.
             async with asyncio.timeout(self._seconds):
@@ -60,7 +57,6 @@ class HttpChecker:
             return Answer(Outcome.FAILED, type(error).__name__)
 
     async def close(self) -> None:
-        """Gives connections back."""
         self._resolver.close()
         await self._client.aclose()
 

@@ -82,9 +82,7 @@ def collect_look_back(counts: Sequence[Count] | None) -> Iterator[Family]:
 
 class Metrics:
     """The figures of one instance. What it counts begins at 0: a first one is seen as an increase.
-
-    Args:
-        services: who may be asked.
+    `services`: who may be asked.
     """
 
     def __init__(self, database: LookBackDatabase, services: Iterable[str] = ()) -> None:
@@ -107,11 +105,7 @@ class Metrics:
 
 
 class _Tables(Collector):
-    """How the tables stand, the same from every instance, and what this one has sent.
-
-    A scrape waits a second for a database that hangs, at most; what it said last is shown for a
-    minute more.
-    """
+    """How the tables stand, the same from every instance, and what this one has sent."""
 
     def __init__(self, database: LookBackDatabase, forwards: SenderCounts) -> None:
         self._forwards = forwards

@@ -86,11 +86,7 @@ class LookBackProducer:
         self._decide(Event.COMMITTED, biz_type, biz_id)
 
     def roll_back(self, biz_type: str, biz_id: str) -> None:
-        """Says that the transaction was rolled back: the message is never sent.
-
-        Raises:
-            As `commit`.
-        """
+        """Says that the transaction was rolled back: it is never sent. Raises as `commit`."""
         self._decide(Event.ROLLED_BACK, biz_type, biz_id)
 
     def _decide(self, event: Event, biz_type: str, biz_id: str) -> None:

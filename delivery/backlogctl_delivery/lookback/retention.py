@@ -54,9 +54,7 @@ def _make_schema() -> Any:
 
 def write_rows(connection: Connection, rows: Select[Any], file: Path) -> int:
     """Writes the rows to a file, readable by its owner only; how many.
-
-    Raises:
-        OSError: it could not be written; a file that was there is as it was.
+    Raises OSError: it could not be written; a file that was there is as it was.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -110,11 +108,7 @@ class LookBackRetention:
         self._database, self._settings = database, settings
 
     def run(self, stop: threading.Event) -> None:
-        """Looks every ten minutes until told to stop.
-
-        Raises:
-            LookBackDatabaseError: begin again.
-        """
+        """Looks every ten minutes until told to stop. Raises LookBackDatabaseError: begin again."""
         while not stop.is_set():
             with self._database.write() as connection:
                 lock_tables(self._database, connection)
@@ -137,9 +131,7 @@ def purge_old(
     database: LookBackDatabase, settings: LookBackSettings, stop: threading.Event | None = None
 ) -> int:
     """Archives and removes what ended longer ago than `keep`; how many messages.
-
-    Raises:
-        LookBackDatabaseError, OSError: what was not removed yet is removed next time.
+    Raises LookBackDatabaseError, OSError: what was not removed yet is removed next time.
     """
     with database.read() as connection:
         limit = database.now(connection) - settings.keep

@@ -58,9 +58,7 @@ class Service:
 
     def run(self, stop: threading.Event) -> None:
         """Works until told to stop, or until a part fails in a way that does not pass.
-
-        Raises:
-            BacklogError: why it cannot work.
+        Raises BacklogError: why it cannot work.
         """
         create_tables(self._database)
         token = uuid.uuid4().hex

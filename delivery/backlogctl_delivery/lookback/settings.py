@@ -31,7 +31,6 @@ class ServiceSettings:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that it is asked at."""
         if self.http is not None:
             parts = urlsplit(self.http)
             return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

@@ -49,16 +49,13 @@ class OutboxStatus:
 
     @property
     def unsent(self) -> int:
-        """All that is not sent."""
         return self.pending + self.in_progress + self.parked
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
     """One row, as it may be shown; times in UTC, sizes in bytes.
-
-    Attributes:
-        partition, offset: where Kafka has it; None until it is sent, or where Kafka did not say.
+    `partition`, `offset`: where Kafka has it; None until it is sent, or where Kafka did not say.
     """
 
     id: int
@@ -88,11 +85,9 @@ class OutboxAdmin:
 
     @property
     def label(self) -> str:
-        """Which outbox it is."""
         return self._database.label
 
     def close(self) -> None:
-        """Closes its connections, unless they are the application's."""
         self._database.close()
 
     @property
@@ -101,7 +96,6 @@ class OutboxAdmin:
         return self._database.name
 
     def create(self) -> None:
-        """Makes the table where it is not there."""
         with self._database.begin(creates=True) as connection:
             create_tables(connection)
 
@@ -166,11 +160,7 @@ class OutboxAdmin:
             return [_read(row) for row in connection.execute(chosen)]
 
     def get_entry(self, row_id: int) -> OutboxEntry:
-        """One row.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """One row. Raises UsageError: there is none."""
         with self._database.begin() as connection:
             row = connection.execute(_shown().where(_c.id == row_id)).one_or_none()
         if row is None:
@@ -197,9 +187,7 @@ class OutboxAdmin:
 
     def park(self, ids: Sequence[int]) -> int:
         """Holds rows back, and with each the later ones of its key.
-
-        Raises:
-            Refused: a named row is sent, or being sent.
+        Raises Refused: a named row is sent, or being sent.
         """
         states = (State.PENDING, State.PARKED)
         values = {
@@ -223,9 +211,7 @@ class OutboxAdmin:
 
     def discard(self, row_id: int) -> None:
         """Deletes a parked row: its message is lost, and its key goes on.
-
-        Raises:
-            Refused: it is not parked.
+        Raises Refused: it is not parked.
         """
         entry = self.get_entry(row_id)
         with self._database.begin() as connection:

@@ -188,14 +188,7 @@ class Failure:
 
 
 class Claims:
-    """Claims of one sender.
-
-    Args:
-        lease: for so long nobody else takes what is claimed.
-        most: keys in one claim, and messages without a key; fewer than twice as many rows.
-        most_of_key: rows of one key in one claim.
-        first_interval, longest_interval: between two attempts; each is twice the one before.
-    """
+    """Claims of one sender; its `Settings` say what the arguments mean."""
 
     def __init__(
         self,
@@ -215,9 +208,7 @@ class Claims:
 
     def claim_due(self) -> list[Message]:
         """Claims heads that are due, oldest first, and rows behind them. In the order of ids.
-
-        Raises:
-            OutboxDatabaseError: the database refused, or is away.
+        Raises OutboxDatabaseError: the database refused, or is away.
         """
         heads = select(_c.id, _c.ordering_key).where(_DUE, _IS_HEAD).order_by(_c.due_at, _c.id)
         return self._claim(heads)

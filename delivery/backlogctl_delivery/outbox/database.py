@@ -102,7 +102,6 @@ class OutboxDatabase:
 
     @property
     def make_tables_hint(self) -> str:
-        """What to do where the table is missing."""
         return self._place.make_tables_hint
 
     @property
@@ -206,8 +205,6 @@ DEFAULT_MAX_ATTEMPTS = 10
 
 
 class State(StrEnum):
-    """Where a row stands."""
-
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
     SENT = "sent"
@@ -352,9 +349,7 @@ class Shape:
 
 def read_shape(database: OutboxDatabase) -> Shape:
     """Compares the table with `tables.py`; reads no row.
-
-    Raises:
-        OutboxDatabaseError: the database does not answer.
+    Raises OutboxDatabaseError: the database does not answer.
     """
     with database.begin() as connection:
         is_there = inspect(connection).has_table(messages.name)
@@ -368,10 +363,8 @@ def read_shape(database: OutboxDatabase) -> Shape:
 
 
 def require_shape(database: OutboxDatabase) -> None:
-    """Whether rows of the table can be claimed and marked.
-
-    Raises:
-        OutboxDatabaseError: there is no table, it lacks columns, or the database does not answer.
+    """Whether rows of the table can be claimed and marked. Raises OutboxDatabaseError: there is no
+    table, it lacks columns, or the database does not answer.
     """
     shape = read_shape(database)
     if not shape.is_there:

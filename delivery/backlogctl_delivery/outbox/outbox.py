@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import URL, Connection, Engine, event, inspect
@@ -83,9 +82,7 @@ class Outbox:
 
     def create(self) -> None:
         """Makes the table where it is not there; see also `create_tables`.
-
-        Raises:
-            OutboxDatabaseError: the database refused.
+        Raises OutboxDatabaseError: the database refused.
         """
         with self._database.begin(creates=True) as connection:
             create_tables(connection)
@@ -141,9 +138,7 @@ class Outbox:
 
     def export_metrics(self, registry: CollectorRegistry, name: str) -> None:
         """Adds how the table stands, and what the thread does, to what the application exports.
-
-        Args:
-            name: the label `outbox`.
+        `name`: the label `outbox`.
         """
         from backlogctl_delivery.outbox.metrics import OutboxCollector
 
@@ -161,12 +156,7 @@ class Outbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _insert(self, connection: Connection, values: dict[str, Any]) -> None:
@@ -194,14 +184,8 @@ class Outbox:
             return
         rows = session.info[f"{_ADDED}_{id(self)}"]
         # What a savepoint took back has no identity. Attributes may be expired: nothing is loaded.
-        there = [(inspect(row).identity, ordering_key) for row, ordering_key in rows]
-        self._tell(
-            [
-                Hint(identity[0], ordering_key)
-                for identity, ordering_key in there
-                if identity is not None
-            ]
-        )
+        there = [(inspect(row).identity, key) for row, key in rows]
+        self._tell([Hint(made[0], key) for made, key in there if made is not None])
         rows.clear()
 
     def _forget_rolled_back(self, session: Session, previous: Any) -> None:

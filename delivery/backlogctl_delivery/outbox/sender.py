@@ -97,11 +97,7 @@ _SPARING_SECONDS = 600.0
 
 
 class Outage:
-    """One thing's outages.
-
-    Args:
-        what: as the warning names it.
-    """
+    """One thing's outages. `what`: as the warning names it."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self._log, self._what = log, what
@@ -219,9 +215,7 @@ class OutboxSender:
 
     def run(self) -> None:
         """Sends until `close` is called.
-
-        Raises:
-            ConfigurationError: librdkafka does not take a property.
+        Raises ConfigurationError: librdkafka does not take a property.
         """
         self._open_producer()
         # A wrong address, or login, is told now; nothing is claimed before a broker answers.
@@ -349,14 +343,9 @@ class OutboxSender:
         now = time.monotonic()
         until = min(self._next_scan, self._hints.next_at)
         # An outage has a pace of its own.
-        least = _POLL_SECONDS if self._may_look() else 0.2
+        may_look = self.kafka_outage.is_time() and self.database_outage.is_time()
+        least = _POLL_SECONDS if may_look else 0.2
         return max(least, min(until - now, 1.0))
-
-    def _can_send(self) -> bool:
-        return not (self.kafka_outage.is_on or self.database_outage.is_on)
-
-    def _may_look(self) -> bool:
-        return self.kafka_outage.is_time() and self.database_outage.is_time()
 
     def _collect(self, seconds: float) -> None:
         try:
@@ -446,7 +435,8 @@ class OutboxSender:
         self._collect(0.0)
         while (now := time.monotonic()) < end:
             # What was committed a moment ago does not wait for a scanner.
-            is_told = self._hints.next_at - now < _LAST_LOOK_SECONDS and self._can_send()
+            can_send = not (self.kafka_outage.is_on or self.database_outage.is_on)
+            is_told = can_send and self._hints.next_at - now < _LAST_LOOK_SECONDS
             has_room = len(self._in_flight) < self._settings.most_in_flight
             if not (is_told or len(self._in_flight) or len(self._unmarked)):
                 break
