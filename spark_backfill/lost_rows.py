@@ -80,6 +80,7 @@ from backlogctl.spark_backfill.verdict import (
     LabelCounts,
     RebuildVerdict,
     VerdictBasis,
+    advise_on_growth,
     check_identity_unique,
 )
 from backlogctl.values import OffsetRange
@@ -548,9 +549,11 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
         for item in evidence:
             item.freeze()
     with log.timed("proof", "proving the rules on survivors"):
-        if not access.table.is_unique(_identity_columns(rules)):
+        name = rules.source.identity.row.column
+        if not access.table.is_unique(() if name is None else (name,)):
             check_identity_unique(candidates, rules.stream.name)
         proof, suspected, lag = prove_rules(survivors, rules, access, candidates)
+        suspected = "; ".join(filter(None, (suspected, advise_on_growth(request, proof))))
     with log.timed("labels", "finding the lost rows"):
         ground = Ground(
             request, rules, windows, ranges, survivors, injected, spans, holes,
@@ -593,8 +596,3 @@ def _find_undated(reading: LostRowsRequest, factor: int) -> tuple[datetime | Non
     return found, (
         f"no sample tells when the loss of {gaps[0].id} began: rows are read from {began} on"
     )
-
-
-def _identity_columns(rules: MessageRules) -> tuple[str, ...]:
-    name = rules.source.identity.row.column
-    return () if name is None else (name,)

@@ -21,8 +21,10 @@ from backlogctl.spark_backfill.evidence.injected import (
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.request import (
     PartitionOutcome,
+    Proof,
     Quarantine,
     Quarantined,
+    RebuildRequest,
     Stretch,
     Uncertain,
     UncertainRow,
@@ -271,6 +273,18 @@ def _explain_shortfall(
         may.append("if rows change (`mutable`), one stands for several messages")
     may.append("rows that are gone from the table are unrecoverable")
     return f"{shortfall} lost offsets have no rebuilt message: {'; '.join(may)}"
+
+
+def advise_on_growth(request: RebuildRequest, proof: Proof) -> str:
+    """What to do where survivors lie in other partitions, and the topic may have had fewer."""
+    if request.growth or all(item.what != "partition" for item in proof.differences):
+        return ""
+    return (
+        "if it got partitions that no sample saw, it is not known when, nor which lost messages "
+        f"are older: `backlogctl plan rebuild {request.stream.name} --allow proof --allow surplus` "
+        "goes by no partition; with `consumed` it sends what that table does not name, else what "
+        "was handled in the same times too"
+    )
 
 
 def _join(numbers: Sequence[int]) -> str:

@@ -257,7 +257,7 @@ def test_what_was_handled_since_is_not_put_back(empty_shop: Shop) -> None:
     assert (counts["handled"], counts["staged"]) == (2, 1)
     told = " ".join(shop.call("status", shop.stream).out.split())
     assert "committed and never handled, and are in the log" in told
-    assert f"backlogctl show {planned['id']}" in told
+    assert f"backlogctl approve {planned['id']}" in told
     assert redrive not in told, "it is planned already"
     handle(shop, 30)
     refused = shop.call(*words, code=5).error

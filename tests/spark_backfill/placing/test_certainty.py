@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.spark_backfill import world
@@ -42,12 +43,15 @@ def test_fault_137_bookmarks_do_not_say_it_either(losing: Losing) -> None:
     gaps = losing.lose(rows)
     identity: dict[str, Any] = {"row": {"sql": "concat('', order_id)"}, "message": "key"}
     source = {"identity": identity, "margin": "120s"}
-    outcome = losing.plan(losing.open(gaps, source=source, bookmarks=mark_all(rows, gaps)))
+    request = losing.open(gaps, source=source, bookmarks=mark_all(rows, gaps))
+    outcome = losing.plan(request)
     assert 0 < outcome.proof.compared < 100
     assert outcome.verdict == "short"
     assert all(part.expected == part.rebuilt for part in outcome.partitions)
     (reason,) = outcome.reasons
     assert "surviving messages could be compared" in reason
+    later = replace(request, recovery_id="r-2", until=rows[-1]["updated_at"])
+    assert losing.plan(later).verdict == "exact", "it reads the rows of all survivors"
 
 
 def test_fault_137_rows_never_sent_and_rows_that_are_gone_may_cancel_out(losing: Losing) -> None:
