@@ -407,6 +407,7 @@ def test_before_any_commit_and_after_the_first(cleaning: EmbeddedKafka, group: s
 def test_a_streams_group_has_members(cleaning: EmbeddedKafka, group: str, tmp_path: Path) -> None:
     """KIP-1071; no broker lists it to us, so there may be more of them."""
     properties, name = properties_of(cleaning.bootstrap), make_topic(cleaning, group)
+    set_offsets_raw(properties, f"{group}-other", name, {0: 1})  # from now on the log is there
     with following(properties, group) as follow:
         follow.read_until()
         join_streams_group(properties, group, name, {0: 3}, tmp_path)
@@ -438,6 +439,7 @@ def test_compaction_is_noticed(cleaning: EmbeddedKafka, group: str) -> None:
 
         def is_cleaned() -> bool:
             set_offsets_raw(properties, group, name, {0: next(offsets)})
+            follow.read_until()  # before it is compacted away itself
             return count_records(properties, place) < before
 
         wait_until(is_cleaned, what="the log is compacted")

@@ -237,6 +237,7 @@ def beside(quiet: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nig
     document = {
         "ledger": "sqlite:///ledger.db",
         "clusters": {"main": {"bootstrap.servers": "127.0.0.1:1"}},
+        "sources": {"shop": {"url": "sqlite:///shop.db"}},
         "streams": {"orders": make_stream("orders")},
     }
     (tmp_path / "backlog.yaml").write_text(json.dumps(document))
