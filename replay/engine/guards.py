@@ -37,15 +37,20 @@ def check_denied_topic(workspace: Workspace, topic: str) -> None:
 def refuse_active(workspace: Workspace, stream: Stream) -> None:
     """Refuses early, before minutes of planning; the ledger's constraint is what decides."""
     for other in workspace.ledger.recoveries.list(states=UNFINISHED):
-        if other.state is RecoveryState.FAILED and not other.holds_when_failed:
-            continue
-        same = other.topic == stream.topic or other.group == stream.group
-        if other.cluster == stream.cluster and same:
+        if is_in_the_way(stream, other):
             raise InvalidTransition(
                 f"recovery {other.id} of the same topic or group is {other.state}",
                 subject=f"stream {stream.name}",
                 hint=f"`backlogctl show {other.id}` says what comes next for it",
             )
+
+
+def is_in_the_way(stream: Stream, recovery: Recovery) -> bool:
+    """Whether a plan for the stream is refused because of it."""
+    if recovery.state is RecoveryState.FAILED and not recovery.holds_when_failed:
+        return False
+    same = recovery.topic == stream.topic or recovery.group == stream.group
+    return recovery.state in UNFINISHED and same and recovery.cluster == stream.cluster
 
 
 def refuse_group_type(workspace: Workspace, stream: Stream) -> None:

@@ -34,8 +34,9 @@ from backlogctl.monitoring.verdict.commands import (
 from backlogctl.replay.engine.approval import check_hash, check_runnable, is_expired
 from backlogctl.replay.engine.archives import touches
 from backlogctl.replay.engine.brakes import CANARY, OPERATOR
+from backlogctl.replay.engine.guards import is_in_the_way
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND, UNFINISHED
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND
 from backlogctl.values import (
     FINAL,
     ChunkState,
@@ -156,7 +157,7 @@ def list_stream_commands(
     hidden: set[str] = set()
     is_free, is_drained = True, False  # for a new plan; by a runner
     for one in active:
-        blocks = _is_in_the_way(stream, one)
+        blocks = is_in_the_way(stream, one)
         if one.stream != stream.name and not blocks:
             continue
         found = known.get(one.id) or list_next_commands(workspace, one)
@@ -237,15 +238,6 @@ def find_unverified(ledger: Ledger, stream: str) -> dict[str, str]:
         ):
             found |= dict.fromkeys(ids, recovery.id)
     return found
-
-
-def _is_in_the_way(stream: Stream, recovery: Recovery) -> bool:
-    """Whether a plan for the stream would be refused because of it."""
-    same = recovery.topic == stream.topic or recovery.group == stream.group
-    if recovery.state is RecoveryState.FAILED and not recovery.holds_when_failed:
-        return False
-    is_begun = recovery.state in UNFINISHED
-    return is_begun and same and recovery.cluster == stream.cluster
 
 
 def _is_outdated(ledger: Ledger, recovery: Recovery) -> bool:

@@ -71,7 +71,8 @@ def read_frozen(spark: SparkSession, schema: str | T.StructType, path: str) -> D
     step of a statement sends rows to another one, so that Spark starts a third fewer jobs."""
     frame = spark.read.schema(schema).parquet(path)
     size = sum(file.stat().st_size for file in Path(path).glob("*.parquet"))
-    return frame.coalesce(1) if size < _SMALL else frame
+    # Without a size it is none that can be looked at from here.
+    return frame.coalesce(1) if 0 < size < _SMALL else frame
 
 
 def mark_within(

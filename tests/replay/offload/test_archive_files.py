@@ -39,6 +39,14 @@ def find_place(shop: Shop, archive: str) -> Path:
     return Path(shop.open().ledger.archives.get(archive).location)
 
 
+def offload_many(shop: Shop, spark: SparkSession) -> str:
+    """Into many small files."""
+    shop.write_config(source=None)
+    set_config(shop.properties, shop.topic, KEEP)
+    publish(shop, shop.topic, [make_order(number) for number in range(TOTAL)])
+    return offload(shop, spark, file_bytes=300)
+
+
 def list_states(shop: Shop) -> set[GapState]:
     return {gap.state for gap in shop.open().ledger.gaps.list()}
 
@@ -142,11 +150,7 @@ def test_fault_136_a_damaged_file_is_named_with_both_ways_out(
 
 def test_fault_136_what_is_whole_is_put_back_by_name(empty_shop: Shop, spark: SparkSession) -> None:
     """Of a damaged file the offsets stay open, and come once it is back; nothing comes twice."""
-    shop = empty_shop
-    shop.write_config(source=None)
-    set_config(shop.properties, shop.topic, KEEP)
-    publish(shop, shop.topic, [make_order(number) for number in range(TOTAL)])
-    archive = offload(shop, spark, file_bytes=300)
+    shop, archive = empty_shop, offload_many(empty_shop, spark)
     source, location = f"archive:{archive}", find_place(shop, archive)
     files = json.loads((location / "manifest.json").read_text())["files"]
     changed, missing, *_ = (file for file in files if file["partition"] == 1)
@@ -177,11 +181,7 @@ def test_fault_136_what_was_lost_again_is_not_given_back_by_a_part(
     empty_shop: Shop, spark: SparkSession
 ) -> None:
     """What was put back, and expired unread, may lie in the damaged file: its gap stays open."""
-    shop = empty_shop
-    shop.write_config(source=None)
-    set_config(shop.properties, shop.topic, KEEP)
-    publish(shop, shop.topic, [make_order(number) for number in range(TOTAL)])
-    archive = offload(shop, spark, file_bytes=300)
+    shop, archive = empty_shop, offload_many(empty_shop, spark)
     source, location = f"archive:{archive}", find_place(shop, archive)
     shop.call("status", code=None)
     carry_out(shop, "--from", source)
