@@ -13,7 +13,13 @@ from backlogctl.kafka.group_types import SHARE, explain_unsupported_group, read_
 from backlogctl.monitoring.offsets.history import is_missing
 from backlogctl.monitoring.verdict.commands import look_at_stream
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import UNFINISHED, Plan, find_changes, find_identity
+from backlogctl.replay.engine.plan import (
+    UNFINISHED,
+    Plan,
+    find_changes,
+    find_identity,
+    is_in_the_way,
+)
 from backlogctl.values import Gap, Recovery, RecoveryState, Sample
 
 
@@ -43,14 +49,6 @@ def refuse_active(workspace: Workspace, stream: Stream) -> None:
                 subject=f"stream {stream.name}",
                 hint=f"`backlogctl show {other.id}` says what comes next for it",
             )
-
-
-def is_in_the_way(stream: Stream, recovery: Recovery) -> bool:
-    """Whether a plan for the stream is refused because of it."""
-    if recovery.state is RecoveryState.FAILED and not recovery.holds_when_failed:
-        return False
-    same = recovery.topic == stream.topic or recovery.group == stream.group
-    return recovery.state in UNFINISHED and same and recovery.cluster == stream.cluster
 
 
 def refuse_group_type(workspace: Workspace, stream: Stream) -> None:

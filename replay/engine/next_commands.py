@@ -34,9 +34,8 @@ from backlogctl.monitoring.verdict.commands import (
 from backlogctl.replay.engine.approval import check_hash, check_runnable, is_expired
 from backlogctl.replay.engine.archives import touches
 from backlogctl.replay.engine.brakes import CANARY, OPERATOR
-from backlogctl.replay.engine.guards import is_in_the_way
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND
+from backlogctl.replay.engine.plan import LEAVE_CONSUMERS, REWIND, is_in_the_way
 from backlogctl.values import (
     FINAL,
     ChunkState,

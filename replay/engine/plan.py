@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
 from backlogctl.clock import OffPeakWindow, format_clock, format_time
-from backlogctl.config import OffPeak
+from backlogctl.config import OffPeak, Stream
 from backlogctl.values import Recovery, RecoveryState, hash_value
 
 if TYPE_CHECKING:
@@ -97,6 +97,15 @@ BEGUN = (RecoveryState.APPROVED, RecoveryState.RUNNING, RecoveryState.PAUSED)
 UNFINISHED = (*BEGUN, RecoveryState.FAILED)
 # Not at an end: somebody has to do something, or it is being done.
 ACTIVE = (RecoveryState.PLANNED, *UNFINISHED)
+
+
+def is_in_the_way(stream: Stream, recovery: Recovery) -> bool:
+    """Whether a plan for the stream is refused because of it."""
+    if recovery.state is RecoveryState.FAILED and not recovery.holds_when_failed:
+        return False
+    same = recovery.topic == stream.topic or recovery.group == stream.group
+    return recovery.state in UNFINISHED and same and recovery.cluster == stream.cluster
+
 
 Timestamp = Annotated[datetime, PlainSerializer(format_time, when_used="json")]
 """A time with a zone; in JSON ISO 8601 in UTC to the microsecond."""
