@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.errors import BacklogError, PlanStale, Refused, StagingChanged, StagingError
+from backlogctl.errors import (
+    BacklogError,
+    PlanStale,
+    Refused,
+    StagingChanged,
+    StagingError,
+    VerificationFailed,
+)
 from backlogctl.kafka.admin import committed_offsets, describe_topic, list_topic_readers
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.raw_fetch import find_codec
@@ -20,6 +27,7 @@ from backlogctl.replay.engine.guards import (
     fingerprint_stream,
 )
 from backlogctl.replay.injection.context import InjectionContext
+from backlogctl.replay.injection.kind import find_misread
 from backlogctl.replay.injection.ledger import find_planned_log, make_job, open_ledger_topic
 from backlogctl.replay.injection.plan import To
 from backlogctl.replay.injection.target import clear_rehearsals, make_rehearsal
@@ -297,7 +305,8 @@ class Verify(Step[InjectionContext]):
         """Reads the target ranges back.
 
         Raises:
-            VerificationFailed: names the ids that are missing, doubled or different.
+            VerificationFailed: names the ids that are missing, doubled or different, or who sent
+                others that were.
             PausedBecause, CancelRequested: somebody asked; the next run reads back again.
         """
         # What was asked for during the last wave, after which nothing looks.
@@ -323,11 +332,25 @@ class Verify(Step[InjectionContext]):
         context.found["verified"] = result.to_json()
         context.record("read back", **result.to_json())
         result.require_exact(f"topic {job.topic}")
+        _require_others_exact(context)
 
     def complete(self, context: InjectionContext) -> None:
         """The gaps are closed."""
         context.advance_gaps(GapState.VERIFIED, [GapState.INJECTED])
         context.bar.say("verified")
+
+
+def _require_others_exact(context: InjectionContext) -> None:
+    """What was left out, as an earlier recovery had sent it, is a part of the same gaps."""
+    ledger, recovery_id = context.workspace.ledger, context.recovery.id
+    misread = find_misread(ledger, context.plan, ledger.recoveries.gap_ids(recovery_id))
+    if misread:
+        raise VerificationFailed(
+            "all that was sent now reads back as staged; the rest of the same gaps was sent by "
+            f"{', '.join(misread)}, and did not",
+            subject=f"recovery {recovery_id}",
+            hint=f"`backlogctl show {misread[0]}` has which messages; the gaps stay open",
+        )
 
 
 def _find_left_out(job: InjectionJob) -> dict[tuple[int, int], tuple[int, ...]]:

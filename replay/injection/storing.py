@@ -26,7 +26,7 @@ from backlogctl.replay.engine.kind import Say, Workspace
 from backlogctl.replay.engine.plan import Options, PlannedWindow, RunOrigin, find_identity
 from backlogctl.replay.injection.context import check_room
 from backlogctl.replay.injection.copying import write_copy
-from backlogctl.replay.injection.kind import warn_about_readers
+from backlogctl.replay.injection.kind import find_misread, warn_about_readers
 from backlogctl.replay.injection.plan import InjectionPlan, list_sending
 from backlogctl.replay.injection.staged import describe_staged
 from backlogctl.replay.injection.target import (
@@ -157,8 +157,13 @@ def stage_and_store(
         manifest = read_manifest(directory, plan.manifest_sha256)
         plan = plan.model_copy(update=describe_staged(workspace, draft.stream, manifest))
         disk, told = check_room(workspace, plan, manifest)
-        plan = plan.model_copy(update={"disk": disk, "warnings": (*plan.warnings, *told)})
         closed = [gap for gap in gaps if target.planned is None and plan.closes(gap.id)]
+        told += [
+            f"what {one} sent for the same gaps did not read back as staged, so this recovery will "
+            f"not close them: `backlogctl show {one}` has which messages"
+            for one in find_misread(workspace.ledger, plan, [gap.id for gap in closed])
+        ]
+        plan = plan.model_copy(update={"disk": disk, "warnings": (*plan.warnings, *told)})
         begin_storing()
         recovery = store_plan(workspace, recovery_id, plan, [gap.id for gap in closed])
         _refuse_grown(workspace, closed)
