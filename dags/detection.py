@@ -12,7 +12,7 @@ from backlogctl.clock import utc_now
 from backlogctl.dags.policies import ASKING, NIGHTLY, RECOVER
 from backlogctl.dags.task_context import (
     DELETED,
-    REASON,
+    ENDED,
     RUN_OVER,
     RunbookError,
     RunbookRefusal,
@@ -153,7 +153,7 @@ def _decide(context: Context, found: Mapping[str, Any]) -> Started | None:
 
 
 def _find_end(context: Context, last: Started) -> Came:
-    """What came of a run: it failed by itself where one of its tasks gives a reason."""
+    """What came of a run: it failed by itself where one of its tasks has ended so."""
     state = find_run_state(context, RECOVER, last.run_id)
     if state == DELETED:
         return Came.BROKEN
@@ -164,6 +164,6 @@ def _find_end(context: Context, last: Started) -> Came:
     states = list_states(context, RECOVER, last.run_id)
     failed = [name for name, now in states.items() if now == "failed" and name != "report"]
     reasons = context["ti"].xcom_pull(
-        dag_id=RECOVER, run_id=last.run_id, task_ids=failed, key=REASON
+        dag_id=RECOVER, run_id=last.run_id, task_ids=failed, key=ENDED
     )
     return Came.BROKEN if failed and any(reasons or ()) else Came.ENDED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import HITLOperator
@@ -11,7 +10,7 @@ from airflow.sdk import DAG, Context, TriggerRule, chain, task_group
 
 from backlogctl.dags import tasks
 from backlogctl.dags.links import add_links
-from backlogctl.dags.policies import APPROVE, ASK, CHOSEN, RECOVER, REJECT, find_pool, name_question
+from backlogctl.dags.policies import APPROVE, ASK, RECOVER, REJECT, find_pool, name_question
 from backlogctl.replay.engine.kind import Kind, Registry
 
 # Starts `recover_backlog` for a plan that a person must look at.
@@ -30,11 +29,11 @@ class AskForApproval(TriggerDagRunOperator):
 
     def execute(self, context: Context) -> Any:
         """Starts it where tonight's work is a plan that waits."""
-        from backlogctl.dags.task_context import skipping
+        from backlogctl.dags.task_context import read_given, skipping
         from backlogctl.replay.kinds import REBUILD
         from backlogctl.replay.runbooks.nights import Tonight, read_action
 
-        work: Mapping[str, Any] = self.work
+        work = read_given(context, self.work)
         if read_action(work) is not Tonight.ASK:
             raise skipping(context, f"{work['stream']}: {work['why']}")
         again = f"__{work['expired']}" if work["expired"] else ""
@@ -81,7 +80,7 @@ class ApprovePlan(HITLOperator):
 def lay_out_tasks(dag: DAG, kinds: Registry) -> None:
     """One kind after the other: offload first, then put back."""
     chosen = tasks.choose(list(kinds.names()))
-    groups = [_make_group(kind, chosen, first=number == 0) for number, kind in enumerate(kinds)]
+    groups = [_make_group(kind, first=number == 0) for number, kind in enumerate(kinds)]
     chosen >> groups
     # A teardown as well: a run that is marked failed still reports, and ends as failed.
     told = tasks.report().as_teardown(on_failure_fail_dagrun=True)
@@ -93,20 +92,20 @@ def lay_out_tasks(dag: DAG, kinds: Registry) -> None:
     add_links(dag)
 
 
-def _make_group(kind: Kind[Any, Any], chosen: Any, *, first: bool) -> Any:
+def _make_group(kind: Kind[Any, Any], *, first: bool) -> Any:
     """The tasks of one kind. What it stopped is started again whatever becomes of the run."""
 
     @task_group(group_id=kind.name, tooltip=kind.summary)
     def recover() -> None:
         rule = TriggerRule.ALL_SUCCESS if first else TriggerRule.NONE_FAILED
         pool = find_pool(spark=kind.traits.uses_spark)
-        plan = tasks.plan.override(trigger_rule=rule, pool=pool)(kind.name, chosen[CHOSEN])
+        plan = tasks.plan.override(trigger_rule=rule, pool=pool)(kind.name)
         approve = ApprovePlan(task_id="approve", plan=plan, **ASK)
         work = tasks.carry_out.override(pool=pool)(approve.output)
         plan >> approve >> work
         if kind.traits.stops_consumers:
             approve.as_setup()
-            restore = tasks.restore.override(task_id="restore_layout")(approve.output)
+            restore = tasks.restore.override(task_id="restore_layout")(kind.name)
             work >> restore.as_teardown(setups=approve, on_failure_fail_dagrun=True)
 
     return recover()

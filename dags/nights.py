@@ -17,8 +17,9 @@ from backlogctl.dags.task_context import (
     keep_reason,
     name_mapped,
     opened,
+    read_given,
     skipping,
-    was_marked_failed,
+    was_marked,
 )
 from backlogctl.formats import format_moment
 from backlogctl.replay.engine.kind import Workspace
@@ -74,6 +75,7 @@ def put_back(work: dict[str, Any]) -> dict[str, Any]:
     """Injects in waves until it is verified, then what is left of the night's work, or until the
     window closes: the next night goes on."""
     context = get_current_context()
+    work = dict(read_given(context, work))
     name_mapped(context, stream=work["stream"])
     if read_action(work) is not Tonight.RUN:
         raise skipping(context, f"{work['stream']}: {work['why']}")
@@ -120,9 +122,9 @@ def _find_night(context: Context) -> Interval | None:
 
 
 def _hold_marked(context: Context, workspace: Workspace, recovery: Recovery) -> str:
-    """Why a recovery is a person's to go on with: its last task was marked failed."""
+    """Why a recovery is a person's to go on with: its last task was marked."""
     task_ = find_task(workspace, recovery)
-    if task_ is None or not was_marked_failed(context, task_):
+    if task_ is None or not was_marked(context, task_):
         return ""
     return hold_for_person(workspace, recovery, task_)
 

@@ -31,6 +31,7 @@ from backlogctl.dags.task_context import (
     fail,
     keep_reason,
     opened,
+    read_given,
     skipping,
 )
 from backlogctl.errors import BacklogError, InvalidTransition
@@ -245,9 +246,7 @@ class ApprovalQuestion:
         return recovery
 
     def _read_plan(self) -> Mapping[str, Any]:
-        if not isinstance(self._plan, Mapping):
-            raise RunbookError("there is no plan to approve: the planning task left none")
-        return self._plan
+        return read_given(self._context, self._plan)
 
     def _go_on(self, recovery: Recovery) -> dict[str, Any]:
         """What later tasks get; a plan that was closed meanwhile ends here."""

@@ -23,10 +23,12 @@ from backlogctl.dags.task_context import (
     make_task_console,
     name_task,
     opened,
+    read_given,
     skipping,
 )
 from backlogctl.errors import Refused, UsageError
 from backlogctl.formats import format_moment
+from backlogctl.replay.engine.approval import NOBODY, reject_plan
 from backlogctl.replay.engine.brakes import INTERRUPTED, PausedBecause
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import RunOrigin, list_recoveries_of_run, name_origin
@@ -47,10 +49,11 @@ from backlogctl.replay.runbooks.work import (
     record_task,
     restore_layout,
 )
-from backlogctl.values import Recovery
+from backlogctl.values import Recovery, RecoveryState
 
 LOG = logging.getLogger(__name__)
 REFUSED = "refused"
+UNANSWERED = "its question was ended, and nobody had answered"
 
 
 def choose(names: list[str]) -> list[str]:
@@ -79,8 +82,9 @@ def choose(names: list[str]) -> list[str]:
     return followed
 
 
-def plan(kind: str, chosen: list[str]) -> dict[str, Any]:
+def plan(kind: str) -> dict[str, Any]:
     context = get_current_context()
+    chosen = _find_chosen(context) or []
     # A branch does not skip what comes after the chosen one: a rebuild after an expansion.
     if f"{kind}.plan" not in chosen:
         raise skipping(context, f"{kind} was not chosen")
@@ -107,21 +111,29 @@ def plan(kind: str, chosen: list[str]) -> dict[str, Any]:
 
 def run_approved(approved: dict[str, Any]) -> dict[str, Any]:
     context = get_current_context()
+    recovery_id = read_given(context, approved)["recovery"]
     with opened(context) as workspace:
-        carried = work_on(workspace, context, approved["recovery"])
+        carried = work_on(workspace, context, recovery_id)
     come_again(context, carried)
     return {"recovery": carried.recovery.id, **carried.document}
 
 
-def restore(approved: dict[str, Any]) -> None:
-    with opened(get_current_context()) as workspace:
-        restore_layout(workspace, approved["recovery"], console=make_task_console(), say=LOG.info)
+def restore(kind: str) -> None:
+    """By the ledger: a task that was marked has left nothing that says what was begun."""
+    context = get_current_context()
+    with opened(context) as workspace:
+        for recovery in _list_recoveries(context, workspace):
+            if recovery.kind == kind:
+                restore_layout(workspace, recovery.id, console=make_task_console(), say=LOG.info)
 
 
 def report() -> dict[str, Any]:
     context = get_current_context()
     with opened(context) as workspace:
-        recoveries = _list_recoveries(context, workspace)
+        recoveries = [
+            _close_unanswered(context, workspace, recovery)
+            for recovery in _list_recoveries(context, workspace)
+        ]
         outcomes = [describe_outcome(workspace, recovery) for recovery in recoveries]
         ends = [describe_end(recovery) for recovery in recoveries]
     for outcome in outcomes:
@@ -153,7 +165,7 @@ def work_on(workspace: Workspace, context: Context, recovery_id: str) -> Carried
     try:
         return carry_on(workspace, recovery_id, make_task_console(), resumed=lifted)
     except PausedBecause as pause:
-        marked = find_task_state(context, task_) == "failed"
+        marked = find_task_state(context, task_) in ("failed", "success")
         if pause.why == INTERRUPTED and marked and not recovery.stops_consumers:
             held = workspace.ledger.recoveries.get(recovery_id)
             LOG.warning("%s", hold_for_person(workspace, held, task_))
@@ -185,12 +197,22 @@ def _list_recoveries(context: Context, workspace: Workspace) -> list[Recovery]:
     return list(found.values())
 
 
+def _close_unanswered(context: Context, workspace: Workspace, recovery: Recovery) -> Recovery:
+    """Nobody will ask about it any more: a task, or the whole run, was marked. What failed by
+    itself may be cleared, and asks again."""
+    before = ("choose", f"{recovery.kind}.plan", f"{recovery.kind}.approve")
+    failed = any(_pull(context, task_id, ENDED) for task_id in before)
+    if recovery.state is not RecoveryState.PLANNED or failed:
+        return recovery
+    return reject_plan(workspace, recovery, by=NOBODY, reason=UNANSWERED)
+
+
 def _list_failures(context: Context) -> list[str]:
     """Root causes: tasks that failed, with their reasons; not those that waited for them."""
     run = context["dag_run"]
     states = list_states(context, run.dag_id, run.run_id)
     failed = sorted(name for name, state in states.items() if state == "failed")
-    if states.get("choose") == "skipped":
+    if "choose" not in failed and _find_chosen(context) is None:
         return ["somebody ended this run before it began"]
     found = [f"{name}: {_describe_failure(context, name)}" for name in failed]
     refused = (_pull(context, name, REFUSED) for name in states if name.endswith(".plan"))
@@ -202,6 +224,12 @@ def _describe_failure(context: Context, task_id: str) -> str:
     if _pull(context, task_id, ENDED):
         return _pull(context, task_id, REASON)
     return "marked failed, or killed at its last try"
+
+
+def _find_chosen(context: Context) -> list[str] | None:
+    """None: the first task was marked, and has chosen nothing."""
+    found: list[str] | None = context["ti"].xcom_pull(task_ids="choose", key=CHOSEN)
+    return found
 
 
 def _pull(context: Context, task_id: str, key: str) -> str:

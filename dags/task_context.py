@@ -53,6 +53,8 @@ LOG.addFilter(_escape_line)
 REASON = "reason"
 # The XCom of a task that failed by itself and is not tried again: nobody had to mark it.
 ENDED = "ended"
+# What a task leaves that came to an end by itself; one that is marked leaves nothing.
+_LEFT = {"failed": ENDED, "success": "return_value"}
 # A broker or a database may be back for the next try; these say the same again.
 _FINAL = (UsageError, ConfigurationError, ApprovalNeeded, Refused, CancelRequested)
 _SLOW_CANARY = (
@@ -123,6 +125,15 @@ def skipping(context: Context, told: str) -> AirflowSkipException:
     LOG.info("%s", told)
     keep_reason(context, told)
     return AirflowSkipException(told)
+
+
+def read_given(context: Context, given: Any) -> Mapping[str, Any]:
+    """What the task before this one left for it.
+    Raises AirflowSkipException: nothing. It was marked, and Airflow goes on as if it had worked.
+    """
+    if not isinstance(given, Mapping):
+        raise skipping(context, "the task before this one was marked, and left nothing to do")
+    return given
 
 
 def keep_reason(context: Context, told: str) -> None:
@@ -265,15 +276,16 @@ def is_served(context: Context, dag_id: str, run_id: str, task_ids: tuple[str, .
     return not is_paused(dag_id) and any(state not in _OVER for state in mine)
 
 
-def was_marked_failed(context: Context, task: WorkTask) -> bool:
-    """Whether somebody marked the task: it is failed, and did not end by itself."""
-    if find_task_state(context, task) != "failed":
+def was_marked(context: Context, task: WorkTask) -> bool:
+    """Whether somebody marked the task: it is over, and left nothing of an end of its own."""
+    key = _LEFT.get(find_task_state(context, task) or "")
+    if key is None:
         return False
     ended = context["ti"].xcom_pull(
         dag_id=task.dag_id,
         run_id=task.run_id,
         task_ids=task.task_id,
-        key=ENDED,
+        key=key,
         map_indexes=task.map_index,
     )
     return not ended

@@ -24,11 +24,11 @@ def choose(kinds: list[str]) -> list[str]:
 
 
 @task(**PLAN)
-def plan(kind: str, chosen: list[str]) -> dict[str, Any]:
+def plan(kind: str) -> dict[str, Any]:
     """Makes the plan, where it was chosen; nothing is changed."""
     from backlogctl.dags import recoveries
 
-    return recoveries.plan(kind, chosen)
+    return recoveries.plan(kind)
 
 
 @task(**WORK)
@@ -40,11 +40,11 @@ def carry_out(approved: dict[str, Any]) -> dict[str, Any]:
 
 
 @task(**WORK)
-def restore(approved: dict[str, Any]) -> None:
+def restore(kind: str) -> None:
     """Gives the layout back, whatever became of the run."""
     from backlogctl.dags import recoveries
 
-    recoveries.restore(approved)
+    recoveries.restore(kind)
 
 
 @task(trigger_rule="all_done", **LOOK)

@@ -91,7 +91,7 @@ def _wait(workspace: Workspace, recovery_id: str, seconds: float, why: str) -> C
 # The recovery's record keeps it: a run may carry on what another one planned.
 
 WORKS = "a task works on it"
-MARKED = "a person marked its task failed"
+MARKED = "a person marked its task"
 BEGINNINGS = ("running", "taken over")
 _HELD = (RecoveryState.RUNNING, RecoveryState.PAUSED)
 
@@ -149,7 +149,7 @@ def find_run(workspace: Workspace, recovery: Recovery) -> tuple[str, str] | None
 
 
 def hold_for_person(workspace: Workspace, recovery: Recovery, task: WorkTask) -> str:
-    """A person marked the task failed: the recovery waits until a person lifts that.
+    """A person marked the task: the recovery waits until a person lifts that.
 
     Returns:
         What happened, and what goes on with it, in one sentence.

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
+from airflow.sdk import Context
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from backlogctl.dags import detection, nights, questions, recoveries
 from backlogctl.dags.local.standalone import AirflowStandalone
+from backlogctl.dags.task_context import translated_errors
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Approver, acting_as
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.stage import SHORT_LIVED_JVM
 from tests.dags.airflow import Airflow
 from tests.dags.slots import Slots, SlotShop, SlotWorld
 from tests.kit.processes import ROOT
+from tests.replay.runbooks.desks import AIRFLOW_USER, RUN, TOPIC_ID, open_shop
 
 TakeShop = Callable[..., SlotShop]
 TakeWorld = Callable[[], SlotWorld]
@@ -99,3 +110,58 @@ def take_world(
     yield take
     for world in taken:
         world.end()
+
+
+# Tasks without Airflow around them.
+
+
+@pytest.fixture
+def mystery_context() -> dict[str, Any]:
+    """Of the run `RUN`, for every task."""
+    instance = MagicMock(try_number=1, max_tries=2, map_index=-1)
+    instance.xcom_pull.return_value = None
+    instance.get_task_states.return_value = {}
+    instance.get_dagrun_state.return_value = "failed"
+    run = SimpleNamespace(
+        dag_id=RUN.dag_id,
+        run_id=RUN.run_id,
+        triggering_user_name="grace",
+        conf={},
+        run_type="manual",
+    )
+    return {"ti": instance, "dag_run": run, "params": {"stream": "orders"}}
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mystery_context: dict[str, Any]
+) -> Workspace:
+    """Tasks without Airflow around them, whose looks need no Kafka."""
+    workspace = open_shop(tmp_path, auto_plan=True)
+
+    @contextmanager
+    def open_it(_: Context, person: Approver | None = None) -> Iterator[Workspace]:
+        with translated_errors(), acting_as(person or AIRFLOW_USER):
+            yield workspace
+
+    def look(desk: Workspace, stream: Any) -> tuple[Any, dict[str, Any]]:
+        seen = SimpleNamespace(sample=SimpleNamespace(topic_id=TOPIC_ID))
+        words = {"verdict": "ok", "course": "ok", "sentence": "told", "warnings": []}
+        return seen, {
+            **words,
+            "lag": 0,
+            "lag_at_least": None,
+            "lost": None,
+            "seconds_to_loss": None,
+        }
+
+    for module in (recoveries, nights, detection, questions):
+        monkeypatch.setattr(module, "opened", open_it)
+    for module in (recoveries, nights, detection):
+        monkeypatch.setattr(module, "get_current_context", lambda: mystery_context)
+    monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
+    variables = MagicMock()
+    variables.get.return_value = ""
+    monkeypatch.setattr(detection, "Variable", variables)
+    mystery_context["outlet_events"] = MagicMock()
+    return workspace

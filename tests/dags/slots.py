@@ -52,7 +52,7 @@ class Kind:
 
 KINDS = (
     Kind("long", 1, {"approval": "named", "limits": {"messages_per_second": 2}}),
-    Kind("asked", 4, {"approval": "named"}),
+    Kind("asked", 8, {"approval": "named"}),
     # Of half a minute: its task is killed in the middle.
     Kind("second", 1, {"approval": "second_person", "limits": {"messages_per_second": 3}}),
     Kind("night", 2, {"approval": "auto"}, zone=NIGHT_ZONE),
@@ -63,7 +63,7 @@ KINDS = (
     # Of 90 seconds: its window closes in the middle, however soon it began.
     Kind("minute", 1, {"approval": "auto", "limits": {"messages_per_second": 1}}, zone=MINUTE_ZONE),
     Kind("expand", 2, {"approval": "named"}, source=False, consumers=True),
-    Kind("offload", 2, {"approval": "auto"}, source=False, consumers=True),
+    Kind("offload", 3, {"approval": "auto"}, source=False, consumers=True),
     Kind("audited", 1, {"audits": ["producers", "consumed"]}),
 )
 

@@ -9,8 +9,7 @@ import runpy
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +30,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 
 import backlogctl.dags.bundle
 from backlogctl.clock import utc_now
-from backlogctl.dags import detection, nights, questions, recoveries, task_context
+from backlogctl.dags import detection, nights, recoveries, task_context
 from backlogctl.dags.layout import ApprovePlan
 from backlogctl.dags.policies import APPROVE, EXPAND_POOL, REJECT, SPARK_POOL
 from backlogctl.dags.task_context import (
@@ -45,13 +44,12 @@ from backlogctl.dags.task_context import (
     opened,
     skipping,
     translated_errors,
-    was_marked_failed,
+    was_marked,
 )
 from backlogctl.errors import KafkaFailure, Refused
 from backlogctl.replay import kinds as registered
 from backlogctl.replay.engine.brakes import CANARY, INTERRUPTED, PausedBecause
 from backlogctl.replay.engine.kind import Kind, Registry, Workspace
-from backlogctl.replay.engine.plan import Approver, acting_as
 from backlogctl.replay.kinds import KINDS, OFFLOAD
 from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.kinds.rebuild.kind import Rebuild
@@ -59,13 +57,9 @@ from backlogctl.replay.runbooks.nights import Tonight
 from backlogctl.replay.runbooks.work import WorkTask
 from backlogctl.values import Recovery, RecoveryState
 from tests.replay.runbooks.desks import (
-    AIRFLOW_USER,
     MYSTERY,
-    RUN,
-    TOPIC_ID,
     lose,
     name_states,
-    open_shop,
     store_unknown,
 )
 
@@ -421,14 +415,20 @@ def test_who_will_work_on_it(
 
 
 @pytest.mark.parametrize(
-    ("state", "ended", "marked"),
-    [("failed", None, True), ("failed", True, False), ("success", None, False)],
+    ("state", "left", "marked"),
+    [
+        ("failed", {}, True),
+        ("failed", {ENDED: True}, False),
+        ("success", {}, True),
+        ("success", {"return_value": {"state": "paused"}}, False),
+        ("running", {}, False),
+    ],
 )
-def test_a_mark_is_a_failure_that_no_task_made(state: str, ended: Any, marked: bool) -> None:
+def test_a_mark_is_an_end_that_no_task_made(state: str, left: dict[str, Any], marked: bool) -> None:
     context = make_context(work=state, put_back_3=state)
-    cast("Any", context)["ti"].xcom_pull.return_value = ended
+    cast("Any", context)["ti"].xcom_pull.side_effect = lambda *, key, **_: left.get(key)
     for task in (WorkTask("d", "run-1", "work"), WorkTask("d", "run-1", "put_back", 3)):
-        assert was_marked_failed(context, task) is marked
+        assert was_marked(context, task) is marked
 
 
 S = RecoveryState
@@ -439,58 +439,6 @@ STATES: tuple[tuple[S, ...], ...] = (
     (S.APPROVED, S.RUNNING, S.FAILED),
     (S.APPROVED, S.RUNNING, S.VERIFIED),
 )
-
-
-@pytest.fixture
-def mystery_context() -> dict[str, Any]:
-    """Of the run `RUN`, for every task."""
-    instance = MagicMock(try_number=1, max_tries=2, map_index=-1)
-    instance.xcom_pull.return_value = None
-    instance.get_task_states.return_value = {}
-    instance.get_dagrun_state.return_value = "failed"
-    run = SimpleNamespace(
-        dag_id=RUN.dag_id,
-        run_id=RUN.run_id,
-        triggering_user_name="grace",
-        conf={},
-        run_type="manual",
-    )
-    return {"ti": instance, "dag_run": run, "params": {"stream": "orders"}}
-
-
-@pytest.fixture
-def desk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mystery_context: dict[str, Any]
-) -> Workspace:
-    """Tasks without Airflow around them, whose looks need no Kafka."""
-    workspace = open_shop(tmp_path, auto_plan=True)
-
-    @contextmanager
-    def open_it(_: Context, person: Approver | None = None) -> Iterator[Workspace]:
-        with translated_errors(), acting_as(person or AIRFLOW_USER):
-            yield workspace
-
-    def look(desk: Workspace, stream: Any) -> tuple[Any, dict[str, Any]]:
-        seen = SimpleNamespace(sample=SimpleNamespace(topic_id=TOPIC_ID))
-        words = {"verdict": "ok", "course": "ok", "sentence": "told", "warnings": []}
-        return seen, {
-            **words,
-            "lag": 0,
-            "lag_at_least": None,
-            "lost": None,
-            "seconds_to_loss": None,
-        }
-
-    for module in (recoveries, nights, detection, questions, detection):
-        monkeypatch.setattr(module, "opened", open_it)
-    for module in (recoveries, nights, detection, detection):
-        monkeypatch.setattr(module, "get_current_context", lambda: mystery_context)
-    monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
-    variables = MagicMock()
-    variables.get.return_value = ""
-    monkeypatch.setattr(detection, "Variable", variables)
-    mystery_context["outlet_events"] = MagicMock()
-    return workspace
 
 
 def ask(mystery_context: Any, recovery: Recovery) -> Any:
@@ -527,14 +475,14 @@ def named(act: Callable[[], Any]) -> Callable[[Any, Recovery], Any]:
 
 GIVEN: dict[str, Callable[[Any, Recovery], Any]] = {
     "choose": named(lambda: recoveries.choose(["expand", "rebuild"])),
-    "plan": named(lambda: recoveries.plan("expand", ["expand.plan"])),
+    "plan": named(lambda: recoveries.plan("expand")),
     "report what the form names": named(recoveries.report),
     "report what the run planned": lambda _, recovery: recoveries.report(),
     "ask": ask,
     "approve": answer(APPROVE),
     "reject": answer(REJECT),
     "carry out": lambda _, recovery: recoveries.run_approved({"recovery": recovery.id}),
-    "restore": lambda _, recovery: recoveries.restore({"recovery": recovery.id}),
+    "restore": named(lambda: recoveries.restore(MYSTERY)),
     "put back": lambda _, recovery: nights.put_back(
         {"action": Tonight.RUN, "stream": "orders", "recovery": recovery.id, "why": ""}
     ),
@@ -549,6 +497,7 @@ def test_a_task_that_is_given_it_fails_at_once(
     """Without another try, and without a change."""
     recovery = store_unknown(desk, *states)
     before = read(desk, recovery)
+    mystery_context["ti"].xcom_pull.return_value = ["expand.plan"] if name == "plan" else None
     told = f"recovery {recovery.id}: this program does not know the kind {MYSTERY}"
     with pytest.raises(RunbookRefusal, match=told):
         GIVEN[name](mystery_context, recovery)

@@ -271,15 +271,18 @@ def test_fault_38_killed_while_it_archives_it_is_tried_again(
     assert (outcome["kind"], outcome["state"]) == ("offload", "verified")
 
 
-def test_fault_43_marked_failed_while_it_archives(airflow: Airflow, world: SlotOffload) -> None:
+@pytest.mark.parametrize("mark", ["failed", "success"])
+def test_fault_43_142_marked_while_it_archives(
+    airflow: Airflow, world: SlotOffload, mark: str
+) -> None:
     """Nothing was deleted yet: the consumers are started, and the archive is thrown away."""
     one = start_offload(airflow, world)
     before = world.read_lows()
     airflow.answer(one.run, APPROVE_OFFLOAD)
     one.await_step("archive")
     process = airflow.find_task(one.run, OFFLOAD)
-    airflow.mark(one.run, "failed")
-    airflow.await_run(one.run, {"failed"}, within=300)
+    airflow.mark(one.run, mark)
+    airflow.await_run(one.run, {mark}, within=300)
     wait_until(lambda: not process.is_running(), 90, "its process ends")
     assert airflow.read_states(one.run)[RESTORE] == "success"
     assert one.now.state == "cancelled"
