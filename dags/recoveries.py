@@ -33,7 +33,7 @@ from backlogctl.replay.engine.brakes import INTERRUPTED, PausedBecause
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import RunOrigin, list_recoveries_of_run, name_origin
 from backlogctl.replay.runbooks.descriptions import describe_end, describe_outcome
-from backlogctl.replay.runbooks.detection import detect_backlog
+from backlogctl.replay.runbooks.detection import describe_loss_ahead, detect_backlog
 from backlogctl.replay.runbooks.requests import (
     AUTO,
     find_named_kind,
@@ -136,6 +136,8 @@ def report() -> dict[str, Any]:
         ]
         outcomes = [describe_outcome(workspace, recovery) for recovery in recoveries]
         ends = [describe_end(recovery) for recovery in recoveries]
+        streams = dict.fromkeys(recovery.stream for recovery in recoveries)
+        ahead = [describe_loss_ahead(workspace, stream) for stream in streams]
     for outcome in outcomes:
         LOG.info("%(kind)s %(recovery)s of %(stream)s is %(state)s", outcome)
         LOG.info("report: %s", find_report(outcome["recovery"]))
@@ -145,9 +147,11 @@ def report() -> dict[str, Any]:
         *(end.sentence for end in ends if not end.is_done),
         *(outcome["problem"] for outcome in outcomes if outcome["problem"]),
     ]
+    still = [f"loss ahead: {text}" for text in ahead if text]
     if problems:
-        fail(context, RunbookRefusal("\n".join(dict.fromkeys(problems))))
-    told = "; ".join(end.sentence for end in ends) or _pull(context, "choose", REASON) or "nothing"
+        fail(context, RunbookRefusal("\n".join(dict.fromkeys([*problems, *still]))))
+    told = "; ".join([*(end.sentence for end in ends), *still])
+    told = told or _pull(context, "choose", REASON) or "nothing"
     LOG.info("%s", told)
     keep_reason(context, told)
     last = recoveries[-1].id if recoveries else None

@@ -22,13 +22,14 @@ _WHO = {
 }
 
 
-def describe_body(view: PlanView, page: str = "") -> str:
+def describe_body(view: PlanView, page: str = "", ahead: str = "") -> str:
     """What a person decides on: what happens, what is stopped and given back, when, how sure.
 
     Figures and ranges are on the recovery's page: here they would push the buttons out of sight.
 
     Args:
         page: address of the recovery's page, for the link; "" for none.
+        ahead: what retention takes next, "" for nothing.
 
     Raises:
         Refused: this program cannot read the plan.
@@ -38,6 +39,8 @@ def describe_body(view: PlanView, page: str = "") -> str:
     parts = [f"**{_plain(verdict)}.** {_plain(told.summary)}"]
     if page:
         parts[0] += f" [All figures and ranges]({page})"
+    if ahead:
+        parts.append(f"**Loss ahead:** {_plain(ahead)}.")
     lines = [("", reason) for reason in told.reasons]
     lines += [(action.verb, "; ".join(action.sentences)) for action in told.actions]
     lines += [(fact.name, fact.text) for fact in told.public_facts if fact.decides]

@@ -80,14 +80,17 @@ def describe_subject(workspace: Workspace, recovery: Recovery) -> str:
     return describe_recovery_plan(workspace, recovery).request
 
 
-def describe_body(workspace: Workspace, recovery: Recovery, *, page: str = "") -> str:
+def describe_body(
+    workspace: Workspace, recovery: Recovery, *, page: str = "", ahead: str = ""
+) -> str:
     """The plan as Markdown.
 
     Args:
         page: address of the recovery's page; else that of `watch.url`.
+        ahead: what retention takes next, "" for nothing.
     """
     view = read_plan(workspace, recovery)
-    return markdown.describe_body(view, page or _find_page(workspace, recovery))
+    return markdown.describe_body(view, page or _find_page(workspace, recovery), ahead)
 
 
 def _find_page(workspace: Workspace, recovery: Recovery) -> str:

@@ -7,8 +7,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from backlogctl.clock import read_time
+from backlogctl.clock import Deadline, read_time
 from backlogctl.config import Stream
+from backlogctl.errors import BacklogError
+from backlogctl.formats import format_duration
+from backlogctl.monitoring.offsets.history import MEMBERLESS
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
@@ -80,6 +83,10 @@ def decide_start(
 
 # One look at a stream for a scheduler: its verdict, what is newly lost, and what to do.
 
+# What tells how long a message stays.
+_RETENTION = ("retention", "disks")
+# A question does not wait longer for what is beside it.
+_LOSS_SECONDS = 10.0
 # The occasion of a recovery where no gap is open.
 BEHIND = "behind"
 # A plan that was cancelled before anybody approved it.
@@ -157,6 +164,36 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
         alarming=bool(new) or Verdict.LOSING in (entry["verdict"], entry["course"]),
         warnings=tuple(entry["warnings"]),
     )
+
+
+def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = False) -> str:
+    """What retention takes next of what the stream's group has not read, in one sentence; "" where
+    nothing is in sight.
+
+    Args:
+        puts_back: messages are to be added, which nobody has read then.
+    """
+    unknown = "whether retention will take what is unread is not known"
+    try:
+        _, entry = sample_stream(workspace, workspace.config.stream(name), Deadline(_LOSS_SECONDS))
+    except BacklogError as error:
+        return f"{unknown}: {error}"
+    loss, parts = entry["seconds_to_loss"], entry["partitions"]
+    # A reader that never joins is seen by its commits alone.
+    is_read = entry["group_state"] not in MEMBERLESS or any(
+        part["consumed_per_second"] for part in parts
+    )
+    if not is_read and entry["rhythm"] is None:
+        kept = [part["seconds_retained"] for part in parts if part["lag"]]
+        # What is added now is as young as a message can be.
+        kept += [entry["retention_seconds"]] if puts_back else []
+        loss = min((one for one in [*kept, loss] if one is not None), default=None)
+    if loss is not None:
+        who = "the group reads too slowly" if is_read else "nobody is in the group"
+        when = f"in {format_duration(loss)} at the earliest" if loss > 0 else "at its next check"
+        return f"{who}, and retention takes what is unread {when}"
+    unseen = [one["what"] for one in entry["unseen"] if one["what"] in _RETENTION]
+    return f"{unknown}: {' and '.join(unseen)} could not be read" if unseen else ""
 
 
 def _list_gaps(workspace: Workspace, stream: Stream) -> list[Gap]:

@@ -144,9 +144,10 @@ def desk(
         with translated_errors(), acting_as(person or AIRFLOW_USER):
             yield workspace
 
-    def look(desk: Workspace, stream: Any) -> tuple[Any, dict[str, Any]]:
+    def look(desk: Workspace, stream: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
         seen = SimpleNamespace(sample=SimpleNamespace(topic_id=TOPIC_ID))
         words = {"verdict": "ok", "course": "ok", "sentence": "told", "warnings": []}
+        words |= {"group_state": "stable", "partitions": [], "unseen": []}
         return seen, {
             **words,
             "lag": 0,

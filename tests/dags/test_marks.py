@@ -161,6 +161,17 @@ def test_fault_142_a_run_that_a_person_ended_is_not_started_again(
     assert len(detection.pick_recoveries([look])) == starts
 
 
+def test_fault_143_a_report_says_what_retention_takes_next(
+    desk: Workspace, context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`verified` is no more than that: nobody may read it before it is gone."""
+    ahead = "nobody is in the group, and retention takes what is unread in 13 min"
+    monkeypatch.setattr(recoveries, "describe_loss_ahead", lambda *_: ahead)
+    done = bring_by_airflow(desk, store(desk), S.APPROVED, S.RUNNING, S.VERIFIED)
+    leave(context, {("choose", CHOSEN): ["rebuild.plan"]}, choose="success")
+    assert recoveries.report()["end"] == f"{done.id} is verified; loss ahead: {ahead}"
+
+
 # The same in Airflow: a mark on what waits for an answer.
 
 
@@ -185,7 +196,8 @@ def test_marked_while_it_waits_for_an_answer(airflow: Airflow, slots: Slots) -> 
     ]
     asked = [ask(airflow, slots, kind) for kind, _, _ in marks]
     for (kind, state, task_id), (_, _, run) in zip(marks, asked, strict=True):
-        airflow.await_question(run, f"{kind}.approve")
+        body = airflow.await_question(run, f"{kind}.approve")["body"]
+        assert ("**Loss ahead:** nobody is in the group" in body) is (kind == "rebuild")
         if task_id:
             airflow.await_parked(run, task_id)
             airflow.clear(run, task_id)

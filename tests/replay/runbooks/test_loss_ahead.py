@@ -1,0 +1,48 @@
+"""What retention takes next of what nobody has read, as a question and a report say it."""
+
+from __future__ import annotations
+
+import re
+
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.runbooks.descriptions import describe_body
+from backlogctl.replay.runbooks.detection import describe_loss_ahead
+from tests.kit.kafka import join, leave_at, publish, set_config
+from tests.kit.recoveries import make_recovery
+from tests.kit.shop import PARTITIONS, Shop
+from tests.replay.runbooks.desks import make_rebuild
+
+MINUTES = 60_000
+NOBODY = "nobody is in the group, and retention takes what is unread in"
+
+
+def test_fault_143_nobody_reads_and_retention_comes(empty_shop: Shop) -> None:
+    """Before it is approved, and after it was put back: how long is left, at the earliest."""
+    shop, properties = empty_shop, empty_shop.properties
+    set_config(properties, shop.topic, {"retention.ms": str(19 * MINUTES)})
+    read = dict.fromkeys(range(PARTITIONS), 10)
+    publish(properties, shop.topic, read)
+    leave_at(properties, shop.group, shop.topic, read)
+    workspace = shop.open()
+    assert describe_loss_ahead(workspace, "orders") == ""
+    told = describe_loss_ahead(workspace, "orders", puts_back=True)
+    assert told == f"{NOBODY} 19 min at the earliest"
+
+    publish(properties, shop.topic, {0: 10})
+    told = describe_loss_ahead(workspace, "orders")
+    assert re.fullmatch(rf"{NOBODY} 1[789] min( \d+ s)? at the earliest", told), told
+
+    member = join(properties, shop.group, shop.topic)
+    assert NOBODY not in describe_loss_ahead(workspace, "orders", puts_back=True)
+    member.close()
+
+
+def test_what_cannot_be_read_is_unknown(desk: Workspace) -> None:
+    """Such as of a stream that the file does not have any more."""
+    told = describe_loss_ahead(desk, "renamed", puts_back=True)
+    assert told.startswith("whether retention will take what is unread is not known: ")
+
+
+def test_it_is_in_front_of_what_is_decided(desk: Workspace) -> None:
+    body = describe_body(desk, make_recovery(make_rebuild()), ahead=f"{NOBODY} 19 min")
+    assert "**Loss ahead:** nobody is in the group" in body.split("\n\n")[1]
