@@ -30,6 +30,7 @@ from backlogctl.dags.task_context import (
 from backlogctl.errors import BacklogError, LeaseHeld
 from backlogctl.replay.engine.brakes import PausedBecause
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.retention import release_due
 from backlogctl.replay.runbooks.detection import (
     Came,
     Started,
@@ -61,6 +62,8 @@ def restore_left_open() -> list[str]:
     restored: list[str] = []
     problems: list[str] = []
     with opened(context) as workspace:
+        for told in release_due(workspace):
+            LOG.info("%s", told)
         for recovery in list_left_open(workspace):
             if _is_served(context, workspace, recovery):
                 continue

@@ -10,7 +10,7 @@ from airflow.sdk import Param, get_parsing_context
 from backlogctl.config.root import Outline
 from backlogctl.replay.engine.kind import Kind, Registry
 from backlogctl.replay.kinds import KINDS
-from backlogctl.replay.runbooks.requests import AUTO, BY_STREAM, list_actions, list_fields
+from backlogctl.replay.runbooks.requests import AUTO, BY_STREAM, HOLD, list_actions, list_fields
 
 # Fields without a section come first, and are seen at once.
 _RECORD = "Approval and record"
@@ -19,7 +19,10 @@ _BOUNDS = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("minLength", "maxLength", "pattern", "format", "items"),
 )
-_AUTO_WORDS = "auto: what the verdict suggests; offload first, then put back"
+_WORDS = {
+    AUTO: "auto: what the verdict suggests; offload first, then put back",
+    HOLD: "hold: raise the topic's retention for a time, before anything else is planned",
+}
 
 
 def make_fields(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
@@ -54,8 +57,7 @@ def make_form(outline: Outline, kinds: Registry = KINDS) -> dict[str, Param]:
             type="string",
             enum=list(actions),
             values_display={
-                name: _AUTO_WORDS if name == AUTO else _say_action(kinds.get(name))
-                for name in actions
+                name: _WORDS.get(name) or _say_action(kinds.get(name)) for name in actions
             },
             title="Action",
             description_md="Every plan is shown before anything is changed.",

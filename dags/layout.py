@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Context, TriggerRule, chain, task_group
 
 from backlogctl.dags import tasks
 from backlogctl.dags.links import add_links
-from backlogctl.dags.policies import APPROVE, ASK, RECOVER, REJECT, find_pool, name_question
+from backlogctl.dags.policies import (
+    APPROVE,
+    ASK,
+    HOLD_WITHIN,
+    PROPOSED,
+    RECOVER,
+    REJECT,
+    find_pool,
+    name_question,
+)
 from backlogctl.replay.engine.kind import Kind, Registry
+from backlogctl.replay.runbooks.requests import HOLD, list_actions
 
 # Starts `recover_backlog` for a plan that a person must look at.
 
@@ -77,19 +87,52 @@ class ApprovePlan(HITLOperator):
         return question.record(super().execute_complete(context, event))
 
 
+class AskForHold(ApprovalOperator):
+    """Asks whether to hold the retention of the stream's topic, as the first task proposes."""
+
+    def execute(self, context: Context) -> Any:
+        """Parks until somebody answers."""
+        from backlogctl.dags.task_context import read_given
+
+        left = context["ti"].xcom_pull(task_ids="choose", key=PROPOSED)
+        proposed = read_given(context, left)
+        self.subject = f"Hold the retention of {proposed['stream']} for {proposed['length']}"
+        self.body = proposed["body"]
+        return super().execute(context)
+
+
 def lay_out_tasks(dag: DAG, kinds: Registry) -> None:
     """One kind after the other: offload first, then put back."""
     chosen = tasks.choose(list(kinds.names()))
     groups = [_make_group(kind, first=number == 0) for number, kind in enumerate(kinds)]
-    chosen >> groups
+    beside = [_make_hold()] if HOLD in list_actions(kinds) else []
+    chosen >> [*groups, *beside]
     # A teardown as well: a run that is marked failed still reports, and ends as failed.
     told = tasks.report().as_teardown(on_failure_fail_dagrun=True)
     chain(*groups, told)
+    beside >> told
     for kind in kinds:
         # A teardown is no leaf of its group, and the report says what it left.
         if kind.traits.stops_consumers:
             dag.get_task(f"{kind.name}.restore_layout") >> told
     add_links(dag)
+
+
+def _make_hold() -> Any:
+    """Beside the plans: none of them waits for its answer, nor does it for theirs."""
+
+    @task_group(group_id=HOLD, tooltip="Raise the topic's retention for a time.")
+    def hold() -> None:
+        ask = AskForHold(
+            task_id="approve",
+            subject="Hold the retention",
+            defaults=[REJECT],
+            response_timeout=HOLD_WITHIN,
+            **ASK,
+        )
+        tasks.hold.override(task_id="carry_out")(ask.output)
+
+    return hold()
 
 
 def _make_group(kind: Kind[Any, Any], *, first: bool) -> Any:

@@ -15,6 +15,8 @@ OFFLOAD, AUDIT = "emergency_offload", "nightly_audit"
 ASKING = (RECOVER, OFFLOAD)  # in whose runs a person approves
 APPROVE, REJECT = "Approve", "Reject"  # the buttons of a question
 ALERTS = "backlogctl"  # the alias of the assets that alarming streams are events of
+HOLD_TASKS = ("hold.approve", "hold.carry_out")  # of `recover_backlog`
+PROPOSED = "proposed"  # the XCom of the first task, with the hold to ask about
 CHOSEN = "chosen"  # the XCom that says what the first task has chosen
 DAG_DEFAULTS: Mapping[str, Any] = {"owner": "backlogctl"}
 TAGS = ("backlogctl", "kafka")
@@ -31,6 +33,8 @@ PLAN: Mapping[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=30)}
 LOOK: Mapping[str, Any] = {**PLAN, "execution_timeout": timedelta(minutes=15)}
 # A wrong answer, such as one's own where a colleague's is asked, is asked again.
 ASK: Mapping[str, Any] = {"retries": 20, "retry_delay": timedelta(seconds=1)}
+# Later somebody has looked, or it is too late.
+HOLD_WITHIN = timedelta(hours=24)
 # Names of pools that exist; where they are not set the tasks run in Airflow's own.
 SPARK_POOL, EXPAND_POOL = "BACKLOG_SPARK_POOL", "BACKLOG_EXPAND_POOL"
 _DEFAULT = "default_pool"

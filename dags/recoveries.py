@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from typing import Any
 
 from airflow.sdk import Context, get_current_context
@@ -10,7 +11,7 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 
 from backlogctl.clock import format_time
 from backlogctl.dags.links import find_report, publish_links
-from backlogctl.dags.policies import CHOSEN
+from backlogctl.dags.policies import CHOSEN, HOLD_TASKS, PROPOSED
 from backlogctl.dags.task_context import (
     ENDED,
     REASON,
@@ -30,12 +31,21 @@ from backlogctl.errors import Refused, UsageError
 from backlogctl.formats import format_moment
 from backlogctl.replay.engine.approval import NOBODY, reject_plan
 from backlogctl.replay.engine.brakes import INTERRUPTED, PausedBecause
-from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import RunOrigin, list_recoveries_of_run, name_origin
+from backlogctl.replay.engine.kind import Registry, Workspace
+from backlogctl.replay.engine.plan import (
+    AIRFLOW,
+    Approver,
+    RunOrigin,
+    list_recoveries_of_run,
+    name_origin,
+)
 from backlogctl.replay.runbooks.descriptions import describe_end, describe_outcome
 from backlogctl.replay.runbooks.detection import describe_loss_ahead, detect_backlog
+from backlogctl.replay.runbooks.holds import hold_topic, propose_hold
 from backlogctl.replay.runbooks.requests import (
     AUTO,
+    HOLD,
+    RecoveryRequest,
     find_named_kind,
     find_or_plan,
     read_request,
@@ -67,19 +77,46 @@ def choose(names: list[str]) -> list[str]:
         request = read_request(workspace, context["params"], kinds)
         if request.recovery:
             actions: tuple[str, ...] = (find_named_kind(workspace, request, kinds),)
-        elif request.action != AUTO:
+        elif request.action not in (AUTO, HOLD):
             actions = (request.action,)
         else:
-            found = detect_backlog(workspace, workspace.config.stream(request.stream))
-            LOG.info("%s: %s", found.stream, found.sentence)
-            actions = tuple(name for name in found.actions if name in kinds.names())
-            if not actions:
-                keep_reason(context, f"nothing to do: {found.sentence}")
+            actions = _look(context, workspace, request, kinds)
     LOG.info("to do: %s", ", ".join(actions) or "nothing")
-    followed = [f"{action}.plan" for action in actions]
+    followed = [HOLD_TASKS[0] if action == HOLD else f"{action}.plan" for action in actions]
     # What a branch returns is kept only where it skips nothing.
     context["ti"].xcom_push(key=CHOSEN, value=followed)
     return followed
+
+
+def _look(
+    context: Context, workspace: Workspace, request: RecoveryRequest, kinds: Registry
+) -> tuple[str, ...]:
+    """What `auto` means now. A hold comes first where a plan may be approved too late."""
+    found = detect_backlog(workspace, workspace.config.stream(request.stream))
+    LOG.info("%s: %s", found.stream, found.sentence)
+    wait = request.answer_within or workspace.config.guards.approval_expires
+    nears = found.ahead is not None and found.ahead.seconds < wait.total_seconds()
+    first = (HOLD,) if request.action == HOLD or nears else ()
+    if first:
+        proposal = propose_hold(workspace, found)
+        context["ti"].xcom_push(key=PROPOSED, value=proposal.to_json())
+    suggested = found.actions if request.action == AUTO else ()
+    actions = (*first, *(name for name in suggested if name in kinds.names()))
+    if not actions:
+        keep_reason(context, f"nothing to do: {found.sentence}")
+    return actions
+
+
+def hold(answer: dict[str, Any]) -> dict[str, Any]:
+    context = get_current_context()
+    responder = read_given(context, answer)["responded_by_user"]
+    proposed = context["ti"].xcom_pull(task_ids="choose", key=PROPOSED)
+    who = Approver(AIRFLOW, responder["name"], socket.gethostname())
+    with opened(context, who) as workspace:
+        told = hold_topic(workspace, proposed["stream"], proposed["length"])
+    LOG.info("%s", told)
+    keep_reason(context, told)
+    return {"held": told}
 
 
 def plan(kind: str) -> dict[str, Any]:
@@ -150,7 +187,8 @@ def report() -> dict[str, Any]:
     still = [f"loss ahead: {text}" for text in ahead if text]
     if problems:
         fail(context, RunbookRefusal("\n".join(dict.fromkeys([*problems, *still]))))
-    told = "; ".join([*(end.sentence for end in ends), *still])
+    held = [found] if (found := _pull(context, HOLD_TASKS[1], REASON)) else []
+    told = "; ".join([*held, *(end.sentence for end in ends), *still])
     told = told or _pull(context, "choose", REASON) or "nothing"
     LOG.info("%s", told)
     keep_reason(context, told)

@@ -23,6 +23,14 @@ def choose(kinds: list[str]) -> list[str]:
     return recoveries.choose(kinds)
 
 
+@task(**LOOK)
+def hold(answer: dict[str, Any]) -> dict[str, Any]:
+    """Raises the retention of the stream's topic, as a person has said; it is given back then."""
+    from backlogctl.dags import recoveries
+
+    return recoveries.hold(answer)
+
+
 @task(**PLAN)
 def plan(kind: str) -> dict[str, Any]:
     """Makes the plan, where it was chosen; nothing is changed."""

@@ -128,9 +128,13 @@ def find_hold_seconds(seconds_to_loss: float, seconds_to_drain: float | None) ->
 
 def suggest_hold(stream: str, seconds: float) -> str:
     """Holds the topic's retention for at least so long; it is given back then."""
+    return f"backlogctl hold {stream} --for {round_hold(seconds)}"
+
+
+def round_hold(seconds: float) -> str:
+    """The next longer one that a person would say: `6h`, `3d`."""
     days = f"{math.ceil(seconds / DAY)}d"
-    length = next((text for text, one in _HOLDS.items() if one >= seconds), days)
-    return f"backlogctl hold {stream} --for {length}"
+    return next((text for text, one in _HOLDS.items() if one >= seconds), days)
 
 
 def list_transactions(stream: str) -> str:

@@ -36,11 +36,11 @@ def describe_body(view: PlanView, page: str = "", ahead: str = "") -> str:
     """
     recovery, (plan, told) = view.recovery, view.require()
     verdict = f"{told.verdict_words[:1].upper()}{told.verdict_words[1:]}"
-    parts = [f"**{_plain(verdict)}.** {_plain(told.summary)}"]
+    parts = [f"**{make_plain(verdict)}.** {make_plain(told.summary)}"]
     if page:
         parts[0] += f" [All figures and ranges]({page})"
     if ahead:
-        parts.append(f"**Loss ahead:** {_plain(ahead)}.")
+        parts.append(f"**Loss ahead:** {make_plain(ahead)}.")
     lines = [("", reason) for reason in told.reasons]
     lines += [(action.verb, "; ".join(action.sentences)) for action in told.actions]
     lines += [(fact.name, fact.text) for fact in told.public_facts if fact.decides]
@@ -51,7 +51,7 @@ def describe_body(view: PlanView, page: str = "", ahead: str = "") -> str:
     parts.append("\n".join(f"- {_draw_line(*line)}" for line in lines))
     if told.warnings:
         parts.append("**To know before**")
-        parts.append("\n".join(f"- {_plain(text)}" for text in told.warnings[:_SHOWN]))
+        parts.append("\n".join(f"- {make_plain(text)}" for text in told.warnings[:_SHOWN]))
         if more := len(told.warnings) - _SHOWN:
             parts += [f"and {more} more on the page"] if more > 0 else []
     planner = plan.planned_by
@@ -66,10 +66,10 @@ def describe_body(view: PlanView, page: str = "", ahead: str = "") -> str:
 
 def _draw_line(name: str, text: str) -> str:
     """`**Stops** the consumers`."""
-    return f"**{name[:1].upper()}{name[1:]}** {_plain(text)}" if name else _plain(text)
+    return f"**{name[:1].upper()}{name[1:]}** {make_plain(text)}" if name else make_plain(text)
 
 
-def _plain(text: str) -> str:
+def make_plain(text: str) -> str:
     """No markup and no links of somebody else's: names and notes are text."""
     text = _MARKUP.sub(r"\\\g<0>", escape_text(" ".join(text.split())))
     return _LINK.sub(_NO_LINK, _LINE_MARK.sub(r"\1\\\2", text))

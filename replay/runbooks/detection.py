@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -12,6 +13,7 @@ from backlogctl.config import Stream
 from backlogctl.errors import BacklogError
 from backlogctl.formats import format_duration
 from backlogctl.monitoring.offsets.history import MEMBERLESS
+from backlogctl.monitoring.verdict.commands import find_hold_seconds, round_hold
 from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
@@ -94,6 +96,15 @@ CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
+class LossAhead:
+    """What retention takes next of what the group has not read; `hold_for` would keep it."""
+
+    seconds: float
+    sentence: str
+    hold_for: str
+
+
+@dataclass(frozen=True, slots=True)
 class Detection:
     """What one look found.
 
@@ -105,6 +116,7 @@ class Detection:
         declined: the last plan, where a person said no to it lately and nothing was lost since.
         occasion: what a recovery would be for: the newest open gap, or `behind`.
         alarming: a new gap, or a loss ahead: worth an event.
+        ahead: what retention takes next, where the group goes on like this.
         warnings: what else was seen, one sentence each.
     """
 
@@ -122,6 +134,7 @@ class Detection:
     declined: str
     occasion: str
     alarming: bool
+    ahead: LossAhead | None
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -162,22 +175,17 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
         declined=find_declined(workspace, stream),
         occasion=next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), BEHIND),
         alarming=bool(new) or Verdict.LOSING in (entry["verdict"], entry["course"]),
+        ahead=find_loss_ahead(entry),
         warnings=tuple(entry["warnings"]),
     )
 
 
-def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = False) -> str:
-    """What retention takes next of what the stream's group has not read, in one sentence; "" where
-    nothing is in sight.
+def find_loss_ahead(entry: Mapping[str, Any], *, puts_back: bool = False) -> LossAhead | None:
+    """Of a stream's entry of `status`; None where nothing is in sight, or it is not known.
 
     Args:
         puts_back: messages are to be added, which nobody has read then.
     """
-    unknown = "whether retention will take what is unread is not known"
-    try:
-        _, entry = sample_stream(workspace, workspace.config.stream(name), Deadline(_LOSS_SECONDS))
-    except BacklogError as error:
-        return f"{unknown}: {error}"
     loss, parts = entry["seconds_to_loss"], entry["partitions"]
     # A reader that never joins is seen by its commits alone.
     is_read = entry["group_state"] not in MEMBERLESS or any(
@@ -188,10 +196,23 @@ def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = Fa
         # What is added now is as young as a message can be.
         kept += [entry["retention_seconds"]] if puts_back else []
         loss = min((one for one in [*kept, loss] if one is not None), default=None)
-    if loss is not None:
-        who = "the group reads too slowly" if is_read else "nobody is in the group"
-        when = f"in {format_duration(loss)} at the earliest" if loss > 0 else "at its next check"
-        return f"{who}, and retention takes what is unread {when}"
+    if loss is None:
+        return None
+    who = "the group reads too slowly" if is_read else "nobody is in the group"
+    when = f"in {format_duration(loss)} at the earliest" if loss > 0 else "at its next check"
+    length = round_hold(find_hold_seconds(loss, entry["seconds_to_drain"]))
+    return LossAhead(loss, f"{who}, and retention takes what is unread {when}", length)
+
+
+def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = False) -> str:
+    """The same of a stream that is looked at now; "" where nothing is in sight."""
+    unknown = "whether retention will take what is unread is not known"
+    try:
+        _, entry = sample_stream(workspace, workspace.config.stream(name), Deadline(_LOSS_SECONDS))
+    except BacklogError as error:
+        return f"{unknown}: {error}"
+    if ahead := find_loss_ahead(entry, puts_back=puts_back):
+        return ahead.sentence
     unseen = [one["what"] for one in entry["unseen"] if one["what"] in _RETENTION]
     return f"{unknown}: {' and '.join(unseen)} could not be read" if unseen else ""
 

@@ -18,7 +18,7 @@ from backlogctl.replay.engine.options import read_options
 from backlogctl.replay.engine.plan import RunOrigin, list_recoveries_of_run
 from backlogctl.values import Recovery, RecoveryState
 
-AUTO = "auto"
+AUTO, HOLD = "auto", "hold"
 BY_STREAM = "as configured"
 MAX_TEXT, MAX_LINES = 500, 1000
 MAX_WAIT = timedelta(days=365)
@@ -51,7 +51,7 @@ class RecoveryRequest:
 def list_actions(kinds: Registry) -> tuple[str, ...]:
     """What a form can ask for, its default first; where there is one kind, there is no choice."""
     names = kinds.names()
-    return names if len(names) == 1 else (AUTO, *names)
+    return names if len(names) == 1 else (AUTO, HOLD, *names)
 
 
 def list_fields(kinds: Registry) -> Iterator[tuple[tuple[Kind[Any, Any], ...], str, FieldInfo]]:

@@ -26,7 +26,7 @@ from examples.stage import SHORT_LIVED_JVM
 from tests.dags.airflow import Airflow
 from tests.dags.slots import Slots, SlotShop, SlotWorld
 from tests.kit.processes import ROOT
-from tests.replay.runbooks.desks import AIRFLOW_USER, RUN, TOPIC_ID, open_shop
+from tests.replay.runbooks.desks import AIRFLOW_USER, QUIET, RUN, TOPIC_ID, open_shop
 
 TakeShop = Callable[..., SlotShop]
 TakeWorld = Callable[[], SlotWorld]
@@ -147,8 +147,8 @@ def desk(
     def look(desk: Workspace, stream: Any, *_: Any) -> tuple[Any, dict[str, Any]]:
         seen = SimpleNamespace(sample=SimpleNamespace(topic_id=TOPIC_ID))
         words = {"verdict": "ok", "course": "ok", "sentence": "told", "warnings": []}
-        words |= {"group_state": "stable", "partitions": [], "unseen": []}
         return seen, {
+            **QUIET,
             **words,
             "lag": 0,
             "lag_at_least": None,

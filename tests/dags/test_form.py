@@ -30,6 +30,7 @@ from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.kinds.expand.plan import ExpandOptions
 from backlogctl.replay.runbooks.requests import (
     AUTO,
+    HOLD,
     RecoveryRequest,
     choose_options,
     read_request,
@@ -42,7 +43,7 @@ OUTLINE = Outline(
 )
 
 
-ACTIONS = (AUTO, *KINDS.names())
+ACTIONS = (AUTO, HOLD, *KINDS.names())
 _REDRIVES = {"source", "offsets", "key", "where", "to", "everything"}
 _OTHERS = {"order", "factor", "rate", "try_one", "gaps", "discard", "allow"}
 OPTIONS = {"since", "until", *_OTHERS, *_REDRIVES}

@@ -106,11 +106,13 @@ def test_every_kind_has_its_tasks_after_those_of_the_kind_before(
         f"{kind.name}.{task}" for kind in kinds for task in ("plan", "approve", "carry_out")
     }
     expected |= {f"{name}.restore_layout" for name in stopping} | {"choose", "report"}
+    asks = {"hold.approve"} if len(kinds) > 1 else set()
+    expected |= {"hold.approve", "hold.carry_out"} if asks else set()
     assert set(dag.task_ids) == expected
 
     names = [kind.name for kind in kinds]
     # A branch chooses among what comes right after it.
-    assert dag.get_task("choose").downstream_task_ids == {f"{name}.plan" for name in names}
+    assert dag.get_task("choose").downstream_task_ids == asks | {f"{name}.plan" for name in names}
     rules = [dag.get_task(f"{name}.plan").trigger_rule.value for name in names]
     assert rules == ["all_success", *["none_failed"] * (len(names) - 1)]
     for before, after in pairwise(names):
@@ -134,7 +136,7 @@ def test_every_kind_has_its_tasks_after_those_of_the_kind_before(
 def test_the_form_has_the_same_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     dag = load(monkeypatch, Registry([*KINDS, Siphon()]))
     action = dag.params.get_param("action")
-    assert action.schema["enum"] == ["auto", "expand", "rebuild", "redrive", "siphon"]
+    assert action.schema["enum"] == ["auto", "hold", "expand", "rebuild", "redrive", "siphon"]
 
 
 def test_an_offload_has_a_dag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

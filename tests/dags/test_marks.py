@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from backlogctl.clock import utc_now
 from backlogctl.config import load_config
 from backlogctl.dags import detection, nights, recoveries
-from backlogctl.dags.layout import ApprovePlan, AskForApproval
+from backlogctl.dags.layout import ApprovePlan, AskForApproval, AskForHold
 from backlogctl.dags.policies import CHOSEN
 from backlogctl.dags.recoveries import UNANSWERED
 from backlogctl.dags.task_context import ENDED, REASON, RunbookRefusal
@@ -60,6 +60,10 @@ GIVEN_NOTHING: dict[str, Callable[[Context], Any]] = {
     "carry out": lambda _: recoveries.run_approved(cast("Any", None)),
     "put back": lambda _: nights.put_back(cast("Any", None)),
     "ask": lambda context: AskForApproval(task_id="ask", work=None).execute(context),
+    "ask for a hold": lambda context: AskForHold(
+        task_id="approve", subject="", defaults=["Reject"]
+    ).execute(context),
+    "hold": lambda _: recoveries.hold(cast("Any", None)),
 }
 
 

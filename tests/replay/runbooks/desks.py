@@ -32,6 +32,15 @@ MYSTERY = "mystery"
 RUN = name_origin("recover_backlog", "run-1", "INC-4711")
 AIRFLOW_USER = Approver(AIRFLOW, "grace", "worker")
 SHELL_USER = Approver("os", getpass.getuser(), "laptop")
+# The rest of an entry of `status` of a group that reads, where nothing is unread.
+QUIET: dict[str, Any] = {
+    "group_state": "stable",
+    "partitions": [],
+    "rhythm": None,
+    "unseen": [],
+    "seconds_to_drain": None,
+    "retention_seconds": None,
+}
 SOURCE = {
     "database": "shop",
     "table": "orders",

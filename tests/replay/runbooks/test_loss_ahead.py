@@ -5,8 +5,15 @@ from __future__ import annotations
 import re
 
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.retention import release_stream
+from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.replay.runbooks.descriptions import describe_body
-from backlogctl.replay.runbooks.detection import describe_loss_ahead
+from backlogctl.replay.runbooks.detection import (
+    describe_loss_ahead,
+    detect_backlog,
+    find_loss_ahead,
+)
+from backlogctl.replay.runbooks.holds import hold_topic, propose_hold
 from tests.kit.kafka import join, leave_at, publish, set_config
 from tests.kit.recoveries import make_recovery
 from tests.kit.shop import PARTITIONS, Shop
@@ -35,6 +42,33 @@ def test_fault_143_nobody_reads_and_retention_comes(empty_shop: Shop) -> None:
     member = join(properties, shop.group, shop.topic)
     assert NOBODY not in describe_loss_ahead(workspace, "orders", puts_back=True)
     member.close()
+
+
+def test_fault_143_what_is_ahead_can_be_held(empty_shop: Shop) -> None:
+    """For as long as the loss asks for; one that is held for longer stays so."""
+    shop, properties = empty_shop, empty_shop.properties
+    set_config(properties, shop.topic, {"retention.ms": str(19 * MINUTES)})
+    leave_at(properties, shop.group, shop.topic, dict.fromkeys(range(PARTITIONS), 0))
+    publish(properties, shop.topic, {0: 10})
+    workspace = shop.open()
+    found = detect_backlog(workspace, workspace.config.stream("orders"))
+    assert found.ahead is not None
+    assert found.ahead.sentence.startswith(NOBODY)
+    proposed = propose_hold(workspace, found)
+    assert proposed.length == "6h"
+    assert proposed.body.startswith("**Loss ahead:** nobody is in the group")
+
+    told = hold_topic(workspace, "orders", proposed.length)
+    assert told.startswith(f"topic {shop.topic} is held until ")
+    held = find_loss_ahead(sample_stream(workspace, workspace.config.stream("orders"))[1])
+    assert held is None or held.seconds > 6 * 3_600
+    (before,) = workspace.ledger.holds.list(stream="orders")
+    hold_topic(workspace, "orders", "1h")
+    (after,) = workspace.ledger.holds.list(stream="orders")
+    assert before.until is not None
+    assert after.until is not None
+    assert after.until >= before.until
+    release_stream(workspace, workspace.config.stream("orders"))
 
 
 def test_what_cannot_be_read_is_unknown(desk: Workspace) -> None:

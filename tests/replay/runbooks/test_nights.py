@@ -40,7 +40,7 @@ from backlogctl.replay.runbooks.detection import (
 from backlogctl.replay.runbooks.nights import Interval, NightWork, Tonight, find_night_work
 from backlogctl.values import Cause, Gap, GapState, Recovery, RecoveryState
 from tests.kit.recoveries import PAST, change_ledger
-from tests.replay.runbooks.desks import TOPIC_ID, bring, lose, open_shop, store
+from tests.replay.runbooks.desks import QUIET, TOPIC_ID, bring, lose, open_shop, store
 
 S = RecoveryState
 NIGHT = name_origin("nightly_backfill", "scheduled__2026-11-21")
@@ -455,7 +455,7 @@ def detect(
             lose(workspace, partition=9)
         words = {"verdict": verdict or course, "course": course, "sentence": "told"}
         figures = {"lag": 10, "lost": None, "seconds_to_loss": None, "warnings": ["seen"]}
-        return Seen, {**words, **figures}
+        return Seen, {**QUIET, **words, **figures}
 
     monkeypatch.setattr(detection, "sample_stream", look)
     return detect_backlog(desk, desk.config.stream("orders"), told)

@@ -54,6 +54,7 @@ from backlogctl.values import Recovery, RecoveryState
 from tests.kit.recoveries import make_recovery
 from tests.replay.runbooks.desks import (
     MYSTERY,
+    QUIET,
     RUN,
     TOPIC_ID,
     lose,
@@ -336,7 +337,7 @@ def mystery_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
     def look(workspace: Workspace, stream: Any) -> tuple[Any, dict[str, Any]]:
         words = {"verdict": "losing", "course": "losing", "sentence": "told", "warnings": []}
-        return Seen, {**words, "lag": 10, "lost": None, "seconds_to_loss": None}
+        return Seen, {**QUIET, **words, "lag": 10, "lost": None, "seconds_to_loss": None}
 
     def plan(*_: Any, **named: Any) -> Recovery:
         return make_recovery(make_rebuild(), id="r-of-ours")

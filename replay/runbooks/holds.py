@@ -1,0 +1,65 @@
+"""A hold of a topic's retention that a person is asked about, before any plan is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from backlogctl.clock import parse_duration
+from backlogctl.formats import format_moment
+from backlogctl.ledger import OPERATOR
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.retention import hold_stream
+from backlogctl.replay.present.markdown import make_plain
+from backlogctl.replay.runbooks.detection import Detection
+
+# Where no loss is in sight, and a person asks for it.
+_LENGTH = "6h"
+
+
+@dataclass(frozen=True, slots=True)
+class HoldProposal:
+    """What would be held, and for how long; the question in Markdown."""
+
+    stream: str
+    length: str
+    body: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def propose_hold(workspace: Workspace, found: Detection) -> HoldProposal:
+    """So long that what is unread now can be read, as far as that is known."""
+    topic = workspace.config.stream(found.stream).topic
+    length = found.ahead.hold_for if found.ahead else _LENGTH
+    body = (
+        f"**Raises** the retention of topic {make_plain(topic)} for {length}, so that it deletes "
+        "nothing meanwhile, and gives it back then. It is refused where the disks have no room. "
+        f"Consumers go on.\n\n{make_plain(found.sentence)}"
+    )
+    if found.ahead:
+        body = f"**Loss ahead:** {make_plain(found.ahead.sentence)}.\n\n{body}"
+    return HoldProposal(found.stream, length, body)
+
+
+def hold_topic(workspace: Workspace, stream: str, length: str) -> str:
+    """Holds it for so long; one that the operator holds for longer stays so.
+
+    Returns:
+        What was done, in one sentence.
+
+    Raises:
+        Refused: the disks have no room.
+        BacklogError: it could not be done.
+    """
+    chosen, now = workspace.config.stream(stream), workspace.ledger.now()
+    mine = workspace.ledger.holds.list(stream=stream, holder=OPERATOR)
+    ends = [hold.until - now for hold in mine if hold.until is not None]
+    held = hold_stream(workspace, chosen, max(parse_duration(length), *ends, timedelta(0)))
+    if held.hold is None:
+        return f"topic {chosen.topic}: retention deletes nothing of it, and nothing is held"
+    until = "" if held.hold.until is None else f" until {format_moment(held.hold.until)}"
+    told = f"topic {chosen.topic} is held{until}"
+    return "; ".join([told, *held.warnings])

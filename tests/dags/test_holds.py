@@ -1,0 +1,76 @@
+"""A hold of the retention, which a run asks about before any plan is made."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from backlogctl.config import load_config
+from backlogctl.dags import recoveries
+from backlogctl.dags.policies import HOLD_TASKS, PROPOSED
+from backlogctl.ledger import OPERATOR
+from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.retention import release_stream
+from backlogctl.replay.opening import open_workspace
+from tests.dags.airflow import Airflow
+from tests.dags.slots import Slots
+from tests.replay.runbooks.desks import QUIET, TOPIC_ID
+
+HOUR = 3_600.0
+ASK, CARRY_OUT = HOLD_TASKS
+
+
+@pytest.mark.parametrize(
+    ("form", "seconds", "chosen"),
+    [
+        ({"action": "hold"}, None, [ASK]),
+        ({"action": "auto"}, None, ["expand.plan"]),
+        ({"action": "auto"}, HOUR, [ASK, "expand.plan"]),
+        ({"action": "auto"}, 25 * HOUR, ["expand.plan"]),
+        ({"action": "auto", "answer_within": "30m"}, HOUR, ["expand.plan"]),
+    ],
+)
+def test_fault_143_auto_asks_for_a_hold_where_an_approval_may_come_too_late(
+    desk: Workspace,
+    mystery_context: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    form: dict[str, str],
+    seconds: float | None,
+    chosen: list[str],
+) -> None:
+    """A plan waits for its approval as long as the form, or the configuration, says."""
+
+    class Seen:
+        class sample:  # noqa: N801 - as the observation has it
+            topic_id = TOPIC_ID
+
+    def look(*_: Any) -> tuple[Any, dict[str, Any]]:
+        words = {"verdict": "lagging", "course": "lagging", "sentence": "told", "warnings": []}
+        return Seen, {**QUIET, **words, "lag": 10, "lost": None, "seconds_to_loss": seconds}
+
+    monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
+    mystery_context["params"] |= form
+    assert recoveries.choose(["expand", "rebuild"]) == chosen
+    pushed = {
+        c.kwargs["key"]: c.kwargs["value"] for c in mystery_context["ti"].xcom_push.mock_calls
+    }
+    assert (PROPOSED in pushed) is (ASK in chosen)
+
+
+def test_a_person_says_yes_to_a_hold(airflow: Airflow, slots: Slots) -> None:
+    """Nothing is raised before; afterwards it is theirs, and the report says until when."""
+    workspace = open_workspace(load_config(slots.config, dict(os.environ)))
+    stream = slots.take("asked")
+    run = airflow.trigger("recover_backlog", {"stream": stream, "action": "hold"})
+    asked = airflow.await_question(run, ASK)
+    assert asked["subject"] == f"Hold the retention of {stream} for 6h"
+    assert "**Raises** the retention of topic" in asked["body"]
+    assert workspace.ledger.holds.list(stream=stream) == ()
+    airflow.answer(run, ASK)
+    airflow.await_run(run, {"success"})
+    (hold,) = workspace.ledger.holds.list(stream=stream)
+    assert (hold.holder, hold.actor.partition("@")[0]) == (OPERATOR, "airflow:second")
+    assert f"topic {hold.topic} is held until" in airflow.xcom(run, "report")["end"]
+    release_stream(workspace, workspace.config.stream(stream))
