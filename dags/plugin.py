@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 from airflow.plugins_manager import AirflowPlugin
+
+from backlogctl.dags import notes
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -84,5 +86,6 @@ class BacklogPlugin(AirflowPlugin):
     """Found by its entry point. Every process of Airflow imports it, so it imports little."""
 
     name = NAME
+    listeners: ClassVar[list[Any]] = [notes]
     fastapi_apps = FASTAPI_APPS
     external_views = EXTERNAL_VIEWS

@@ -17,6 +17,7 @@ APPROVE, REJECT = "Approve", "Reject"  # the buttons of a question
 ALERTS = "backlogctl"  # the alias of the assets that alarming streams are events of
 HOLD_TASKS = ("hold.approve", "hold.carry_out")  # of `recover_backlog`
 PROPOSED = "proposed"  # the XCom of the first task, with the hold to ask about
+REASON = "reason"  # the XCom of a task that failed, was skipped or waits
 CHOSEN = "chosen"  # the XCom that says what the first task has chosen
 DAG_DEFAULTS: Mapping[str, Any] = {"owner": "backlogctl"}
 TAGS = ("backlogctl", "kafka")

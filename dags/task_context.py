@@ -7,6 +7,7 @@ of the program keeps its traceback, masked.
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import sys
 import traceback
@@ -28,7 +29,7 @@ from rich.console import Console
 
 from backlogctl.config import Stream, mask_secrets
 from backlogctl.dags.configuration import load
-from backlogctl.dags.policies import ALERTS
+from backlogctl.dags.policies import ALERTS, REASON
 from backlogctl.errors import ApprovalNeeded, BacklogError, ConfigurationError, Refused, UsageError
 from backlogctl.extras import explain_import
 from backlogctl.replay.engine.brakes import CANARY, CancelRequested, PausedBecause
@@ -49,14 +50,14 @@ def _escape_line(record: logging.LogRecord) -> bool:
 
 
 LOG.addFilter(_escape_line)
-# The XCom of a task that failed, was skipped or waits.
-REASON = "reason"
 # The XCom of a task that failed by itself and is not tried again: nobody had to mark it.
 ENDED = "ended"
 # What a task leaves that came to an end by itself; one that is marked leaves nothing.
 _LEFT = {"failed": ENDED, "success": "return_value"}
 # A broker or a database may be back for the next try; these say the same again.
 _FINAL = (UsageError, ConfigurationError, ApprovalNeeded, Refused, CancelRequested)
+# What an error allows in the shell is a field of the form, which has several lines.
+_ALLOW = re.compile(r"--allow '?([\w:.*-]+)")
 _SLOW_CANARY = (
     "It ends here, and the layout is given back: look at the consumers, or run it again with a "
     "`rate` that they reach"
@@ -75,6 +76,8 @@ def describe_error(error: BacklogError) -> str:
     """An error for people, without secrets."""
     commands = "".join(f"\nnext: {command}" for command in error.next_commands)
     told = f"\n{format_status(error.standing)}" if error.standing else commands
+    if words := dict.fromkeys(_ALLOW.findall(str(error))):
+        told = f"\nin the form: *Allow* {', '.join(words)}{told}"
     return f"{escape_text(mask_secrets(str(error)))}{mask_secrets(told)}"
 
 

@@ -123,7 +123,7 @@ def make_page_app(cache: PageCache | None = None) -> FastAPI:
             "No recovery of this run",
             f"Run {run_id} of {dag_id} has planned none, or none yet.",
             up="../../",
-            hint=f"recoveries are planned by runs of {RECOVER}; this page looks again by itself",
+            hint="the note of the run says why, once it has ended; this page looks again by itself",
         )
 
     @show("/runs/{dag_id}/{run_id:path}", dependencies=[Depends(require_run)])

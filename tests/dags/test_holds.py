@@ -72,5 +72,16 @@ def test_a_person_says_yes_to_a_hold(airflow: Airflow, slots: Slots) -> None:
     airflow.await_run(run, {"success"})
     (hold,) = workspace.ledger.holds.list(stream=stream)
     assert (hold.holder, hold.actor.partition("@")[0]) == (OPERATOR, "airflow:second")
-    assert f"topic {hold.topic} is held until" in airflow.xcom(run, "report")["end"]
+    assert f"topic {hold.topic} is held until" in airflow.read_run(run)["note"]
     release_stream(workspace, workspace.config.stream(stream))
+
+
+def test_the_note_of_a_run_says_why_there_was_nothing_to_do(airflow: Airflow, slots: Slots) -> None:
+    """On the run's own page; a person's note stays as it is."""
+    run = airflow.trigger("recover_backlog", {"stream": slots.take("asked"), "action": "auto"})
+    airflow.await_run(run, {"success"})
+    assert airflow.read_run(run)["note"].startswith("nothing to do: ")
+    assert airflow.client("oncall").patch(run.path, json={"note": "mine"}).is_success
+    airflow.clear(run, "choose")
+    airflow.await_run(run, {"success"})
+    assert airflow.read_run(run)["note"] == "mine"

@@ -324,6 +324,12 @@ def test_no_secret_is_behind_a_failure(context: dict[str, Any], error: Exception
     assert list_kept(context)[REASON] == str(failure)
 
 
+def test_a_refusal_names_the_field_of_the_form(context: dict[str, Any]) -> None:
+    hint = "make room; or `backlogctl plan expand orders --allow disk --allow 'other-groups:audit'`"
+    told = str(fail(context, Refused("the disks have no room", hint=hint)))
+    assert told.endswith("\nin the form: *Allow* disk, other-groups:audit")
+
+
 def test_what_ended_by_itself_is_known_as_that(context: dict[str, Any]) -> None:
     """A failed task without it was marked by a person."""
     fail(context, KafkaFailure("away"))
