@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow.plugins_manager import AirflowPlugin
@@ -80,12 +80,13 @@ EXTERNAL_VIEWS: list[Any] = [
         "icon": _ICON,
     },
 ]
+LISTENERS: list[Any] = [notes]
 
 
 class BacklogPlugin(AirflowPlugin):
     """Found by its entry point. Every process of Airflow imports it, so it imports little."""
 
     name = NAME
-    listeners: ClassVar[list[Any]] = [notes]
+    listeners = LISTENERS
     fastapi_apps = FASTAPI_APPS
     external_views = EXTERNAL_VIEWS

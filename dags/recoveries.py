@@ -11,10 +11,9 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 
 from backlogctl.clock import format_time
 from backlogctl.dags.links import find_report, publish_links
-from backlogctl.dags.policies import CHOSEN, HOLD_TASKS, PROPOSED
+from backlogctl.dags.policies import CHOSEN, HOLD_TASKS, PROPOSED, REASON
 from backlogctl.dags.task_context import (
     ENDED,
-    REASON,
     RunbookRefusal,
     describe_error,
     fail,

@@ -32,11 +32,10 @@ import backlogctl.dags.bundle
 from backlogctl.clock import utc_now
 from backlogctl.dags import detection, nights, recoveries, task_context
 from backlogctl.dags.layout import ApprovePlan
-from backlogctl.dags.policies import APPROVE, EXPAND_POOL, REJECT, SPARK_POOL
+from backlogctl.dags.policies import APPROVE, EXPAND_POOL, REASON, REJECT, SPARK_POOL
 from backlogctl.dags.task_context import (
     DELETED,
     ENDED,
-    REASON,
     RunbookError,
     RunbookRefusal,
     find_run_state,

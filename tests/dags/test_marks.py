@@ -15,9 +15,9 @@ from backlogctl.clock import utc_now
 from backlogctl.config import load_config
 from backlogctl.dags import detection, nights, recoveries
 from backlogctl.dags.layout import ApprovePlan, AskForApproval, AskForHold
-from backlogctl.dags.policies import CHOSEN
+from backlogctl.dags.policies import CHOSEN, REASON
 from backlogctl.dags.recoveries import UNANSWERED
-from backlogctl.dags.task_context import ENDED, REASON, RunbookRefusal
+from backlogctl.dags.task_context import ENDED, RunbookRefusal
 from backlogctl.errors import BacklogError
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.brakes import INTERRUPTED, PausedBecause
