@@ -1,4 +1,4 @@
-"""backlog.yaml for tasks and the page, with fields of Airflow's connections; which Airflow it is."""
+"""backlog.yaml for tasks and the page, with fields of Airflow's connections; the Airflow's id."""
 
 from __future__ import annotations
 
