@@ -123,6 +123,7 @@ def read_deployment() -> str:
 
 def find_deployment() -> str:
     """The same, for tasks: the first one makes it; of two at once the last one's is kept."""
-    if not read_deployment():
-        Variable.set(DEPLOYMENT, secrets.token_hex(4), description=_DEPLOYMENT_OF)
+    if known := read_deployment():
+        return known
+    Variable.set(DEPLOYMENT, secrets.token_hex(4), description=_DEPLOYMENT_OF)
     return read_deployment()
