@@ -17,7 +17,7 @@ from backlogctl.replay.engine.archives import ARCHIVE
 from backlogctl.replay.engine.brakes import OPERATOR
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
 from backlogctl.replay.engine.next_commands import is_final, name_cancel
-from backlogctl.replay.engine.plan import BEGUN, UNFINISHED, RunOrigin
+from backlogctl.replay.engine.plan import ACTIVE, BEGUN, UNFINISHED, RunOrigin
 from backlogctl.replay.injection.archived import list_archived
 from backlogctl.replay.injection.unprocessed import WORD, list_in_log
 from backlogctl.replay.kinds.rebuild.kind import KIND as REBUILD
@@ -107,7 +107,8 @@ def find_night_work(
     now = workspace.ledger.now()
     for recovery in sorted(workspace.ledger.recoveries.list(stream.name), key=_rank):
         mine = _repairs(workspace, recovery)
-        other = describe_other(workspace, recovery, origin.deployment) if mine else ""
+        open_ = mine and recovery.state in ACTIVE
+        other = describe_other(workspace, recovery, origin.deployment) if open_ else ""
         if mine and not other and recovery.state in UNFINISHED and (why := hold(recovery)):
             return NightWork(stream.name, Tonight.NOTHING, recovery.id, why)
         work = _judge_earlier(stream, recovery, now, wait, mine=mine, other=other)
