@@ -1,12 +1,13 @@
-"""backlog.yaml for tasks and the page: its references may name Airflow's connections."""
+"""backlog.yaml for tasks and the page, with fields of Airflow's connections; the Airflow's id."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 from typing import Any
 
-from airflow.sdk import Connection
+from airflow.sdk import Connection, Variable
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.exceptions import AirflowRuntimeError as RuntimeFailure
 from pydantic import ValidationError
@@ -138,3 +139,22 @@ def _read_extra(connection: Connection) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+# Which Airflow this is: others may share its ledger.
+
+DEPLOYMENT = "backlogctl_deployment"
+_DEPLOYMENT_OF = "This Airflow, in the ledger: never the same in two. Without it a new one is made."
+
+
+def read_deployment() -> str:
+    """The id that this Airflow keeps in its own metadata; "" before its first task needs it."""
+    return str(Variable.get(DEPLOYMENT, default=""))
+
+
+def find_deployment() -> str:
+    """The same, for tasks: the first one makes it; of two at once the last one's is kept."""
+    if known := read_deployment():
+        return known
+    Variable.set(DEPLOYMENT, secrets.token_hex(4), description=_DEPLOYMENT_OF)
+    return read_deployment()

@@ -58,14 +58,17 @@ from backlogctl.replay.kinds.rebuild.kind import Rebuild
 from backlogctl.replay.runbooks.nights import Tonight
 from backlogctl.replay.runbooks.work import WorkTask
 from backlogctl.values import Recovery, RecoveryState
+from tests.dags.airflow import TaskStates
 from tests.replay.runbooks.desks import (
     AIRFLOW_USER,
     MYSTERY,
     RUN,
     TOPIC_ID,
+    bring_by_airflow,
     lose,
     name_states,
     open_shop,
+    store,
     store_unknown,
 )
 
@@ -455,7 +458,12 @@ def mystery_context() -> dict[str, Any]:
         conf={},
         run_type="manual",
     )
-    return {"ti": instance, "dag_run": run, "params": {"stream": "orders"}}
+    return {
+        "ti": instance,
+        "dag_run": run,
+        "params": {"stream": "orders"},
+        "task_state_store": TaskStates(),
+    }
 
 
 @pytest.fixture
@@ -483,8 +491,10 @@ def desk(
 
     for module in (recoveries, nights, detection, questions, detection):
         monkeypatch.setattr(module, "opened", open_it)
-    for module in (recoveries, nights, detection, detection):
+    for module in (recoveries, nights, detection):
         monkeypatch.setattr(module, "get_current_context", lambda: mystery_context)
+    for module in (recoveries, detection, task_context):
+        monkeypatch.setattr(module, "find_deployment", lambda: RUN.deployment)
     monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
     variables = MagicMock()
     variables.get.return_value = ""
@@ -573,6 +583,25 @@ def test_a_task_that_passes_it_by_leaves_it_alone(
     act, key, expected = PASSING[name]
     assert act()[key] == expected
     assert read(desk, recovery) == before
+
+
+def test_fault_138_another_airflows_run_is_not_taken_for_deleted(
+    desk: Workspace, mystery_context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is not known here may be at work there; one of this Airflow is gone."""
+    restored: list[str] = []
+    monkeypatch.setattr(detection, "restore_layout", lambda _, one, **__: restored.append(one))
+    mystery_context["ti"].get_dagrun_state.side_effect = gone()
+    theirs, mine = (
+        bring_by_airflow(
+            desk,
+            store(desk, "expand", origin=RUN.model_copy(update=changes), topic=topic, group=topic),
+            S.APPROVED,
+        )
+        for topic, changes in (("one", {"deployment": "green"}), ("two", {}))
+    )
+    assert detection.restore_left_open() == restored == [mine.id]
+    assert desk.ledger.recoveries.get(theirs.id).state is S.APPROVED
 
 
 def read(desk: Workspace, recovery: Recovery) -> tuple[Any, ...]:
