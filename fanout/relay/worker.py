@@ -39,7 +39,7 @@ _ERRORS: dict[str, type[BacklogError]] = {
 _GONE = 70  # exit code: the runner went away
 
 
-def make_engine(name: str) -> RelayEngine:
+def make_relay_engine(name: str) -> RelayEngine:
     """The engine of that name. Raises KeyError: there is none."""
     # What it imports takes long, and who starts the workers needs none of it.
     from backlogctl.fanout.relay.records import RecordEngine
@@ -58,7 +58,7 @@ def read_task(line: str) -> tuple[RelayEngine, RelayTask, list[SourceRange]]:
     task = document["task"]
     task["group_metadata"] = base64.b64decode(task["group_metadata"])
     parts = [SourceRange(**part) for part in document["parts"]]
-    return make_engine(document["engine"]), RelayTask(**task), parts
+    return make_relay_engine(document["engine"]), RelayTask(**task), parts
 
 
 def read_position(document: dict[str, Any]) -> Position:

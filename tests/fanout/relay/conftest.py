@@ -9,7 +9,7 @@ import pytest
 from backlogctl.fanout.relay import guard
 from backlogctl.fanout.relay.interface import RelayEngine
 from backlogctl.fanout.relay.pool import DEFAULT_ENGINE
-from backlogctl.fanout.relay.worker import make_engine
+from backlogctl.fanout.relay.worker import make_relay_engine
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.relay.doing import RelayWorld
@@ -29,7 +29,7 @@ def patient_guards(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[DEFAULT_ENGINE])
 def engine(request: pytest.FixtureRequest) -> RelayEngine:
     """Every engine has to pass."""
-    return make_engine(request.param)
+    return make_relay_engine(request.param)
 
 
 @pytest.fixture
