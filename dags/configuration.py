@@ -1,15 +1,17 @@
-"""backlog.yaml for tasks and the page: its references may name Airflow's connections."""
+"""backlog.yaml for tasks and the page, with fields of Airflow's connections; the Airflow's id."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 from typing import Any
 
-from airflow.sdk import Connection
+from airflow.sdk import Connection, Variable
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.exceptions import AirflowRuntimeError as RuntimeFailure
 from pydantic import ValidationError
+from sqlalchemy import URL
 
 from backlogctl.config import Config, SparkSection, load_config
 from backlogctl.config.base import explain
@@ -18,7 +20,13 @@ from backlogctl.errors import ConfigurationError
 # Where it exists, it says where Spark runs; `spark:` of the file otherwise.
 SPARK_CONNECTION = "BACKLOG_SPARK_CONN_ID"
 _DEFAULT_SPARK = "backlogctl_spark"
-_FIELDS = ("host", "port", "login", "password", "schema")
+_FIELDS = ("host", "port", "login", "password", "schema", "extra", "url")
+# SQLAlchemy's names for Airflow's types of connections.
+_DRIVERS = {
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "sqlite": "sqlite",
+}
 _EXTRA = "extra."
 
 
@@ -34,8 +42,8 @@ def load() -> Config:
 
 
 def find_field(name: str) -> str:
-    """`CONNECTION.FIELD`: host, port, login, password, schema, or `extra.KEY`.
-    Raises LookupError: there is no such connection or field; says what to do.
+    """`CONNECTION.FIELD`: host, port, login, password, schema, extra, `extra.KEY`, or a database's
+    url. Raises LookupError: there is no such connection or field; says what to do.
     """
     connection_id, field = _split(name)
     if not connection_id or not (field in _FIELDS or field.startswith(_EXTRA)):
@@ -46,11 +54,35 @@ def find_field(name: str) -> str:
         raise LookupError(
             f"Airflow has no connection {connection_id}: add it under Admin, Connections"
         )
-    if field in _FIELDS:
+    value: Any
+    if field == "url":
+        value = _make_url(connection)
+    elif field in _FIELDS:
         value = getattr(connection, field)
     else:
         value = _read_extra(connection).get(field.removeprefix(_EXTRA))
     return "" if value is None else str(value)
+
+
+def _make_url(connection: Connection) -> str:
+    """What `extra` has of text becomes the URL's query, such as `sslmode`."""
+    driver = _DRIVERS.get(connection.conn_type or "")
+    if driver is None:
+        raise LookupError(
+            f"the connection {connection.conn_id} is of the type {connection.conn_type}, no "
+            f"database: {', '.join(_DRIVERS)}"
+        )
+    is_file = driver == "sqlite"
+    url = URL.create(
+        driver,
+        connection.login or None,
+        connection.password or None,
+        None if is_file else connection.host or None,
+        connection.port or None,
+        connection.host if is_file else connection.schema,
+        {key: item for key, item in _read_extra(connection).items() if isinstance(item, str)},
+    )
+    return url.render_as_string(hide_password=False)
 
 
 def read_spark(connection: Connection, section: SparkSection) -> SparkSection:
@@ -107,3 +139,22 @@ def _read_extra(connection: Connection) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+# Which Airflow this is: others may share its ledger.
+
+DEPLOYMENT = "backlogctl_deployment"
+_DEPLOYMENT_OF = "This Airflow, in the ledger: never the same in two. Without it a new one is made."
+
+
+def read_deployment() -> str:
+    """The id that this Airflow keeps in its own metadata; "" before its first task needs it."""
+    return str(Variable.get(DEPLOYMENT, default=""))
+
+
+def find_deployment() -> str:
+    """The same, for tasks: the first one makes it; of two at once the last one's is kept."""
+    if known := read_deployment():
+        return known
+    Variable.set(DEPLOYMENT, secrets.token_hex(4), description=_DEPLOYMENT_OF)
+    return read_deployment()

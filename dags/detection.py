@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import Context, Variable, get_current_context
 
 from backlogctl.clock import utc_now
+from backlogctl.dags.configuration import find_deployment
 from backlogctl.dags.policies import ASKING, NIGHTLY, RECOVER
 from backlogctl.dags.task_context import (
     DELETED,
@@ -40,6 +41,7 @@ from backlogctl.replay.runbooks.detection import (
 )
 from backlogctl.replay.runbooks.requests import AUTO
 from backlogctl.replay.runbooks.work import (
+    describe_other,
     find_run,
     list_left_open,
     list_waiting_work,
@@ -56,7 +58,7 @@ def restore_left_open() -> list[str]:
     """Gives the layout back where nobody works on its recovery, and no task will.
 
     A teardown is none that will: it is not scheduled in a DAG that is paused, nor in a run that was
-    cut off.
+    cut off. A run of another Airflow is not known here, and not over for that (fault 138).
     """
     context = get_current_context()
     restored: list[str] = []
@@ -64,7 +66,11 @@ def restore_left_open() -> list[str]:
     with opened(context) as workspace:
         for told in release_due(workspace):
             LOG.info("%s", told)
+        deployment = find_deployment()
         for recovery in list_left_open(workspace):
+            if other := describe_other(workspace, recovery, deployment):
+                LOG.warning("%s", other)
+                continue
             if _is_served(context, workspace, recovery):
                 continue
             LOG.info("%s: no task works on it, or will", recovery.id)
@@ -87,7 +93,7 @@ def restore_left_open() -> list[str]:
 def _is_served(context: Context, workspace: Workspace, recovery: Recovery) -> bool:
     found = find_run(workspace, recovery)
     tasks = (f"{recovery.kind}.carry_out", f"{recovery.kind}.restore_layout")
-    return found is not None and is_served(context, *found, tasks)
+    return found is not None and is_served(context, found.dag_id, found.run_id, tasks)
 
 
 # Variables of Airflow, one a stream.
@@ -134,7 +140,7 @@ def pick_recoveries(looks: Any) -> list[dict[str, Any]]:
 def tell_paused() -> None:
     context = get_current_context()
     with opened(context) as workspace:
-        waiting = list_waiting_work(workspace, ASKING)
+        waiting = list_waiting_work(workspace, ASKING, find_deployment())
     work = {NIGHTLY: waiting.nightly, **waiting.recovering}
     paused = [
         f"{dag_id} is paused, and has work: {'; '.join(what)}. `airflow dags unpause {dag_id}`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -47,6 +48,28 @@ def _make_app() -> ASGIApp:
     return make_page_app()
 
 
+# Two people answer one question at the same moment.
+
+
+class AnswersInTurn:
+    """Airflow takes the answers to questions one after the other, whichever task asks.
+
+    It locks a question's row while it writes an answer; SQLite has no such locks, and the later of
+    two answers took the place of the first, which had been accepted (fault 140).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answers = scope.get("method") == "PATCH" and scope["path"].endswith("/hitlDetails")
+        async with self._turn if answers else nullcontext():
+            await self._app(scope, receive, send)
+
+
+FASTAPI_ROOT_MIDDLEWARES: list[Any] = [{"name": "backlogctl answers", "middleware": AnswersInTurn}]
+
 # Seen in the address: /backlogctl/ is the page itself, /plugin/backlogctl the page in Airflow.
 NAME = "backlogctl"
 # Seen on light, dark and the blue of what is chosen; a part of the answer, so no file is asked for.
@@ -89,4 +112,5 @@ class BacklogPlugin(AirflowPlugin):
     name = NAME
     listeners = LISTENERS
     fastapi_apps = FASTAPI_APPS
+    fastapi_root_middlewares = FASTAPI_ROOT_MIDDLEWARES
     external_views = EXTERNAL_VIEWS

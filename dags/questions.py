@@ -16,6 +16,7 @@ from uuid import UUID
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.providers.standard.triggers.hitl import HITLTrigger
 from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowException
 from airflow.sdk.execution_time.hitl import upsert_hitl_detail
 from airflow.sdk.timezone import utcnow
 from airflow.triggers.base import TriggerEvent
@@ -62,11 +63,14 @@ def waits_for_answer(recovery: Recovery) -> bool:
     return recovery.state is RecoveryState.PLANNED or is_expired(recovery)
 
 
-def defer_question(operator: HITLOperator, context: Context, recovery_id: str) -> None:
-    """Asks the question and gives the worker back, until it is answered or the time is over.
-    Raises TaskDeferred: always.
-    """
-    task_instance = context["ti"].id
+# What the state store of a question's task has, through all its tries: the hash of the plan that it
+# asks about, until an answer is counted. To ask again would wipe what was answered meanwhile, of
+# which a try that Airflow ended knows nothing; Airflow hands both on to the next try (fault 139).
+ASKED = "asked"
+
+
+def put_question(operator: HITLOperator, task_instance: UUID) -> None:
+    """Shows it to people; an answer that is there already is forgotten."""
     upsert_hitl_detail(
         ti_id=task_instance,
         options=operator.options,
@@ -77,11 +81,17 @@ def defer_question(operator: HITLOperator, context: Context, recovery_id: str) -
         params=operator.serialized_params,
         assigned_users=operator.assigned_users,
     )
+
+
+def defer_question(operator: HITLOperator, context: Context, recovery_id: str) -> None:
+    """Gives the worker back, until the question is answered or the time is over.
+    Raises TaskDeferred: always.
+    """
     limit = operator.response_timeout
     operator.defer(
         trigger=AnswerTrigger(
             recovery_id=recovery_id,
-            ti_id=task_instance,
+            ti_id=context["ti"].id,
             options=operator.options,
             defaults=operator.defaults,
             params=operator.serialized_params,
@@ -165,7 +175,9 @@ class ApprovalQuestion:
         context, operator = self._context, self._operator
         with opened(context) as workspace:
             recovery = self._find(workspace)
-            if not waits_for_answer(recovery):
+            # Whatever was answered elsewhere: an answer that an earlier try did not count may wait.
+            asked = context["task_state_store"].get(ASKED) == recovery.plan_hash
+            if not asked and not waits_for_answer(recovery):
                 return self._go_on(recovery)
             publish_links(context["ti"], recovery.id)
             operator.subject = describe_subject(workspace, recovery)
@@ -180,10 +192,31 @@ class ApprovalQuestion:
             until = format_moment(utc_now() + wait)
             LOG.info("%s waits for its approval, until %s", recovery.id, until)
             keep_reason(context, f"waits for an approval, until {until}")
+        if not asked:
+            put_question(operator, context["ti"].id)
+            context["task_state_store"].set(ASKED, recovery.plan_hash)
         return defer_question(operator, context, recovery.id)
 
     def record(self, answer: Mapping[str, Any]) -> Any:
-        """Records what somebody chose in Airflow, for the plan that was shown and no other."""
+        """Records what somebody chose in Airflow, for the plan that was shown and no other.
+
+        Where that could not be done, the next try finds the answer again.
+        """
+        try:
+            found = self._count(answer)
+        except RunbookError:
+            raise
+        except AirflowException:
+            self._forget()
+            raise
+        self._forget()
+        return found
+
+    def _forget(self) -> None:
+        """What was answered counts once: who clears the task is asked anew."""
+        self._context["task_state_store"].delete(ASKED)
+
+    def _count(self, answer: Mapping[str, Any]) -> Any:
         context = self._context
         responder = answer["responded_by_user"]
         # By name, as Airflow says who triggered a run: an id is a number in some user databases.
@@ -191,22 +224,24 @@ class ApprovalQuestion:
             AIRFLOW, str(responder["name"]) if responder else NOBODY, socket.gethostname()
         )
         yes = answer["chosen_options"] == [APPROVE] and responder is not None
+        no = responder is not None and not yes
         with opened(context, who) as workspace:
             recovery = self._find(workspace)
-            try:
-                if waits_for_answer(recovery):
-                    recovery = self._keep(workspace, recovery, responder, yes=yes)
-                    return self._go_on(recovery)
-            except SamePerson as error:
-                # Another try asks again, so that a colleague can answer.
-                fail(context, RunbookError(f"{error}. It is asked again."))
-            except InvalidTransition:
-                # Somebody was faster, or another recovery is in the way of this one.
-                recovery = self._find(workspace)
-                if waits_for_answer(recovery):
-                    raise
+            # Of a yes and a no at once the no counts, as long as nothing was begun (fault 140).
+            while waits_for_answer(recovery) or (no and recovery.state is RecoveryState.APPROVED):
+                try:
+                    return self._go_on(self._keep(workspace, recovery, responder, yes=yes))
+                except SamePerson as error:
+                    # Another try asks again, so that a colleague can answer.
+                    self._forget()
+                    fail(context, RunbookError(f"{error}. It is asked again."))
+                except InvalidTransition:
+                    # Somebody was faster, or another recovery is in the way of this one.
+                    known, recovery = recovery, self._find(workspace)
+                    if recovery == known:
+                        raise
             # Answered elsewhere: that stands, but no run goes on against a person's no.
-            if responder is not None and not yes:
+            if no:
                 raise skipping(context, _describe_too_late(recovery))
             if yes and recovery.state in _CLOSED:
                 # If the plan was closed after approval, fail the task; do not mark it skipped.
@@ -237,9 +272,11 @@ class ApprovalQuestion:
         if recovery.state is RecoveryState.PLANNED:
             reject_plan(workspace, recovery, by=who.user, reason=reason)
         elif responder is not None:
-            # Approved once, and not begun in time; without an answer it stays so.
+            # Approved, and not begun; without an answer it stays so.
             cancel_work(workspace, recovery.id, wait=0)
         by = "" if responder is None else f" by {who.user}"
+        if by and recovery.approved_by and not is_expired(recovery):
+            by += f", whom the approval by {recovery.approved_by} does not overrule"
         raise skipping(self._context, f"{recovery.id}: {reason}{by}; nothing was changed")
 
     def _find(self, workspace: Workspace) -> Recovery:
@@ -272,6 +309,8 @@ def _describe_closed(recovery: Recovery) -> str:
 
 
 def _describe_too_late(recovery: Recovery) -> str:
+    if recovery.state in _CLOSED:
+        return _describe_closed(recovery)
     told = f"{recovery.id} is {recovery.state}"
     if recovery.approved_by:
         told += f", approved by {recovery.approved_by}"

@@ -10,6 +10,7 @@ from airflow.sdk import Context, get_current_context
 from airflow.sdk.exceptions import AirflowRescheduleException
 
 from backlogctl.clock import format_time
+from backlogctl.dags.configuration import find_deployment
 from backlogctl.dags.links import find_report, publish_links
 from backlogctl.dags.policies import CHOSEN, HOLD_TASKS, PROPOSED, REASON
 from backlogctl.dags.task_context import (
@@ -227,12 +228,12 @@ def come_again(context: Context, carried: Carried) -> None:
 def make_origin(context: Context, note: str = "") -> RunOrigin:
     """This run, for the plans that it makes."""
     run = context["dag_run"]
-    return name_origin(run.dag_id, run.run_id, note or None)
+    return name_origin(run.dag_id, run.run_id, note or None, deployment=find_deployment())
 
 
 def _list_recoveries(context: Context, workspace: Workspace) -> list[Recovery]:
-    run, ledger = context["dag_run"], workspace.ledger
-    found = {r.id: r for r in list_recoveries_of_run(ledger, run.dag_id, run.run_id)}
+    ledger = workspace.ledger
+    found = {r.id: r for r in list_recoveries_of_run(ledger, make_origin(context))}
     if named := context["params"].get("recovery"):
         found[named] = ledger.recoveries.get(named)
     return list(found.values())

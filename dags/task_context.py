@@ -28,7 +28,7 @@ from airflow.sdk.execution_time.comms import DagResult, GetDag
 from rich.console import Console
 
 from backlogctl.config import Stream, mask_secrets
-from backlogctl.dags.configuration import load
+from backlogctl.dags.configuration import find_deployment, load
 from backlogctl.dags.policies import ALERTS, REASON
 from backlogctl.errors import ApprovalNeeded, BacklogError, ConfigurationError, Refused, UsageError
 from backlogctl.extras import explain_import
@@ -226,7 +226,7 @@ def name_task(context: Context) -> WorkTask:
     """The task that asks."""
     run, task = context["dag_run"], context["ti"]
     index = -1 if task.map_index is None else task.map_index
-    return WorkTask(run.dag_id, run.run_id, task.task_id, index)
+    return WorkTask(run.dag_id, run.run_id, task.task_id, index, find_deployment())
 
 
 def find_run_state(context: Context, dag_id: str, run_id: str) -> str:

@@ -30,7 +30,7 @@ HEADER, FIELD = "header", "field"
 class LogMessage:
     """The newest message of one identity in the log, not one of ours.
 
-    `timestamp` is in ms, None where it is no time.
+    `timestamp` is in ms, None where it is no time. `repeated`: an older one survives too.
     """
 
     identity: bytes
@@ -40,6 +40,7 @@ class LogMessage:
     value: bytes | None
     headers: tuple[Header, ...]
     timestamp: int | None = None
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

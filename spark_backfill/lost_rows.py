@@ -69,6 +69,7 @@ from backlogctl.spark_backfill.placing.ties import find_doubled
 from backlogctl.spark_backfill.plan_log import PlanLog, renew_work
 from backlogctl.spark_backfill.proof import (
     ENOUGH_SURVIVORS,
+    describe_repeated,
     describe_unproved,
     places_rows,
     prove_rules,
@@ -226,7 +227,7 @@ def find_basis(
         # A consumer's own table says which messages without a key were lost, wherever they were.
         spread=counts.without_home > 0 and not placement.consumed,
         unordered=describe_unordered(placement, placement.misplaced),
-        ragged=_describe_ragged(placement, proof),
+        ragged=describe_repeated(proof) or _describe_ragged(placement, proof),
         unproved=describe_unproved(proof),
     )
 

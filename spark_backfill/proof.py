@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any
@@ -247,6 +247,7 @@ def prove_rules(
         mutable=rules.source.mutable and rules.source.stale != "events",
         ignoring=Ignoring(rules.source.message.ignore_headers, rules.source.message.ignore_fields),
     )
+    proof = replace(proof, repeated=sum(message.repeated for message in messages))
     times = [(log.timestamp, made.time) for log, made in pairs if made.time is not None]
     suspected = (
         suspect_zone(times, rules, access.table) or suspect_clocks(times, rules.source),
@@ -317,6 +318,16 @@ def describe_unproved(proof: Proof) -> str:
     return ""
 
 
+def describe_repeated(proof: Proof) -> str:
+    """Counts that fit prove nothing where a row may have several messages; "" where none has."""
+    if proof.mutable or not proof.repeated:
+        return ""
+    return (
+        f"of {format_plural(proof.sampled, 'survivor')} {proof.repeated} were sent more than once: "
+        "lost ones may have been too, and rows that were never sent stand for the repeats"
+    )
+
+
 def places_rows(proof: Proof) -> bool:
     """Whether rows are known to stand for their messages, in their partitions: to place them takes
     no more, whatever their values and headers are."""
@@ -349,9 +360,13 @@ def _pick(messages: DataFrame, size: int) -> list[LogMessage]:
     """The newest message of each of `size` identities."""
     rows = messages.sparkSession.sql(
         f"""
-        SELECT identity, partition, offset, timestamp, content FROM (
-            SELECT *, row_number() OVER newest AS place FROM {{messages}}
-            WINDOW newest AS (PARTITION BY identity ORDER BY timestamp DESC, offset DESC)
+        SELECT identity, partition, offset, timestamp, content, first < last AS repeated FROM (
+            SELECT *, row_number() OVER newest AS place,
+                min((partition, offset)) OVER same AS first,
+                max((partition, offset)) OVER same AS last
+            FROM {{messages}}
+            WINDOW same AS (PARTITION BY identity),
+                newest AS (PARTITION BY identity ORDER BY timestamp DESC, offset DESC)
         ) WHERE place = 1 ORDER BY xxhash64(identity), identity LIMIT {size}
         """,
         messages=messages,
@@ -365,6 +380,7 @@ def _pick(messages: DataFrame, size: int) -> list[LogMessage]:
             value=_bytes(row["content"]["value"]),
             headers=_read_headers(row["content"]["headers"]),
             timestamp=row["timestamp"],
+            repeated=row["repeated"],
         )
         for row in rows
     ]

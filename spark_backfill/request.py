@@ -252,7 +252,7 @@ class Proof:
     ignored is left out of all three.
 
     `placed` are those that agree in key and partition; None where a plan did not count them.
-    `variations` has the most frequent ones.
+    `variations` has the most frequent ones. `repeated` of the sampled were sent more than once.
     """
 
     sampled: int
@@ -264,6 +264,7 @@ class Proof:
     differences: tuple[Difference, ...] = ()
     placed: int | None = None
     variations: tuple[Variation, ...] = ()
+    repeated: int = 0
 
     @property
     def rate(self) -> float | None:

@@ -1,5 +1,5 @@
 """Secrets stand in the file only by reference: `${env:NAME}`, `${file:PATH}`, or, where Airflow
-reads it, `${airflow:CONNECTION.FIELD}`."""
+reads it, `${airflow:CONNECTION.FIELD}`; a whole cluster or source by its connection's id."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from backlogctl.config.documents import KeyPath
-from backlogctl.config.kafka_properties import SECRET_PROPERTIES
+from backlogctl.config.kafka_properties import OWN_PROPERTIES, SECRET_PROPERTIES
 
 _REFERENCE = re.compile(r"\$\{(env|file|airflow):([^{}]+)\}")
 # Gives the field of a connection, `CONNECTION.FIELD`; "" where there is none.
 FindConnection = Callable[[str], str]
+# The field that `conn_id` takes whole: a Kafka connection has its properties in `extra`.
+_CONNECTED = {"clusters": "extra", "sources": "url"}
 _HOLE = "\0"
 # A URL's user and password as SQLAlchemy reads them: the password ends at the first `@`.
 _URL_PASSWORD = re.compile(r"^[\w+.\-]+://[^:/]*:([^@]*)@")
@@ -104,7 +106,8 @@ class _Resolution:
 
     def visit(self, value: Any, path: KeyPath) -> Any:
         if isinstance(value, Mapping):
-            return {key: self.visit(item, (*path, str(key))) for key, item in value.items()}
+            own = {key: self.visit(item, (*path, str(key))) for key, item in value.items()}
+            return self._take_connection(own, path)
         if isinstance(value, list):
             return [self.visit(item, (*path, str(number))) for number, item in enumerate(value)]
         if is_secret(path) and value is not None and not isinstance(value, str):
@@ -184,9 +187,38 @@ class _Resolution:
             self._refuse(path, f"the connection's field {name} is empty")
         return value or None
 
+    def _take_connection(self, own: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
+        """A cluster's or a source's `conn_id`: what that connection says, beneath its own keys."""
+        if len(path) != 2 or path[0] not in _CONNECTED or "conn_id" not in own:
+            return own
+        at, name, field = (*path, "conn_id"), str(own.pop("conn_id")), _CONNECTED[path[0]]
+        found = self._look_up_connection(f"{name}.{field}", at)
+        if found is None:
+            return own
+        given = {field: found} if field == "url" else _read_properties(found)
+        for key, value in given.items():
+            self.values.add(value)
+            if is_secret((*path, key)):
+                self.secrets.add(value)
+        return given | own
+
     def _refuse(self, path: KeyPath, text: str) -> str:
         self.problems.append(Problem(path, text))
         return ""
+
+
+def _read_properties(extra: str) -> dict[str, str]:
+    """Of a connection's extra, without what its other readers say of themselves (`group.id`)."""
+    try:
+        found = json.loads(extra)
+    except ValueError:
+        return {}
+    given = found.items() if isinstance(found, Mapping) else ()
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in given
+        if key not in OWN_PROPERTIES
+    }
 
 
 def _reason_against_references(path: KeyPath) -> str:

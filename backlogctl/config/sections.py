@@ -286,6 +286,10 @@ class SourceLimits(Section):
 class Source(Section):
     """A database that messages are rebuilt from, or that holds an outbox."""
 
+    conn_id: Text | None = Field(
+        default=None,
+        description="In a file that only Airflow reads: the connection that gives `url`.",
+    )
     url: Annotated[SecretStr, DatabaseUrl] = Field(
         description="SQLAlchemy URL, PostgreSQL or SQLite; of an outbox MariaDB or MySQL too. The "
         "password by reference: `postgresql+psycopg://app:${env:SHOP_PASSWORD}@db/shop`. It is "

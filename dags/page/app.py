@@ -21,10 +21,11 @@ from starlette.responses import Response
 import backlogctl.replay.web.page
 from backlogctl.clock import utc_now
 from backlogctl.config import mask_secrets
+from backlogctl.dags.configuration import read_deployment
 from backlogctl.dags.page.cache import PageCache
 from backlogctl.dags.policies import RECOVER
 from backlogctl.errors import BacklogError, ConfigurationError, LedgerError, Refused, UsageError
-from backlogctl.replay.engine.plan import find_origin, list_recoveries_of_run
+from backlogctl.replay.engine.plan import find_origin, list_recoveries_of_run, name_origin
 from backlogctl.replay.present.report import make_report
 from backlogctl.replay.present.report_page import render_page
 from backlogctl.replay.web.page.app import PageGuard, find_root, make_headers
@@ -108,7 +109,8 @@ def make_page_app(cache: PageCache | None = None) -> FastAPI:
         return FileResponse(_STATIC / name, media_type=_FILES[name])
 
     def show_of_run(dag_id: str, run_id: str, kind: str) -> Response:
-        found = list_recoveries_of_run(cache.open().workspace.ledger, dag_id, run_id)
+        origin = name_origin(dag_id, run_id, deployment=read_deployment())
+        found = list_recoveries_of_run(cache.open().workspace.ledger, origin)
         if len(found) == 1:
             return RedirectResponse(f"../../{kind}/{quote(found[0].id, safe='')}")
         if found:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from backlogctl.clock import utc_now
 from backlogctl.config import Config, mask_secrets
 from backlogctl.config.root import DEFAULT_FILE
+from backlogctl.dags.configuration import read_deployment
 from backlogctl.dags.links import find_question
 from backlogctl.dags.policies import ASKING, RECOVER, name_question
 from backlogctl.errors import BacklogError
@@ -106,9 +107,12 @@ class PageCache:
 
 
 def find_approval(recovery: Recovery) -> str:
-    """The address where Airflow asks about a plan that one of its runs made; "" for all others."""
+    """The address where this Airflow asks about a plan that one of its runs made; "" for all
+    others."""
     origin = find_origin(recovery)
     if recovery.state is not RecoveryState.PLANNED or origin is None:
+        return ""
+    if origin.deployment != read_deployment():
         return ""
     # A night has another run ask.
     mine = origin.dag_id in ASKING

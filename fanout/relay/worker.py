@@ -27,10 +27,8 @@ from backlogctl.fanout.relay.interface import (
     SourceRange,
     UnexplainedRefusal,
 )
-from backlogctl.fanout.relay.records import RecordEngine
 from backlogctl.kafka.errors import TopicMissing
 
-ENGINES: dict[str, type[RelayEngine]] = {RecordEngine.name: RecordEngine}
 _ERRORS: dict[str, type[BacklogError]] = {
     kind.code: kind
     for kind in (
@@ -39,6 +37,14 @@ _ERRORS: dict[str, type[BacklogError]] = {
     )
 }
 _GONE = 70  # exit code: the runner went away
+
+
+def make_relay_engine(name: str) -> RelayEngine:
+    """The engine of that name. Raises KeyError: there is none."""
+    # What it imports takes long, and who starts the workers needs none of it.
+    from backlogctl.fanout.relay.records import RecordEngine
+
+    return {RecordEngine.name: RecordEngine}[name]()
 
 
 def write_task(engine: str, task: RelayTask, parts: list[SourceRange]) -> str:
@@ -52,7 +58,7 @@ def read_task(line: str) -> tuple[RelayEngine, RelayTask, list[SourceRange]]:
     task = document["task"]
     task["group_metadata"] = base64.b64decode(task["group_metadata"])
     parts = [SourceRange(**part) for part in document["parts"]]
-    return ENGINES[document["engine"]](), RelayTask(**task), parts
+    return make_relay_engine(document["engine"]), RelayTask(**task), parts
 
 
 def read_position(document: dict[str, Any]) -> Position:

@@ -16,7 +16,7 @@ import backlogctl.monitoring.doctor.timestamps
 import backlogctl.monitoring.doctor.topic  # noqa: F401
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
-from backlogctl.errors import BacklogError, ConfigurationError
+from backlogctl.errors import BacklogError, ConfigurationError, LedgerError
 from backlogctl.kafka.clients import Admin, connect, join_reasons
 from backlogctl.kafka.group_types import (
     GroupListing,
@@ -39,10 +39,13 @@ from backlogctl.monitoring.doctor.checks import (
 from backlogctl.monitoring.doctor.facts import read_brokers, read_newest, read_topic
 from backlogctl.monitoring.producers.reader import read_newest_log
 from backlogctl.monitoring.verdict.commands import create_index
+from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.look import StreamLook, look_at_stream
 from backlogctl.replay.consumers.members import count_rebalancing
 from backlogctl.replay.doctor.tool import judge_host, judge_rights
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.next_commands import list_stream_commands
+from backlogctl.replay.engine.plan import ACTIVE
 from backlogctl.replay.observe.rights import DOCTOR
 from backlogctl.replay.observe.stream import AWAY_SECONDS, read_at_once, read_history
 from backlogctl.values import Sample, to_document
@@ -339,13 +342,27 @@ def _judge_stream(
         lambda limit: shared.look(stream, admin, limit),
     )
     if look is not None:
-        parts.known["status"] = look.status
+        parts.known["status"] = _choose_commands(workspace, stream, shared, look.status)
     _read_group(parts, workspace, stream, admin, shared, () if look is None else look.samples)
     yield from (one.to_finding() for one in parts.unread)
     subject = f"stream {stream.name}"
     yield from apply_rules(_STREAM_ROOMS, parts.known, subject)
     yield from endure(subject, "looking at its rights", judge_rights(workspace, stream))
     yield from endure(subject, "looking at its tables", judge_sources(workspace.config, stream))
+
+
+def _choose_commands(
+    workspace: Workspace, stream: Stream, shared: _Shared, status: GroupStatus
+) -> GroupStatus:
+    """As `status` prints them: an open recovery comes before another plan."""
+    try:
+        active = shared.read_once(
+            "active", "", lambda: workspace.ledger.recoveries.list(states=ACTIVE)
+        )
+        chosen = list_stream_commands(workspace, stream, status.next_commands, active)
+    except LedgerError:
+        return status  # a finding of its own
+    return replace(status, next_commands=chosen)
 
 
 def _read_topic(

@@ -152,12 +152,17 @@ class Options(PlanPart):
 
 
 class RunOrigin(PlanPart):
-    """The run of a scheduler that asked for a plan."""
+    """The run of a scheduler that asked for a plan.
+
+    `deployment` is which Airflow it was, by the id that each keeps; "" where it is not known. Run
+    ids alone are the same in two that share a ledger: `scheduled__2026-11-21`.
+    """
 
     scheduler: str
     dag_id: str
     run_id: str
     note: str | None = None
+    deployment: str = ""
 
 
 class PlannedWindow(PlanPart):
@@ -275,9 +280,13 @@ def find_changes(planned: Mapping[str, Any], now: Mapping[str, Any], path: str =
 AIRFLOW = "airflow"
 
 
-def name_origin(dag_id: str, run_id: str, note: str | None = None) -> RunOrigin:
+def name_origin(
+    dag_id: str, run_id: str, note: str | None = None, *, deployment: str = ""
+) -> RunOrigin:
     """What a plan keeps of the Airflow run that made it."""
-    return RunOrigin(scheduler=AIRFLOW, dag_id=dag_id, run_id=run_id, note=note)
+    return RunOrigin(
+        scheduler=AIRFLOW, dag_id=dag_id, run_id=run_id, note=note, deployment=deployment
+    )
 
 
 def find_origin(recovery: Recovery) -> RunOrigin | None:
@@ -289,11 +298,10 @@ def find_origin(recovery: Recovery) -> RunOrigin | None:
     return found if found.scheduler == AIRFLOW and found.dag_id else None
 
 
-def list_recoveries_of_run(ledger: Ledger, dag_id: str, run_id: str) -> tuple[Recovery, ...]:
-    """The recoveries that one run of Airflow planned, oldest first.
+def list_recoveries_of_run(ledger: Ledger, origin: RunOrigin) -> tuple[Recovery, ...]:
+    """The recoveries that one run of one Airflow planned, oldest first.
 
     Raises:
         LedgerError.
     """
-    wanted = {"scheduler": AIRFLOW, "dag_id": dag_id, "run_id": run_id}
-    return ledger.recoveries.list(origin=wanted)
+    return ledger.recoveries.list(origin=origin.model_dump(exclude={"note"}))

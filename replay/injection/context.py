@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline, utc_now
-from backlogctl.errors import Refused
+from backlogctl.errors import Refused, VerificationFailed
 from backlogctl.formats import format_bytes
 from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.kafka.room import measure_room
@@ -21,10 +21,13 @@ from backlogctl.replay.injection.plan import InjectionPlan
 from backlogctl.replay.present.layout import Bar
 from backlogctl.spark_backfill.injection.job import measure_chunk
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
-from backlogctl.values import GapState
+from backlogctl.values import Gap, GapState, RecoveryState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from backlogctl.ledger import Ledger
+    from backlogctl.ledger.chunks import ChunkRecord
 
 
 # Whether the brokers' disks have space for what is to be put back.
@@ -152,3 +155,35 @@ class InjectionContext(RunContext[InjectionPlan]):
         ]
         if ids:
             ledger.gaps.advance(ids, to, recovery_id=self.recovery.id, actor=str(find_identity()))
+
+
+def find_misread(ledger: Ledger, plan: InjectionPlan, gap_ids: Iterable[str]) -> list[str]:
+    """The cancelled recoveries of the same gaps that have sent messages which did not read back as
+    staged. None of which all that was sent is lost again: that is sent anew."""
+    gaps, lost = set(gap_ids), ledger.gaps.list(plan.stream)
+    others = [
+        one.id
+        for one in ledger.recoveries.list(plan.stream, [RecoveryState.CANCELLED])
+        if one.plan["topic_id"] == plan.topic_id
+        and gaps.intersection(ledger.recoveries.gap_ids(one.id))
+    ]
+    return [
+        one
+        for one in others
+        if any(e.detail.get("code") == VerificationFailed.code for e in ledger.events.list(one))
+        and not all(_is_within(chunk, lost) for chunk in ledger.chunks.list(one) if chunk.sent)
+    ]
+
+
+def _is_within(chunk: ChunkRecord, gaps: Iterable[Gap]) -> bool:
+    first, last = chunk.first_offset, chunk.last_offset
+    if first is None or last is None:
+        return False
+    return any(
+        gap.partition == chunk.chunk.slot
+        and gap.start is not None
+        and gap.end is not None
+        and gap.start <= first
+        and last < gap.end
+        for gap in gaps
+    )

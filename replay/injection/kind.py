@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
 from backlogctl.config import Config, Stream
-from backlogctl.errors import Refused, VerificationFailed
+from backlogctl.errors import Refused
 from backlogctl.formats import format_plural
 from backlogctl.replay.engine.kind import Kind, OptionsT, RunContext, Workspace
 from backlogctl.replay.engine.plan import PlannedWindow
@@ -25,11 +25,11 @@ from backlogctl.replay.engine.values import (
 )
 from backlogctl.replay.injection.plan import InjectionPlan
 from backlogctl.replay.present.status import make_standing
-from backlogctl.values import ChunkState, Gap, Recovery, RecoveryState, Step
+from backlogctl.values import ChunkState, Recovery, Step
 
 if TYPE_CHECKING:
     from backlogctl.kafka.rights import Right
-    from backlogctl.ledger import Lease, Ledger
+    from backlogctl.ledger import Lease
     from backlogctl.ledger.chunks import ChunkRecord
 
 
@@ -98,38 +98,6 @@ def warn_about_readers(others: Sequence[str], unknown: str, deliver: str | None)
     elif others:
         told.append(f"other groups will get the messages too: {', '.join(others)}")
     return told
-
-
-def find_misread(ledger: Ledger, plan: InjectionPlan, gap_ids: Iterable[str]) -> list[str]:
-    """The cancelled recoveries of the same gaps that have sent messages which did not read back as
-    staged. None of which all that was sent is lost again: that is sent anew."""
-    gaps, lost = set(gap_ids), ledger.gaps.list(plan.stream)
-    others = [
-        one.id
-        for one in ledger.recoveries.list(plan.stream, [RecoveryState.CANCELLED])
-        if one.plan["topic_id"] == plan.topic_id
-        and gaps.intersection(ledger.recoveries.gap_ids(one.id))
-    ]
-    return [
-        one
-        for one in others
-        if any(e.detail.get("code") == VerificationFailed.code for e in ledger.events.list(one))
-        and not all(_is_within(chunk, lost) for chunk in ledger.chunks.list(one) if chunk.sent)
-    ]
-
-
-def _is_within(chunk: ChunkRecord, gaps: Iterable[Gap]) -> bool:
-    first, last = chunk.first_offset, chunk.last_offset
-    if first is None or last is None:
-        return False
-    return any(
-        gap.partition == chunk.chunk.slot
-        and gap.start is not None
-        and gap.end is not None
-        and gap.start <= first
-        and last < gap.end
-        for gap in gaps
-    )
 
 
 def has_readers_alone(plan: InjectionPlan) -> bool:

@@ -26,8 +26,7 @@ from backlogctl.replay.engine.guards import (
     check_denied_topic,
     fingerprint_stream,
 )
-from backlogctl.replay.injection.context import InjectionContext
-from backlogctl.replay.injection.kind import find_misread
+from backlogctl.replay.injection.context import InjectionContext, find_misread
 from backlogctl.replay.injection.ledger import find_planned_log, make_job, open_ledger_topic
 from backlogctl.replay.injection.plan import To
 from backlogctl.replay.injection.target import clear_rehearsals, make_rehearsal

@@ -24,9 +24,9 @@ from backlogctl.replay.engine.archives import open_spark
 from backlogctl.replay.engine.guards import fingerprint_stream, store_plan
 from backlogctl.replay.engine.kind import Say, Workspace
 from backlogctl.replay.engine.plan import Options, PlannedWindow, RunOrigin, find_identity
-from backlogctl.replay.injection.context import check_room
+from backlogctl.replay.injection.context import check_room, find_misread
 from backlogctl.replay.injection.copying import write_copy
-from backlogctl.replay.injection.kind import find_misread, warn_about_readers
+from backlogctl.replay.injection.kind import warn_about_readers
 from backlogctl.replay.injection.plan import InjectionPlan, list_sending
 from backlogctl.replay.injection.staged import describe_staged
 from backlogctl.replay.injection.target import (

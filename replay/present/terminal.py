@@ -302,7 +302,7 @@ def _say_cause(gap: Document) -> str:
         told += ", may be aborted messages or markers"
     if named := gap["sequences"]:
         told += f"; sequence {named['first']:,}–{named['last']:,} of {named['producer']}"
-    return f"{told}; in archive {gap['archive']}" if gap.get("archive") else told
+    return f"{told}; moved to archive {gap['archive']}" if gap.get("archive") else told
 
 
 def render_recoveries(document: Document) -> RenderableType:

@@ -17,7 +17,7 @@ from backlogctl.replay.engine.archives import ARCHIVE
 from backlogctl.replay.engine.brakes import OPERATOR
 from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
 from backlogctl.replay.engine.next_commands import is_final, name_cancel
-from backlogctl.replay.engine.plan import BEGUN, UNFINISHED, RunOrigin
+from backlogctl.replay.engine.plan import ACTIVE, BEGUN, UNFINISHED, RunOrigin
 from backlogctl.replay.injection.archived import list_archived
 from backlogctl.replay.injection.unprocessed import WORD, list_in_log
 from backlogctl.replay.kinds.rebuild.kind import KIND as REBUILD
@@ -28,6 +28,7 @@ from backlogctl.replay.kinds.redrive.kind import KIND as REDRIVE
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.kinds.redrive.planning import plan_redrive
 from backlogctl.replay.present.status import describe_recovery_plan
+from backlogctl.replay.runbooks.work import describe_other
 from backlogctl.values import Gap, Recovery, RecoveryState, to_document
 
 
@@ -106,9 +107,12 @@ def find_night_work(
     now = workspace.ledger.now()
     for recovery in sorted(workspace.ledger.recoveries.list(stream.name), key=_rank):
         mine = _repairs(workspace, recovery)
-        if mine and recovery.state in UNFINISHED and (why := hold(recovery)):
+        open_ = mine and recovery.state in ACTIVE
+        other = describe_other(workspace, recovery, origin.deployment) if open_ else ""
+        if mine and not other and recovery.state in UNFINISHED and (why := hold(recovery)):
             return NightWork(stream.name, Tonight.NOTHING, recovery.id, why)
-        if (work := _judge_earlier(stream, recovery, now, wait, mine=mine)) is not None:
+        work = _judge_earlier(stream, recovery, now, wait, mine=mine, other=other)
+        if work is not None:
             return work
     wants = _choose_wanted(workspace, stream, before, lost_in)
     if not _count_gaps(workspace, stream, wants):
@@ -185,18 +189,19 @@ def _count_gaps(workspace: Workspace, stream: Stream, wants: Callable[[Gap], boo
 
 
 def _judge_earlier(
-    stream: Stream, recovery: Recovery, now: datetime, wait: timedelta, *, mine: bool
+    stream: Stream, recovery: Recovery, now: datetime, wait: timedelta, *, mine: bool, other: str
 ) -> NightWork | None:
     """What an earlier recovery of the stream means for tonight; None: nothing.
 
     Args:
         mine: it puts back what was found lost, as this night would.
+        other: what is said where another Airflow has it.
     """
-    if not mine and recovery.kind != REBUILD.name:
+    if other or (not mine and recovery.kind != REBUILD.name):
         # A plan of ours would take the place of one that somebody is asked about.
         asked = recovery.state is RecoveryState.PLANNED and now - recovery.created_at < wait
         if asked or recovery.state in UNFINISHED:
-            why = f"its {recovery.kind} {recovery.id} is {recovery.state}"
+            why = other or f"its {recovery.kind} {recovery.id} is {recovery.state}"
             return NightWork(stream.name, Tonight.NOTHING, "", why)
         return None
     if not mine:

@@ -239,7 +239,7 @@ def find_or_plan(
     """
     if request.recovery:
         return _find_named(workspace, request, kind)
-    for recovery in list_recoveries_of_run(workspace.ledger, origin.dag_id, origin.run_id):
+    for recovery in list_recoveries_of_run(workspace.ledger, origin):
         same = (recovery.kind, recovery.stream) == (kind, request.stream)
         if same and recovery.state not in _CLOSED:
             return recovery

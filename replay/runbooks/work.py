@@ -15,7 +15,15 @@ from backlogctl.formats import format_plural
 from backlogctl.replay.engine.brakes import OPERATOR, WINDOW, PausedBecause
 from backlogctl.replay.engine.cancelling import cancel_work, request_pause
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import ACTIVE, AIRFLOW, UNFINISHED, find_identity, find_origin
+from backlogctl.replay.engine.plan import (
+    ACTIVE,
+    AIRFLOW,
+    UNFINISHED,
+    RunOrigin,
+    find_identity,
+    find_origin,
+    name_origin,
+)
 from backlogctl.replay.engine.runner import Run
 from backlogctl.replay.injection.archived import list_archived
 from backlogctl.replay.kinds.rebuild.kind import KIND as REBUILD
@@ -98,12 +106,13 @@ _HELD = (RecoveryState.RUNNING, RecoveryState.PAUSED)
 
 @dataclass(frozen=True, slots=True)
 class WorkTask:
-    """A task of a run; `map_index` is -1 where it is not mapped."""
+    """A task of a run; `map_index` is -1 where it is not mapped; `deployment` as of `RunOrigin`."""
 
     dag_id: str
     run_id: str
     task_id: str
     map_index: int = -1
+    deployment: str = ""
 
     @property
     def key(self) -> str:
@@ -140,12 +149,27 @@ def is_airflow(actor: str | None) -> bool:
     return (actor or "").startswith(f"{AIRFLOW}:")
 
 
-def find_run(workspace: Workspace, recovery: Recovery) -> tuple[str, str] | None:
-    """DAG and run that work on it, or have planned it."""
+def find_run(workspace: Workspace, recovery: Recovery) -> RunOrigin | None:
+    """The run that works on it, or has planned it."""
     if (task := find_task(workspace, recovery)) is not None:
-        return task.dag_id, task.run_id
-    origin = find_origin(recovery)
-    return None if origin is None else (origin.dag_id, origin.run_id)
+        return name_origin(task.dag_id, task.run_id, deployment=task.deployment)
+    return find_origin(recovery)
+
+
+def describe_other(workspace: Workspace, recovery: Recovery, deployment: str) -> str:
+    """What is said of a recovery that another Airflow than this one has; "" of any other.
+
+    What became of its run only that Airflow knows: a run that is not here may be at work there.
+    """
+    run = find_run(workspace, recovery)
+    if run is None or run.deployment == deployment:
+        return ""
+    whose = f"another Airflow ({run.deployment})" if run.deployment else "an Airflow without a name"
+    return (
+        f"{recovery.id} is {recovery.state}, and left to {whose}, run {run.run_id} of {run.dag_id};"
+        f" `backlogctl show {recovery.id}` says what goes on with it or ends it, and a run of "
+        "recover_backlog that names it takes it over"
+    )
 
 
 def hold_for_person(workspace: Workspace, recovery: Recovery, task: WorkTask) -> str:
@@ -304,17 +328,23 @@ class WaitingWork:
     recovering: Mapping[str, tuple[str, ...]]
 
 
-def list_waiting_work(workspace: Workspace, recovering_dags: Sequence[str]) -> WaitingWork:
-    """From the ledger; what a person paused or carries on by hand is left out.
+def list_waiting_work(
+    workspace: Workspace, recovering_dags: Sequence[str], deployment: str = ""
+) -> WaitingWork:
+    """From the ledger; what a person paused or carries on by hand, or another Airflow has, is left
+    out.
 
     Args:
         recovering_dags: ids of the DAGs that carry recoveries out.
+        deployment: the Airflow whose DAGs they are.
     """
     nightly: list[str] = []
     recovering: dict[str, tuple[str, ...]] = {}
     for recovery in workspace.ledger.recoveries.list(states=ACTIVE):
         told = f"{recovery.id} of {recovery.stream} is {recovery.state}"
         if recovery.kind not in workspace.kinds.names() or _is_a_persons(workspace, recovery):
+            continue
+        if describe_other(workspace, recovery, deployment):
             continue
         origin = find_origin(recovery)
         if origin is not None and origin.dag_id in recovering_dags:

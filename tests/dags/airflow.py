@@ -38,6 +38,16 @@ class DagRun:
         return f"{self.path}/taskInstances/{task_id}"
 
 
+class TaskStates(dict[str, Any]):
+    """What Airflow keeps for a task through its tries, without Airflow."""
+
+    def set(self, key: str, value: Any) -> None:
+        self[key] = value
+
+    def delete(self, key: str) -> None:
+        self.pop(key, None)
+
+
 class Patient(httpx.HTTPTransport):
     """Asks again where Airflow's SQLite was locked for too long: nothing was done then."""
 

@@ -16,14 +16,14 @@ from airflow.sdk import Context
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from backlogctl.dags import detection, nights, questions, recoveries
+from backlogctl.dags import detection, nights, questions, recoveries, task_context
 from backlogctl.dags.local.standalone import AirflowStandalone
 from backlogctl.dags.task_context import translated_errors
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import Approver, acting_as
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.stage import SHORT_LIVED_JVM
-from tests.dags.airflow import Airflow
+from tests.dags.airflow import Airflow, TaskStates
 from tests.dags.slots import Slots, SlotShop, SlotWorld
 from tests.kit.processes import ROOT
 from tests.replay.runbooks.desks import AIRFLOW_USER, QUIET, RUN, TOPIC_ID, open_shop
@@ -129,7 +129,12 @@ def mystery_context() -> dict[str, Any]:
         conf={},
         run_type="manual",
     )
-    return {"ti": instance, "dag_run": run, "params": {"stream": "orders"}}
+    return {
+        "ti": instance,
+        "dag_run": run,
+        "params": {"stream": "orders"},
+        "task_state_store": TaskStates(),
+    }
 
 
 @pytest.fixture
@@ -160,6 +165,8 @@ def desk(
         monkeypatch.setattr(module, "opened", open_it)
     for module in (recoveries, nights, detection):
         monkeypatch.setattr(module, "get_current_context", lambda: mystery_context)
+    for module in (recoveries, detection, task_context):
+        monkeypatch.setattr(module, "find_deployment", lambda: RUN.deployment)
     monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
     variables = MagicMock()
     variables.get.return_value = ""

@@ -52,7 +52,7 @@ class Kind:
 
 KINDS = (
     Kind("long", 1, {"approval": "named", "limits": {"messages_per_second": 2}}),
-    Kind("asked", 10, {"approval": "named"}),
+    Kind("asked", 12, {"approval": "named"}),
     # Of half a minute: its task is killed in the middle.
     Kind("second", 1, {"approval": "second_person", "limits": {"messages_per_second": 3}}),
     Kind("night", 2, {"approval": "auto"}, zone=NIGHT_ZONE),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,26 +20,31 @@ from uuid import uuid4
 import pytest
 from airflow.providers.standard.triggers import hitl
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
+from starlette.types import Receive, Scope, Send
 
 from backlogctl.clock import utc_now
 from backlogctl.config import load_config
 from backlogctl.dags import questions
 from backlogctl.dags.layout import ApprovePlan
+from backlogctl.dags.plugin import AnswersInTurn
 from backlogctl.dags.policies import APPROVE, REJECT
-from backlogctl.dags.task_context import translated_errors
+from backlogctl.dags.task_context import RunbookError, translated_errors
+from backlogctl.errors import LedgerError
 from backlogctl.fanout.launchers import Role
 from backlogctl.replay.engine.approval import approve_plan, check_approval, reject_plan
+from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import Approver, acting_as
+from backlogctl.replay.engine.plan import Approver, acting_as, name_origin
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap
 from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.replay.opening import open_workspace
 from backlogctl.values import GapState, Recovery, RecoveryState
-from tests.dags.airflow import Airflow, DagRun
+from tests.dags.airflow import Airflow, DagRun, TaskStates
 from tests.dags.conftest import TakeWorld
 from tests.dags.expansion import RESTORE, relaying, start
 from tests.dags.slots import Slots
+from tests.kit.kafka import wait_until
 from tests.kit.ledger import make_gap
 from tests.kit.recoveries import (
     PAST,
@@ -45,6 +53,7 @@ from tests.kit.recoveries import (
     make_rebuild_plan,
     open_desk,
     read_actions,
+    store_expand_plan,
     store_plan,
 )
 from tests.replay.expand.oracle import judge
@@ -100,12 +109,14 @@ def check_nothing_done(airflow: Airflow, run: DagRun, report: str) -> None:
 
 def test_no_no_answer_and_an_answer_elsewhere(airflow: Airflow, slots: Slots) -> None:
     """Who says no is on record; nobody's answer in time is a no as well, and the gaps are open.
-    Faults 44 and 63: what was answered in the shell counts; the parked task goes on in seconds."""
+    Faults 44 and 63: what was answered in the shell counts; the parked task goes on in seconds.
+    Fault 140: a yes that comes a moment after a no is refused."""
     refused, forgotten, shell = (Asked.take(slots) for _ in range(3))
     late = forgotten.trigger(airflow, answer_within="6s")
     no = refused.trigger(airflow)
     elsewhere = shell.trigger(airflow)
-    airflow.answer(no, "rebuild.approve", "Reject", user="second")
+    answers = (("Reject", "second"), ("Approve", "oncall"))
+    assert answer_at_once(airflow, no, "rebuild.approve", *answers) == [200, 409]
     airflow.await_question(elsewhere, "rebuild.approve")
     airflow.await_parked(elsewhere, "rebuild.approve")
     reject_plan(shell.workspace, shell.read(), by="shell", reason="not tonight")
@@ -123,6 +134,62 @@ def test_no_no_answer_and_an_answer_elsewhere(airflow: Airflow, slots: Slots) ->
         assert read_actions(asked.workspace, asked.first) == ["planned", "rejected"]
         assert told in airflow.xcom(run, "rebuild.approve", "reason")
         assert told in airflow.xcom(run, "report", "reason")
+
+
+def answer_at_once(
+    airflow: Airflow, run: DagRun, task_id: str, *answers: tuple[str, str]
+) -> list[int]:
+    """Options and who gives them, each 30 ms after the one before; what Airflow says."""
+    airflow.await_question(run, task_id)
+    airflow.await_parked(run, task_id)
+    path, begin = f"{run.task(task_id)}/-1/hitlDetails", time.monotonic() + 5
+
+    def give(number: int) -> int:
+        option, user = answers[number]
+        body = {"chosen_options": [option], "params_input": {}}
+        airflow.get(path, user)  # opens the connection
+        time.sleep(max(0.0, begin + 0.03 * number - time.monotonic()))
+        return airflow.client(user).patch(path, json=body).status_code
+
+    with ThreadPoolExecutor() as people:
+        return list(people.map(give, range(len(answers))))
+
+
+def test_an_answer_outlives_the_try_that_was_to_count_it(airflow: Airflow, slots: Slots) -> None:
+    """Fault 139. Airflow took the answer; the task that goes on with it is killed before it could
+    write it down."""
+    asked = Asked.take(slots)
+    run = asked.trigger(airflow)
+    airflow.await_question(run, "rebuild.approve")
+    with sqlite3.connect(slots.directory / "ledger.db", isolation_level=None) as ledger:
+        ledger.execute("BEGIN IMMEDIATE")
+        airflow.answer(run, "rebuild.approve")
+        airflow.find_task(run, "rebuild.approve").kill()
+        airflow.await_another_try(run, "rebuild.approve", 1)
+        ledger.execute("ROLLBACK")
+    wait_until(lambda: asked.read().state is S.APPROVED, 60, "its answer counts")
+    assert asked.read().approved_by == "second"
+    cancel_work(asked.workspace, asked.first, wait=60)
+    airflow.mark(run, "failed")
+
+
+def test_another_airflows_run_is_left_alone(airflow: Airflow, slots: Slots) -> None:
+    """Fault 138. It is approved there, and waits for its window."""
+    desk = open_workspace(load_config(slots.config, dict(os.environ)))
+    stream = slots.take("asked")
+    origin = name_origin(FORM, "manual__2026-11-21T12:00:00+00:00", deployment="green")
+    changes = {"stream": stream, "topic": stream, "group": stream, "origin": origin}
+    theirs = store_expand_plan(desk, **changes)
+    with acting_as(Approver("airflow", "bob", "green")):
+        approve_plan(desk, theirs, by="bob")
+    before = read_actions(desk, theirs.id)
+    look = airflow.trigger("detect_backlog", {"streams": [stream]})
+    airflow.await_state(look, "restore_left_open", {"success"}, within=300)
+    assert read_actions(desk, theirs.id) == before
+    told = f"{theirs.id} is approved, and left to another Airflow (green), run {origin.run_id}"
+    assert told in airflow.logs(look, "restore_left_open")
+    assert airflow.xcom(look, "restore_left_open") == []
+    cancel_work(desk, theirs.id, wait=0)
 
 
 # The rest is the operator without Airflow around it.
@@ -155,13 +222,24 @@ def answer(
     return complete(recovery, event, plan_hash)
 
 
-def complete(recovery: Recovery, event: dict[str, Any], plan_hash: str = "") -> Mapping[str, Any]:
+def complete(
+    recovery: Recovery,
+    event: dict[str, Any],
+    plan_hash: str = "",
+    states: TaskStates | None = None,
+) -> Mapping[str, Any]:
     """What the operator does with an event of its trigger."""
     plan = {"recovery": recovery.id, "plan_hash": plan_hash or recovery.plan_hash}
     found: Mapping[str, Any] = ApprovePlan(task_id="approve", plan=plan).execute_complete(
-        cast("Context", {"ti": MagicMock(try_number=1, max_tries=20)}), event
+        make_context(states), event
     )
     return found
+
+
+def make_context(states: TaskStates | None) -> Context:
+    task = MagicMock(try_number=1, max_tries=20)
+    kept = TaskStates() if states is None else states
+    return cast("Context", {"ti": task, "task_state_store": kept})
 
 
 def wait(recovery: Recovery, monkeypatch: pytest.MonkeyPatch, within: float) -> dict[str, Any]:
@@ -205,11 +283,12 @@ def test_one_person_is_one_person_where_ids_are_numbers(desk: Workspace) -> None
     assert found["approved_identity"].startswith("airflow:bob@")
 
 
-@pytest.mark.parametrize("option", [APPROVE, REJECT])
+@pytest.mark.parametrize(("option", "after"), [(APPROVE, S.APPROVED), (REJECT, S.CANCELLED)])
 def test_fault_44_of_two_at_once_one_wins(
-    desk: Workspace, monkeypatch: pytest.MonkeyPatch, option: str
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch, option: str, after: S
 ) -> None:
-    """The shell is faster by a hair: after the look at the state, and before the change."""
+    """The shell is faster by a hair: after the look at the state, and before the change. A no in
+    Airflow counts all the same, as nothing was begun (fault 140)."""
     planned = store_plan(desk)
     verb = "approve_plan" if option == APPROVE else "reject_plan"
     real = getattr(questions, verb)
@@ -223,10 +302,84 @@ def test_fault_44_of_two_at_once_one_wins(
     if option == APPROVE:
         assert answer(planned, id="bob", name="bob")["approved_by"] == "shell"
     else:
-        with pytest.raises(AirflowSkipException, match="approved by shell; this run leaves it"):
+        told = "rejected by bob, whom the approval by shell does not overrule; nothing was changed"
+        with pytest.raises(AirflowSkipException, match=told):
             answer(planned, REJECT, id="bob", name="bob")
-    assert read_actions(desk, planned.id) == ["planned", "approved"]
-    assert desk.ledger.recoveries.get(planned.id).approved_by == "shell"
+    found = desk.ledger.recoveries.get(planned.id)
+    assert (found.state, found.approved_by) == (after, "shell")
+
+
+def test_fault_140_a_no_to_what_was_begun_is_too_late(desk: Workspace) -> None:
+    """It is said what ends it; the run does not go on."""
+    planned = store_plan(desk)
+    approve_plan(desk, planned, by="shell")
+    desk.ledger.recoveries.advance(planned.id, S.RUNNING, "ada")
+    told = "approved by shell; this run leaves it alone, `backlogctl cancel"
+    with pytest.raises(AirflowSkipException, match=told):
+        answer(planned, REJECT, id="bob", name="bob")
+    assert read_actions(desk, planned.id) == ["planned", "approved", "running"]
+
+
+def test_fault_140_airflow_takes_answers_in_turn() -> None:
+    """The second waits until the first is written; nothing else waits for either."""
+    order: list[str] = []
+
+    async def write(scope: Scope, receive: Receive, send: Send) -> None:
+        order.append(f"{scope['method']} {scope['path']} begins")
+        await asyncio.sleep(0)
+        order.append(f"{scope['method']} {scope['path']} ends")
+
+    async def ask_all() -> None:
+        app = AnswersInTurn(write)
+        asked = [("PATCH", "/a/hitlDetails"), ("PATCH", "/b/hitlDetails"), ("GET", "/c")]
+        scopes = [{"type": "http", "method": method, "path": path} for method, path in asked]
+        await asyncio.gather(*(app(scope, MagicMock(), MagicMock()) for scope in scopes))
+
+    asyncio.run(ask_all())
+    first, second = (order.index(f"PATCH {path}/hitlDetails ends") for path in ("/a", "/b"))
+    assert order.index("PATCH /b/hitlDetails begins") > first
+    assert order.index("GET /c begins") < first < second
+
+
+def ask(recovery: Recovery, states: TaskStates, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Parks the question's task; each question that was put to people."""
+    put: list[object] = []
+    monkeypatch.setattr(questions, "put_question", lambda *words: put.append(words))
+    plan = {"recovery": recovery.id, "plan_hash": recovery.plan_hash}
+    with pytest.raises(TaskDeferred):
+        ApprovePlan(task_id="approve", plan=plan).execute(make_context(states))
+    return put
+
+
+def test_fault_139_an_answer_outlives_the_try_that_was_to_count_it(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask anew would wipe it. Once it counts, or was refused, it is asked anew."""
+    states = TaskStates()
+    planner = {"kind": "airflow", "user": "alice", "host": "scheduler"}
+    planned = store_plan(desk, approval="second_person", planned_by=planner)
+    event = {
+        "chosen_options": [APPROVE],
+        "params_input": {},
+        "responded_at": utc_now(),
+        "responded_by_user": {"id": "7", "name": "alice"},
+    }
+    assert len(ask(planned, states, monkeypatch)) == 1
+    assert ask(planned, states, monkeypatch) == []
+    with monkeypatch.context() as away:
+        away.setattr(questions, "approve_plan", MagicMock(side_effect=LedgerError("away")))
+        with pytest.raises(RunbookError, match="away"):
+            complete(planned, event, states=states)
+    assert ask(planned, states, monkeypatch) == []
+    with pytest.raises(RunbookError, match="asked again"):
+        complete(planned, event, states=states)
+    assert len(ask(planned, states, monkeypatch)) == 1
+    event["responded_by_user"] = {"id": "8", "name": "bob"}
+    assert complete(planned, event, states=states)["approved_by"] == "bob"
+    expire(desk, planned)
+    assert len(ask(planned, states, monkeypatch)) == 1
+    newer = store_plan(desk)
+    assert len(ask(newer, states, monkeypatch)) == 1, "another plan is another question"
 
 
 def test_fault_44_an_answer_in_the_shell_stands(desk: Workspace) -> None:

@@ -57,8 +57,11 @@ from backlogctl.replay.runbooks.work import WorkTask
 from backlogctl.values import Recovery, RecoveryState
 from tests.replay.runbooks.desks import (
     MYSTERY,
+    RUN,
+    bring_by_airflow,
     lose,
     name_states,
+    store,
     store_unknown,
 )
 
@@ -531,6 +534,76 @@ def test_a_task_that_passes_it_by_leaves_it_alone(
     assert read(desk, recovery) == before
 
 
+def test_fault_138_another_airflows_run_is_not_taken_for_deleted(
+    desk: Workspace, mystery_context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is not known here may be at work there; one of this Airflow is gone."""
+    restored: list[str] = []
+    monkeypatch.setattr(detection, "restore_layout", lambda _, one, **__: restored.append(one))
+    mystery_context["ti"].get_dagrun_state.side_effect = gone()
+    theirs, mine = (
+        bring_by_airflow(
+            desk,
+            store(desk, "expand", origin=RUN.model_copy(update=changes), topic=topic, group=topic),
+            S.APPROVED,
+        )
+        for topic, changes in (("one", {"deployment": "green"}), ("two", {}))
+    )
+    assert detection.restore_left_open() == restored == [mine.id]
+    assert desk.ledger.recoveries.get(theirs.id).state is S.APPROVED
+
+
 def read(desk: Workspace, recovery: Recovery) -> tuple[Any, ...]:
     """All that the ledger has of it."""
     return desk.ledger.recoveries.get(recovery.id), desk.ledger.events.list(recovery.id)
+
+
+# What docs/runbook-airflow.md has an installation add to the DAGs, word for word.
+
+_POLICIES = """
+import json
+from airflow.dag_processing.dagbag import DagBag
+from airflow.serialization.serialized_objects import DagSerialization
+from backlogctl.dags.bundle import RUNBOOKS
+
+bag = DagBag(str(RUNBOOKS), bundle_name="backlogctl")
+stored = {name: bool(DagSerialization.to_dict(dag)) for name, dag in bag.dags.items()}
+tasks = [task for dag in bag.dags.values() for task in dag.tasks]
+told = {
+    "errors": list(bag.import_errors.values()),
+    "stored": stored,
+    "called": sorted({task.dag_id for task in tasks if task.on_failure_callback}),
+    "asked": {t.task_id: t.assigned_users for t in tasks if t.task_id.endswith(".approve")},
+    "late": [dag.dag_id for dag in bag.dags.values() if dag.deadline],
+}
+print("FOUND" + json.dumps(told))
+"""
+
+
+def test_an_installation_adds_callbacks_people_and_deadlines(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "runbook-airflow.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    settings = tmp_path / "home" / "config" / "airflow_local_settings.py"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-c", _POLICIES],
+        env={
+            **os.environ,
+            "AIRFLOW_HOME": str(tmp_path / "home"),
+            "BACKLOG_CONFIG": str(tmp_path / "none.yaml"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.split("FOUND")[1])
+    assert told["errors"] == []
+    assert len(told["stored"]) == 5
+    assert told["called"] == sorted(set(told["stored"]) - {"detect_backlog"})
+    people = [{"id": "ada", "name": "Ada"}, {"id": "bob", "name": "Bob"}]
+    assert told["asked"]
+    assert all(one == people for one in told["asked"].values())
+    assert told["late"] == ["recover_backlog"]

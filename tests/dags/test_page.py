@@ -204,6 +204,7 @@ class Kept:
     one: Recovery
     two: tuple[Recovery, Recovery]
     tokyo: Recovery
+    green: Recovery
 
 
 @pytest.fixture(scope="module")
@@ -247,12 +248,15 @@ def _await_port(server: subprocess.Popen[bytes], log: Path) -> str:
 
 @pytest.fixture(scope="module")
 def kept(site: Site) -> Kept:
-    def store(stream: str, dag_id: str, run_id: str) -> Recovery:
-        origin = name_origin(dag_id, run_id)
+    def store(stream: str, dag_id: str, run_id: str, deployment: str = "") -> Recovery:
+        origin = name_origin(dag_id, run_id, deployment=deployment)
         return keep_plan(site.desk, make_rebuild_plan(stream=stream, topic=stream, origin=origin))
 
     expand = store_expand_plan(site.desk, origin=name_origin("recover_backlog", TWO))
+    # Of a run by the same id in another Airflow (fault 138).
+    green = store("refunds", "recover_backlog", ONE, "green")
     return Kept(
+        green=green,
         shell=store_expand_plan(site.desk, origin=None),
         one=store("clicks", "recover_backlog", ONE),
         two=(expand, store("emails", "recover_backlog", TWO)),
@@ -319,6 +323,9 @@ def test_a_viewer_sees_the_page(site: Site, kept: Kept) -> None:
     run = f"dags/recover_backlog/runs/{quote(ONE, safe='')}"
     assert f'/{run}/tasks/rebuild.approve/required_actions" target="_top">{where}' in recovery
     assert where not in site.read(f"/backlogctl/recoveries/{kept.shell.id}")
+    green = site.read(f"/backlogctl/recoveries/{kept.green.id}")
+    assert f"run {ONE} of recover_backlog, Airflow green" in green
+    assert where not in green
     assert ".badge" in site.read("/backlogctl/static/page.css")
     assert "There is no stream nothing" in site.read("/backlogctl/streams/nothing", status=404)
     cookies = {"_token": site.log_in("viewer")}

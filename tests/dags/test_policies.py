@@ -25,6 +25,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from sqlalchemy import make_url
 
 from backlogctl.config import OffPeak, SparkSection, load_config
 from backlogctl.config.root import Outline, StreamOutline, read_outline
@@ -181,7 +182,7 @@ def test_there_may_be_dots_in_a_connections_id(know: Know) -> None:
     assert find_field("prod.kafka.main.extra.a.extra.b") == "c"
 
 
-@pytest.mark.parametrize("name", ["shop", "shop.", ".password", "shop.user", "shop.extra", "."])
+@pytest.mark.parametrize("name", ["shop", "shop.", ".password", "shop.user", "."])
 def test_what_is_no_field_is_told_so(know: Know, name: str) -> None:
     know("shop", conn_type="postgres", host="db")
     with pytest.raises(LookupError, match="names no field of a connection"):
@@ -215,6 +216,59 @@ def test_the_file_is_read_with_connections(
     know("own", conn_type="spark", host="yarn")
     monkeypatch.setenv(configuration.SPARK_CONNECTION, "own")
     assert load().spark.master == "yarn"
+
+
+def test_a_cluster_and_a_database_are_connections(
+    know: Know, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the providers of Kafka and of databases have them, whose `Test` works."""
+    file = write_config(
+        tmp_path,
+        clusters={"main": {"conn_id": "kafka", "socket.timeout.ms": "9000"}},
+        sources={"shop": {"conn_id": "shop", "timezone": "UTC"}},
+    )
+    monkeypatch.setenv("BACKLOG_CONFIG", str(file))
+    with pytest.raises(ConfigurationError) as caught:
+        load()
+    assert "clusters.main.conn_id" in str(caught.value)
+    assert "no connection kafka: add it" in str(caught.value)
+    extra = {
+        "bootstrap.servers": "broker:9093",
+        "group.id": "of the provider",
+        "auto.offset.reset": "latest",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.password": "hunter3hunter3",
+        "socket.timeout.ms": 1000,
+        "enable.ssl.certificate.verification": True,
+    }
+    know("kafka", conn_type="kafka", extra=json.dumps(extra))
+    know("shop", conn_type="postgres", host="db.example", login="reader", schema="sold",
+         password="p@ss/word", port=5433, extra='{"sslmode": "require", "a": 1}')  # fmt: skip
+    config = load()
+    assert config.clusters["main"].client_properties() == {
+        "bootstrap.servers": "broker:9093",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.password": "hunter3hunter3",
+        "socket.timeout.ms": "9000",
+        "enable.ssl.certificate.verification": "true",
+    }
+    url = make_url(config.sources["shop"].reveal_url())
+    assert (url.drivername, url.host, url.port) == ("postgresql+psycopg", "db.example", 5433)
+    assert (url.password, url.database, url.query) == ("p@ss/word", "sold", {"sslmode": "require"})
+    shown = config.mask_secrets("hunter3hunter3 p@ss/word db.example broker:9093")
+    assert shown == "*** *** db.example broker:9093"
+    with pytest.raises(ConfigurationError, match="known to Airflow only"):
+        load_config(file)
+
+
+def test_a_connection_that_is_no_database_is_told(know: Know) -> None:
+    know("web", conn_type="http", host="x")
+    with pytest.raises(LookupError, match="of the type http, no database"):
+        find_field("web.url")
+    know("file", conn_type="sqlite", host="/srv/shop.db")
+    assert find_field("file.url") == "sqlite:////srv/shop.db"
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,8 @@ def test_fault_38_39_from_the_form_to_verified_and_again(
     (planned,) = desk.ledger.recoveries.list(stream=shop.stream)
     plan = REBUILD.read_plan(planned)
     assert (plan.planned_by.kind, plan.planned_by.user) == ("airflow", "oncall")
-    assert plan.origin == name_origin(FORM, run.run_id, "INC-4711 *orders*")
+    mine = airflow.get("/api/v2/variables/backlogctl_deployment")["value"]
+    assert plan.origin == name_origin(FORM, run.run_id, "INC-4711 *orders*", deployment=mine)
     assert asked["subject"] == f"Put 90 messages back into {shop.topic} ({planned.id})"
     body = asked["body"]
     assert "**Plan: exact.** Puts 90 lost messages back into topic" in body

@@ -230,7 +230,7 @@ def test_help_is_quick_and_loads_no_spark() -> None:
     """Neither `--help` nor the verbs that look load what takes a second: not even numpy."""
     program = (
         "import sys; from backlogctl.replay.cli import main; main(['--help']);"
-        "import backlogctl.replay.observe.stream, backlogctl.replay.engine.kind, backlogctl.replay.present.terminal, backlogctl.replay.present.status;"
+        "import backlogctl.replay.observe.stream, backlogctl.replay.engine.kind, backlogctl.replay.present.terminal, backlogctl.replay.present.status, backlogctl.replay.consumers.members;"
         "heavy = 'alembic fastapi matplotlib numpy pyarrow pyspark uvicorn'.split();"
         "print([m for m in heavy if m in sys.modules])"
     )

@@ -23,6 +23,7 @@ from backlogctl.spark_backfill.messages.candidates import count_rows
 from backlogctl.spark_backfill.messages.staging import ChunkLimits
 from backlogctl.spark_backfill.rebuild import stage_rebuild
 from backlogctl.spark_backfill.request import CandidateCounts, PriorChunk
+from backlogctl.spark_backfill.spark import frames
 from backlogctl.values import Cause, Certainty
 from backlogctl_delivery.stamps import make_message_id
 from tests.conftest import MakeTopic
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.fixture(params=["small", "large"])
+def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is frozen on the way is read as one partition, or as large copies are, as many."""
+    if request.param == "large":
+        monkeypatch.setattr(frames, "_SMALL", 0)
+
+
+@pytest.mark.usefixtures("copies")
 def test_finds_exactly_the_lost_orders(
     spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, url: str, tmp_path: Path
 ) -> None:
@@ -66,6 +75,7 @@ def test_finds_exactly_the_lost_orders(
     json.dumps(outcome.to_json())
 
 
+@pytest.mark.usefixtures("copies")
 def test_consumed_evidence_makes_a_plan_exact(
     spark: SparkSession, kafka: EmbeddedKafka, topic: MakeTopic, pg_url: str, tmp_path: Path
 ) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from backlogctl.fanout.relay import guard
 from backlogctl.fanout.relay.interface import RelayEngine
-from backlogctl.fanout.relay.worker import ENGINES
+from backlogctl.fanout.relay.pool import DEFAULT_ENGINE
+from backlogctl.fanout.relay.worker import make_relay_engine
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.fanout.relay.doing import RelayWorld
@@ -25,10 +26,10 @@ def patient_guards(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(guard._SETTINGS, name, 45_000)
 
 
-@pytest.fixture(params=sorted(ENGINES))
+@pytest.fixture(params=[DEFAULT_ENGINE])
 def engine(request: pytest.FixtureRequest) -> RelayEngine:
     """Every engine has to pass."""
-    return ENGINES[request.param]()
+    return make_relay_engine(request.param)
 
 
 @pytest.fixture

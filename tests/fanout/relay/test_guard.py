@@ -43,7 +43,13 @@ from backlogctl.fanout.relay.interface import (
 from backlogctl.fanout.relay.pool import DEFAULT_ENGINE
 from backlogctl.fanout.relay.records import Router
 from backlogctl.fanout.relay.session import Hooks, RelaySession
-from backlogctl.fanout.relay.worker import ENGINES, read_error, read_position, read_task, write_task
+from backlogctl.fanout.relay.worker import (
+    make_relay_engine,
+    read_error,
+    read_position,
+    read_task,
+    write_task,
+)
 from backlogctl.kafka.admin import Member, describe_group_state
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl_delivery.sequenced.clients import hash_murmur2
@@ -199,7 +205,7 @@ def test_fault_65_a_modern_joiner_stops_the_relay_though_the_guard_keeps_its_par
         assert here.commits() == stopped
         assert len(here.read_target()) == copied
     with here.guarded() as task:  # the next run goes on where it stopped
-        relay(ENGINES[DEFAULT_ENGINE](), task, here.ranges())
+        relay(make_relay_engine(DEFAULT_ENGINE), task, here.ranges())
     assert check_copied(here) == []
 
 
@@ -309,7 +315,7 @@ def test_fault_65_a_relay_that_wakes_up_too_late_commits_nothing(
     finally:
         guard.leave()
     with here.guarded() as task:
-        relay(ENGINES[DEFAULT_ENGINE](), task, here.ranges())
+        relay(make_relay_engine(DEFAULT_ENGINE), task, here.ranges())
     assert check_copied(here, also=read) == []
 
 

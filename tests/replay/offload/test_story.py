@@ -53,7 +53,7 @@ def test_what_is_archived_is_not_lost(idle: OffloadWorld) -> None:
     command = f"backlogctl plan redrive orders --from archive:{recovery.id}"
     assert command in entry["next_commands"]
     told = " ".join(idle.call("gaps", "orders").out.split())
-    assert "in archive" in told
+    assert "moved to archive" in told
     assert recovery.id in told
     assert "none open; at most 580 messages in archives" in told
 

@@ -132,12 +132,20 @@ def test_fault_122_an_archive_comes_before_a_table(archived: Story) -> None:
     require(archived, Case(add_table, typed))
 
 
+def find_doctors(story: Story, stream: str) -> str:
+    """What `doctor` would have typed about the course of the group; "" where it is well."""
+    found = story.shop.call("doctor", stream, "--json", code=None).document["examinations"]
+    courses = [f for one in found for f in one["findings"] if f["check"] == "group-course"]
+    return str(courses[0]["commands"][0]) if courses else ""
+
+
 def require(story: Story, case: Case) -> None:
     recovery, shop = case.arrange(story), story.shop
     said = shop.call("status", case.stream)
     command = find_next(said)
     (entry,) = shop.call("status", case.stream, "--json").document["streams"]
     assert entry["next_commands"][0] == command, said.out
+    assert find_doctors(story, case.stream) in ("", command)
     if recovery:
         shown = shop.call("show", recovery, "--json").document["next_commands"]
         assert shown == [command], "and nothing else"

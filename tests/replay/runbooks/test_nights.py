@@ -117,6 +117,17 @@ def test_an_exact_plan_goes_on_by_itself(night: Night) -> None:
     assert (night.work().action, night.work().recovery) == (Tonight.RUN, first.recovery)
 
 
+def test_fault_138_what_another_airflow_has_is_left_to_it(night: Night) -> None:
+    """Its plan keeps its place as long as people are asked about it; a mark is looked for here."""
+    lose(night.desk)
+    theirs = store(night.desk, origin=NIGHT.model_copy(update={"deployment": "green"}))
+    for states in ((), (S.APPROVED,), (S.RUNNING,), (S.FAILED,)):
+        bring(night.desk, theirs, *states, code="kafka")
+        work = night.work(hold=lambda _: pytest.fail("the mark of another run"))
+        assert work.action is Tonight.NOTHING
+        assert f"left to another Airflow (green), run {NIGHT.run_id}" in work.why
+
+
 def test_what_was_begun_goes_on_until_it_is_at_its_end(night: Night) -> None:
     gap = lose(night.desk)
     recovery = store(night.desk, "rebuild", gap.id)

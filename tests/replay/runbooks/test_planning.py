@@ -103,6 +103,13 @@ def test_runs_kinds_and_streams_have_plans_of_their_own(desk: Workspace) -> None
     assert desk.plan_of(other).origin == OTHER_RUN
 
 
+def test_fault_138_the_same_run_id_in_another_airflow_is_another_run(desk: Workspace) -> None:
+    theirs = ask(desk, origin=RUN.model_copy(update={"deployment": "green"}))
+    mine = ask(desk, origin=RUN.model_copy(update={"deployment": "blue", "note": None}))
+    assert mine.id != theirs.id
+    assert ask(desk, origin=RUN.model_copy(update={"deployment": "blue"})).id == mine.id
+
+
 def test_who_asked_is_on_record(desk: Workspace) -> None:
     with acting_as(AIRFLOW_USER):
         plan = ask(desk)

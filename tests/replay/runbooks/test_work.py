@@ -29,6 +29,7 @@ from backlogctl.replay.runbooks.work import (
     WaitingWork,
     WorkTask,
     carry_on,
+    describe_other,
     find_run,
     find_task,
     hold_for_person,
@@ -187,11 +188,11 @@ def begin(desk: Workspace, *states: S, why: str = INTERRUPTED) -> Recovery:
 def test_the_last_task_is_noted_once(desk: Workspace) -> None:
     recovery = begin(desk)
     assert find_task(desk, recovery) is None
-    assert find_run(desk, recovery) == (RUN.dag_id, RUN.run_id)
+    assert find_run(desk, recovery) == RUN
     for task in (FIRST, FIRST, NIGHT_TASK):
         record_task(desk, recovery.id, task)
     assert find_task(desk, recovery) == NIGHT_TASK
-    assert find_run(desk, recovery) == ("nightly_backfill", "night")
+    assert find_run(desk, recovery) == name_origin("nightly_backfill", "night")
     assert NIGHT_TASK.key == "stream.put_back_3"
     assert len([a for a in read_actions(desk, recovery.id) if a == "a task works on it"]) == 2
     with acting_as(SHELL_USER):
@@ -264,6 +265,25 @@ def test_what_a_run_has_begun_is_that_dags(desk: Workspace) -> None:
     assert look(desk).recovering == {"recover_backlog": (f"{told} planned",)}
     bring_by_airflow(desk, recovery, S.APPROVED, S.RUNNING)
     assert look(desk).recovering == {"recover_backlog": (f"{told} running",)}
+
+
+def test_fault_138_what_another_airflow_has_is_not_this_ones(desk: Workspace) -> None:
+    """Two share a ledger. Whoever worked on it last has it; runs by one id are two runs."""
+    theirs = store(desk, "expand", origin=RUN.model_copy(update={"deployment": "green"}))
+    bring_by_airflow(desk, theirs, S.APPROVED, S.RUNNING)
+    assert list_waiting_work(desk, DAGS, "blue") == WaitingWork((), {})
+    assert list_waiting_work(desk, DAGS, "green").recovering
+    told = describe_other(desk, theirs, "blue")
+    assert "left to another Airflow (green), run run-1 of recover_backlog" in told
+    assert f"`backlogctl show {theirs.id}`" in told
+    record_task(desk, theirs.id, replace(FIRST, deployment="blue"))
+    assert (describe_other(desk, theirs, "blue"), describe_other(desk, theirs, "green")) == (
+        "",
+        told.replace("green", "blue"),
+    )
+    unnamed = store(desk, "expand", topic="other")
+    assert "left to an Airflow without a name" in describe_other(desk, unnamed, "blue")
+    assert describe_other(desk, store(desk, "expand", origin=None), "blue") == ""
 
 
 def test_each_dag_has_its_own(desk: Workspace) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.spark_backfill import world
 from tests.spark_backfill.placing.losing import HANDLED, LOST, Losing, make_orders, mark_all, place
 
@@ -79,6 +81,39 @@ def test_fault_137_rows_never_sent_and_rows_that_are_gone_may_cancel_out(losing:
     assert outcome.verdict == "short"
     (reason,) = outcome.reasons
     assert "have no row that was read" in reason
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["consumed", "bookmarks"])
+def test_fault_153_messages_sent_twice_and_rows_never_sent_may_cancel_out(
+    losing: Losing, noted: bool
+) -> None:
+    """So many of each are among the lost ones of each partition; survivors show the repeats."""
+    rows = make_orders()
+    world.fill_table(losing.shop, world.ORDERS, rows)
+    unsent, twice = (
+        {_nth(rows[HANDLED:LOST], p, at)["order_id"] for p in range(3)} for at in (5, 50)
+    )
+    again = twice | set(range(LOST + 1, LOST + 31))
+    sent = [
+        row
+        for row in rows
+        if row["order_id"] not in unsent
+        for _ in range(1 + (row["order_id"] in again))
+    ]
+    losing.publish(sent)
+    gaps = losing.expire(rows)
+    if noted:
+        note_handled(losing)
+    request = losing.open(
+        gaps,
+        source=NOTED if noted else {},
+        bookmarks=() if noted else mark_all(sent, gaps),
+    )
+    outcome = losing.plan(request)
+    assert all(part.expected == part.rebuilt for part in outcome.partitions)
+    assert len(unsent & set(world.keys_of(request))) == 3
+    assert outcome.verdict == "short"
+    assert "were sent more than once" in outcome.reasons[0]
 
 
 def _nth(rows: list[dict[str, Any]], partition: int, number: int = 5) -> dict[str, Any]:
