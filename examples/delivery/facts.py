@@ -113,7 +113,7 @@ class Audit:
         return (
             f"{self.committed:,} {rows} in the table, {self.handled:,} handled, "
             f"{len(self.missing):,} missing, {len(self.twice):,} twice, "
-            f"{self.rolled_back:,} rolled back and {seen} seen"
+            f"{self.dropped:,} repeats dropped, {self.rolled_back:,} rolled back and {seen} seen"
         )
 
 
