@@ -44,6 +44,8 @@ _PREFIX_BYTES = 12
 _MAGIC_AT = 16
 _LEAST_OLD = 14 + _PREFIX_BYTES
 _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL, _DELETE_HORIZON = 7, 8, 16, 32, 64
+_ENDS = {b"\0\0": False, b"\0\1": True}  # ControlRecordType: abort, commit
+_MORE = 0x80  # of a varint's byte: another one follows
 _CODEC_OF = (*CODECS, "unknown", "unknown", "unknown")
 
 
@@ -67,6 +69,8 @@ class BatchHeader(NamedTuple):
             have its delete horizon there instead (KIP-534).
         max_timestamp_ms: the newest record's; the broker's clock with `is_log_append_time`.
         record_count: records that are left.
+        is_commit: of a control batch, whether it ends its producer's transaction with a commit;
+            None where it is no end of one.
     """
 
     base_offset: int
@@ -83,6 +87,7 @@ class BatchHeader(NamedTuple):
     max_timestamp_ms: int
     is_log_append_time: bool
     record_count: int
+    is_commit: bool | None = None
 
     @property
     def last_sequence(self) -> int:
@@ -180,10 +185,29 @@ def scan_batches(buffer: bytes | bytearray | memoryview, subject: str = "", at: 
                 newest,
                 attributes & _LOG_APPEND_TIME != 0,
                 count,
+                _read_end(view[position + _HEADER.size : position + size], attributes),
             )
         )
         position += size
     return Scan(tuple(headers), old, last + 1 if last >= 0 else None, position < end)
+
+
+def _read_end(records: memoryview, attributes: int) -> bool | None:
+    """Of a control batch, whose one record is never compressed: its key is a version and a type."""
+    if not attributes & _CONTROL:
+        return None
+    at = 0
+    for is_varint in (
+        True,
+        False,
+        True,
+        True,
+        True,
+    ):  # length, attributes, time, offset, key's length
+        while is_varint and at < len(records) and records[at] & _MORE:
+            at += 1
+        at += 1
+    return _ENDS.get(bytes(records[at + 2 : at + 4]))
 
 
 def _refuse(subject: str, offset: int, found: str) -> BatchesUnreadable:

@@ -192,7 +192,8 @@ def _tell(
         yield AuditFinding(
             "not-stamped",
             AuditLevel.UNKNOWN,
-            f"none of {format_plural(found.counts.read, 'message')} is stamped",
+            f"none of {format_plural(found.counts.read, 'message')} has a legible stamp of this "
+            "topic",
             "take the sequenced producer in: until then losses on the way to Kafka leave no trace",
         )
     if found.counts.foreign:

@@ -114,7 +114,8 @@ def test_transactions(properties: dict[str, str], topic: MakeTopic, unique: str)
     data = [one for one in scan.headers if not one.is_control]
     control = [one for one in scan.headers if one.is_control]
     assert sum(one.record_count for one in data) == 10
-    assert [(one.base_offset, one.record_count) for one in control] == [(5, 1), (11, 1)]
+    assert [(one.base_offset, one.is_commit) for one in control] == [(5, True), (11, False)]
+    assert {one.is_commit for one in data} == {None}
     assert len({one.producer_id for one in scan.headers}) == 1
 
 
