@@ -12,7 +12,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from backlogctl.clock import read_millis
-from backlogctl.kafka.raw_fetch import BatchHeader, FetchedBatches, add_sequence
+from backlogctl.kafka.batches import BatchHeader, add_sequence
+from backlogctl.kafka.raw_fetch import FetchedBatches
 from backlogctl.values import OffsetRange
 
 # When a batch was written, as its header says.

@@ -23,18 +23,11 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka import raw_fetch
 from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.batches import BatchesUnreadable, BatchHeader, add_sequence, scan_batches
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.group_types import list_groups
 from backlogctl.kafka.raw_client import RawClient
-from backlogctl.kafka.raw_fetch import (
-    BatchesUnreadable,
-    BatchHeader,
-    FetchedBatches,
-    add_sequence,
-    fetch_batches,
-    find_codec,
-    scan_batches,
-)
+from backlogctl.kafka.raw_fetch import FetchedBatches, fetch_batches, find_codec
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import Producer
 
+from backlogctl.kafka.batches import BatchHeader, add_sequence
 from backlogctl.kafka.clients import make_producer
-from backlogctl.kafka.raw_fetch import BatchHeader, FetchedBatches, add_sequence
+from backlogctl.kafka.raw_fetch import FetchedBatches
 from backlogctl.monitoring.producers.profile import Folding, LogProfile
 from backlogctl.values import OffsetRange
 
