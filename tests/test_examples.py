@@ -184,13 +184,15 @@ def test_small_services_take_in_the_small_distribution_and_nothing_else(tmp_path
 
 
 def test_a_small_service_tells_of_what_it_committed_and_handles_it_once(
-    here: Path, broker: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("fastapi_shop.py", "try_shop.py"):
         shutil.copy(SMALL_SERVICES / name, here)
-    monkeypatch.setenv("SHOP_KAFKA", broker.bootstrap)
     command = [sys.executable, "try_shop.py", "fastapi_shop"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    # A broker of its own: it names its topic, as the pages do.
+    with EmbeddedKafka.start(here / "kafka") as own:
+        monkeypatch.setenv("SHOP_KAFKA", own.bootstrap)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines()[:3] == PLACED_AND_PAID, done.stderr
 
 
