@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,29 @@ def test_a_hole_is_unknown_until_it_is_settled_and_then_a_loss(empty_shop: Shop)
     assert "3 messages lost" in told
     # A producer that is given its time is not judged.
     call(empty_shop, 2)
+
+
+def test_fault_152_a_hole_that_no_table_has_is_sent_again_and_closed(empty_shop: Shop) -> None:
+    """By the commands that are printed, one after the other."""
+    shop = empty_shop
+    path = shop.directory / "backlog.yaml"
+    document = json.loads(path.read_text())
+    del document["streams"]["orders"]["source"]
+    path.write_text(json.dumps(document))
+    publish_sequenced(shop, 40, leave_out=(7, 8, 30))
+    call(shop, 2, *SETTLED)
+    found = shop.call("audit", "sequence", shop.stream, *SETTLED, "--json", code=1).document
+    assert {one["check"]: one["commands"] for one in found["findings"]} == {
+        "hole": ["backlogctl doctor orders", "backlogctl gaps orders"]
+    }
+    said = shop.call("gaps", shop.stream).out
+    commands = re.findall(r"`backlogctl (waive [^ ]+ --reason) ...`", " ".join(said.split()))
+    assert [command.split()[1] for command in commands] == found["gaps"]
+    for command in commands:
+        shop.call(*command.split(), "sent again by hand")
+    found = shop.call("audit", "sequence", shop.stream, *SETTLED, "--json").document
+    assert list_checks(found) == [("put-back", "noted")]
+    assert "backlogctl waive" not in shop.call("gaps", shop.stream).out
 
 
 def test_a_complete_topic_and_one_without_stamps(empty_shop: Shop) -> None:
