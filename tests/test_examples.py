@@ -178,7 +178,7 @@ def test_small_services_take_in_the_small_distribution_and_nothing_else(tmp_path
     lines = run_example(tmp_path, SMALL_SERVICES.name)
     told = [line for line in lines if line.endswith(": [1, 2]")]
     assert told == 2 * PLACED_AND_PAID, "\n".join(lines)
-    (made,) = (tmp_path / "examples" / SMALL_SERVICES.name / "shops" / "lib").glob("python*")
+    (made,) = (tmp_path / "build" / "shops" / "lib").glob("python*")
     assert (made / "site-packages" / "backlogctl_delivery").is_dir()
     assert not (made / "site-packages" / "backlogctl").exists()
 
