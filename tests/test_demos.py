@@ -138,7 +138,7 @@ def test_the_audit_passes_where_repeats_were_dropped() -> None:
     assert (audit.committed, audit.handled, audit.rolled_back) == (8, 8, 1)
     assert (audit.repeats, audit.dropped) == (1, 1)
     assert audit.tell("orders") == (
-        "8 orders in the table, 8 handled, 0 missing, 0 twice, 1 repeats dropped, "
+        "8 orders in the table, 8 handled, 0 missing, 0 twice, 1 repeat dropped, "
         "1 rolled back and never seen"
     )
 

@@ -256,10 +256,11 @@ def _is_beside(hole: SequenceHole, doubtful: tuple[int, int] | None) -> bool:
 
 
 def _tell_lost(holes: list[SequenceHole], stream: Stream) -> Iterator[AuditFinding]:
-    again, commands = "put back what the table knows", (f"backlogctl doctor {stream.name}",)
+    again = "put back what the table knows"
+    commands = [f"backlogctl doctor {stream.name}"]
     if stream.source is None:
         again = "send them again, and close the gaps"
-        commands += (f"backlogctl gaps {stream.name}",)
+        commands.append(f"backlogctl gaps {stream.name}")
     for hole in holes[:_SHOWN]:
         yield AuditFinding(
             SURE,
@@ -267,7 +268,7 @@ def _tell_lost(holes: list[SequenceHole], stream: Stream) -> Iterator[AuditFindi
             f"{_describe(hole)} never reached the topic{_date(hole)}",
             "the producer numbered them and did not report that they failed: look at its acks, its "
             f"retries and what it does with failed deliveries; then {again}",
-            commands,
+            tuple(commands),
             count=hole.count,
             detail=_detail(hole),
         )

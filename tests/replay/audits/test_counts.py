@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -252,6 +256,44 @@ def test_fault_150_a_late_row_whose_message_came_meanwhile_is_no_loss(
     again = audit(shop)
     for tier in ("rows", "messages"):
         assert sum_up(found, tier) == sum_up(again, tier), "as when all is there"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("looks", [3, 100])
+def test_a_busy_stream_with_late_rows_is_clean(
+    empty_shop: Shop, began: datetime, looks: int
+) -> None:
+    """Each row is of the last two hours, sent when it is committed, and handled before its offset
+    is."""
+    shop, rows = empty_shop, make_orders(began, range(COUNT))
+    fill(shop, rows, range(COUNT))
+    send(shop, rows)
+    catch_up(shop)
+    stopping, numbers = threading.Event(), itertools.count(COUNT)
+    dice = random.Random(7)
+
+    def work() -> int:
+        while not stopping.is_set():
+            late = [
+                {**make_order(next(numbers)), "updated_at": began + dice.randrange(COUNT) * STEP}
+                for _ in range(5)
+            ]
+            fill_table(shop.url, "SELECT 1", late)
+            send(shop, late, late=dice.random() * 60 * MINUTE)
+            handled = [{"order_id": row["order_id"]} for row in late]
+            fill_table(shop.url, "SELECT 1", handled, "processed")
+            catch_up(shop)
+        return next(numbers) - COUNT
+
+    with ThreadPoolExecutor(1) as aside:
+        working = aside.submit(work)
+        try:
+            for _ in range(looks):
+                found = audit(shop)
+                assert {str(one.level) for one in found.findings} == {"noted"}, found.findings
+        finally:
+            stopping.set()
+        assert working.result(90) > looks
 
 
 def test_what_retention_took_is_no_loss(empty_shop: Shop, began: datetime) -> None:

@@ -276,6 +276,46 @@ def test_in_a_compacted_topic_nothing_is_told(empty_shop: Shop, topic: MakeTopic
     assert (found["missing"], found["gaps"], found["next_commands"]) == (0, [], [])
 
 
+def test_hostile_headers_end_no_audit(empty_shop: Shop) -> None:
+    """None of them is shown as it is, taken for an identity, or for what a recovery wrote."""
+    shop = empty_shop
+    identity = {"row": "order_id", "message": "header:order-id"}
+    shop.write_config(source={**SOURCE, **CONSUMED, "identity": identity})
+    sent = utc_now() - timedelta(hours=1)
+    fill_table(shop.url, ORDERS, [{**make_order(1), "updated_at": sent}])
+    fill_table(shop.url, PROCESSED, [{"order_id": 1}], "processed")
+    hostile: list[tuple[str, bytes | None]] = [
+        ("order-id", None),
+        ("order-id", b"\xff\xfe"),
+        ("order-id", b"\x1b[2J1"),
+        ("order-id", b"1" * 400_000),
+        ("", b""),
+        ("\x1b]0;title\x07", b"\x1b[31m"),
+        (SEQUENCE, b"\x1b[2J:1:0:0:0"),
+    ]
+    producer = Producer(shop.properties)
+    at = round(sent.timestamp() * 1000)
+    for header in hostile:
+        headers: Any = [header, header]
+        producer.produce(shop.topic, b"v", b"\x1b[2J", 0, timestamp=at, headers=headers)
+    good: Any = [("order-id", b"1")]
+    producer.produce(shop.topic, b"v", b"1", 0, timestamp=at, headers=good)
+    assert producer.flush(60) == 0
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    for one in AUDITS:
+        words = () if one.name == "producers" else SETTLED
+        said = shop.call("audit", one.name, shop.stream, *words, code=None)
+        assert said.code in (0, 1, 2)
+        assert "error:" not in said.err, said.err
+        assert "\x1b" not in said.out + said.err
+        found = shop.call("audit", one.name, shop.stream, *words, "--json", code=None).document
+        # Counts are of rows that are between the first and the last message.
+        read = range(2) if one.name == "counts" else [len(hostile) + 1]
+        assert found["figures"]["messages"] in read, found
+        # Three name an identity that no row has: bytes, a text, and a very long one.
+        assert found["missing"] == (3 if one.name == "consumed" else 0)
+
+
 _LOSSY = """
 import sys, time
 from confluent_kafka import Producer
