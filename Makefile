@@ -51,7 +51,7 @@ demo-offload: $(DEMO) ## Fill a broker's disk, move what is unread into an archi
 	@$(PYTHON) -m examples.demo offload --report build/demo-offload-report.html $(ARGS)
 
 .PHONY: demo-delivery
-demo-delivery: $(DEMO) ## Kill an outbox, look-back and their consumers at random; each order is handled once
+demo-delivery: $(DEMO) ## Kill an outbox, look-back and their consumers between their steps; each order is handled once
 	@$(PYTHON) -m examples.demo delivery $(ARGS)
 
 .PHONY: airflow

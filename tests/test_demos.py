@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from backlogctl.config import load_config
+from backlogctl.errors import BacklogError
 from backlogctl.spark_backfill.injection.job import MESSAGE_BYTES
 from backlogctl.spark_backfill.messages.staging import CHUNK_SECONDS
 from backlogctl.values import DiskFloor
@@ -30,9 +31,10 @@ from tests.kit.kafka import wait_until
 pytestmark = pytest.mark.timeout(600)
 
 
-SMALL = delivery.Size(seconds=8.0, rate=60.0, apart=(1.5, 3.0))
+SMALL = delivery.Size(rate=60.0)
 ROWS = tuple(Row(f"o-{number}", f"c-{number % 2}", number // 2) for number in range(8))
 SENT = tuple(Sent(f"m-{row.id}", row) for row in ROWS)
+KILLS = {"sender": {"p8.2.claim.before": 1}}
 UNDONE = Row("o-9", "c-0", 9)
 GOOD = Facts(
     begun=frozenset({*(row.id for row in ROWS), UNDONE.id}),
@@ -57,7 +59,12 @@ def test_each_order_and_payment_is_handled_once_whatever_is_killed(
     for rows in ("orders", "payments"):
         assert document[rows]["handled"] == document[rows]["committed"] > 20
         assert document[rows]["rolled_back"] > 0
-    assert document["kills"]["order service"] >= 2
+        assert document[rows]["dropped"] >= document[rows]["repeats"] >= SMALL.times
+    died = [count for places in document["kills"].values() for count in places.values()]
+    assert set(died) == {SMALL.times}, "as often at each place"
+    assert {place for places in document["kills"].values() for place in places} == set(
+        delivery.PLACES
+    )
     assert document["broker_restarts"] == 1
     told = console.file.getvalue()  # type: ignore[attr-defined]
     for command in ("backlogctl outbox run", "backlogctl lookback run", "docs/outbox.md"):
@@ -65,6 +72,39 @@ def test_each_order_and_payment_is_handled_once_whatever_is_killed(
     assert "rolled back and never seen" in told.replace("\n", " ")
     assert not list(tmp_path.iterdir())
     assert not find_processes(str(tmp_path))
+
+
+_STEPS = """
+import time
+from backlogctl_delivery.crashpoints import reach
+for _ in range(20):
+    reach("p8.1.added")
+    reach("p8.1.hint.before")
+time.sleep(60)
+"""
+_ENDED = "raise SystemExit('the table is gone')"
+
+
+def make_steps(program: str) -> delivery.Part:
+    places = ("p8.1.added", "p8.1.hint.before")
+    return delivery.Part("order service", (sys.executable, "-c", program), places)
+
+
+def test_each_dies_at_each_of_its_places_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
+    parts = [make_steps(_STEPS)]
+    with delivery.playing(parts, tmp_path, {**os.environ}, 2) as (player,):
+        assert list(delivery.start_again([player], 2))
+        assert player.kills == {"p8.1.added": 2, "p8.1.hint.before": 2}
+        assert not player.has_died(), "now it works on"
+
+
+def test_who_ends_in_another_way_was_not_killed(tmp_path: Path) -> None:
+    with (
+        delivery.playing([make_steps(_ENDED)], tmp_path, {**os.environ}, 2) as players,
+        pytest.raises(BacklogError, match="it ended by itself: the table is gone"),
+    ):
+        list(delivery.start_again(players, 2))
+    assert set(players[0].kills.values()) == {0}
 
 
 @pytest.mark.kafka
@@ -98,7 +138,8 @@ def test_the_audit_passes_where_repeats_were_dropped() -> None:
     assert (audit.committed, audit.handled, audit.rolled_back) == (8, 8, 1)
     assert (audit.repeats, audit.dropped) == (1, 1)
     assert audit.tell("orders") == (
-        "8 orders in the table, 8 handled, 0 missing, 0 twice, 1 rolled back and never seen"
+        "8 orders in the table, 8 handled, 0 missing, 0 twice, 1 repeat dropped, "
+        "1 rolled back and never seen"
     )
 
 
@@ -142,20 +183,23 @@ def test_the_audit_fails(spoil: Callable[[Facts], Facts], name: str, ids: tuple[
     assert not audit.passed
     assert audit.list_wrong()[name] == ids
     assert audit.to_json()["ids"][name] == list(ids)
-    result = Result({"orders": audit}, {"sender": 1}, 1)
-    assert not result.passed
+    assert not Result({"orders": audit}, KILLS, 1).passed
 
 
-def test_a_story_without_a_row_or_a_kill_proves_nothing() -> None:
+def test_a_story_without_a_row_a_kill_or_a_repeat_proves_nothing() -> None:
     empty = audit_facts(Facts(frozenset(), (), (), (), 0))
     assert not empty.passed
-    assert Result({"orders": audit_facts(GOOD)}, {"sender": 1}, 1).passed
-    assert not Result({"orders": audit_facts(GOOD)}, {"sender": 0}, 1).passed
+    assert Result({"orders": audit_facts(GOOD)}, KILLS, 1).passed
+    assert not Result({"orders": audit_facts(GOOD)}, {"sender": {"a": 1, "b": 0}}, 1).passed
+    for facts in (replace(GOOD, dropped=0), replace(GOOD, topic=SENT)):
+        result = Result({"orders": audit_facts(facts)}, KILLS, 1)
+        assert result.audits["orders"].passed
+        assert not result.passed, "nothing was repeated, or nothing dropped"
 
 
 def test_the_command_fails_with_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     audit = audit_facts(replace(GOOD, handled=ROWS[1:]))
-    told = Result({"orders": audit}, {"sender": 1}, 1)
+    told = Result({"orders": audit}, KILLS, 1)
     monkeypatch.setattr(delivery, "tell_story", lambda _: told)
     assert demo.main(["delivery", "--json"]) == 1
 

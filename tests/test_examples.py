@@ -65,6 +65,7 @@ def test_there_are_examples() -> None:
         "03-order-service-with-outbox",
         "04-payment-with-look-back",
         "05-handle-once-consumer",
+        "06-small-services",
     ]
 
 
@@ -107,6 +108,7 @@ def run_example(tmp_path: Path, name: str, **changes: str) -> list[str]:
         ignore=shutil.ignore_patterns(".backlog-broker", "*.db*", "__pycache__"),
     )
     (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "delivery").symlink_to(ROOT / "delivery")
     place = tmp_path / "examples" / name
     script = "\n".join(read_commands(place / "README.md"))
     script = script.replace(_ADDRESS, "$(grep -o '127[0-9.:]*' .backlog-broker/broker.json)")
@@ -164,6 +166,41 @@ def test_each_order_is_handled_once_though_it_is_read_again(tmp_path: Path) -> N
     (again,) = re.findall(r"0 handled now, (\d+) read again and left out", lines[-3])
     assert int(again) > 200
     assert lines[-2] == f"{again} demands for {again} orders"
+
+
+SMALL_SERVICES = ROOT / "examples" / "06-small-services"
+PLACED_AND_PAID = ["orders: [1, 2]", "backlog_outbox: [1, 2]", "payments: [1, 2]"]
+
+
+@pytest.mark.timeout(600)
+def test_small_services_take_in_the_small_distribution_and_nothing_else(tmp_path: Path) -> None:
+    """Both, by the commands of their page, in an environment that pip has just made."""
+    lines = run_example(tmp_path, SMALL_SERVICES.name)
+    told = [line for line in lines if line.endswith(": [1, 2]")]
+    assert told == 2 * PLACED_AND_PAID, "\n".join(lines)
+    (made,) = (tmp_path / "build" / "shops" / "lib").glob("python*")
+    assert (made / "site-packages" / "backlogctl_delivery").is_dir()
+    assert not (made / "site-packages" / "backlogctl").exists()
+
+
+def test_a_small_service_tells_of_what_it_committed_and_handles_it_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("fastapi_shop.py", "try_shop.py"):
+        shutil.copy(SMALL_SERVICES / name, here)
+    command = [sys.executable, "try_shop.py", "fastapi_shop"]
+    # A broker of its own: it names its topic, as the pages do.
+    with EmbeddedKafka.start(here / "kafka") as own:
+        monkeypatch.setenv("SHOP_KAFKA", own.bootstrap)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines()[:3] == PLACED_AND_PAID, done.stderr
+
+
+@pytest.mark.parametrize("name", ["fastapi_shop", "django_shop"])
+def test_a_small_service_is_under_twenty_lines_beside_its_imports(name: str) -> None:
+    lines = (SMALL_SERVICES / f"{name}.py").read_text().splitlines()
+    apart = re.compile(r"$|from |import |#| *\"\"\"")
+    assert 10 < sum(not apart.match(line) for line in lines) < 20
 
 
 @pytest.mark.parametrize("name", ["03-order-service-with-outbox", "05-handle-once-consumer"])

@@ -32,6 +32,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import BacklogError
+from backlogctl.kafka.batches import BatchHeader
 from backlogctl.kafka.clients import (
     Connection,
     ask,
@@ -53,7 +54,7 @@ from backlogctl.kafka.commit_records import (
 )
 from backlogctl.kafka.errors import TopicMissing, translate
 from backlogctl.kafka.groups import TRUNCATED_SECONDS, EndsBehind, list_consumer_groups
-from backlogctl.kafka.raw_fetch import BatchHeader, fetch_batches
+from backlogctl.kafka.raw_fetch import fetch_batches
 from backlogctl.kafka.topics import list_offsets, read_metadata
 from backlogctl.values import OffsetRange
 from backlogctl_delivery.kafka import AccessDenied, unwrap

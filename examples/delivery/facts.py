@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
+from backlogctl.formats import format_plural
 from backlogctl_delivery.idempotent.sql import Marks
 
 _MOST_IDS = 20
@@ -113,6 +114,7 @@ class Audit:
         return (
             f"{self.committed:,} {rows} in the table, {self.handled:,} handled, "
             f"{len(self.missing):,} missing, {len(self.twice):,} twice, "
+            f"{format_plural(self.dropped, 'repeat')} dropped, "
             f"{self.rolled_back:,} rolled back and {seen} seen"
         )
 

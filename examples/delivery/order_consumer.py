@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from sqlalchemy.orm import Session
 
+from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import Silence, close_consumer
 from examples.delivery.facts import DROPPED, HANDLED, MARKS, open_engine, read_value, until_sigterm
 
@@ -85,13 +86,17 @@ class OrderConsumer:
                 session.execute(sa.insert(DROPPED).values(message_id=attempt.message_id))
 
     def do(self, session: Session, message: Message) -> None:
+        reach("once.begun")
         row = read_value(message.key(), message.value())
         session.execute(sa.insert(HANDLED).values(id=row.id, key=row.key, number=row.number))
+        reach("once.worked")
 
     def commit(self) -> None:
         """Tells Kafka how far it has come; not waited for, and said again where it fails."""
+        reach("once.committed")
         self._owes_commit = False
         self._consumer.commit(asynchronous=True)
+        reach("once.read")
 
     def _note_commit(self, error: KafkaError | None, _: list[TopicPartition]) -> None:
         # "No offset": since a rebalance nothing was read.

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from backlogctl.sandbox.secured import HOST
+from backlogctl_delivery.crashpoints import reach
 from examples.delivery.facts import PAYMENTS, open_engine
 
 
@@ -30,6 +31,7 @@ def find_out(engine: sa.Engine, payment_id: str) -> str:
         amount = connection.execute(
             sa.select(PAYMENTS.c.amount).where(PAYMENTS.c.id == payment_id)
         ).scalar_one()
+    reach("answer.decided")
     return "rolled_back" if amount is None else "committed"
 
 

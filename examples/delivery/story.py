@@ -1,5 +1,5 @@
 """The story of the crashes that lose or double messages elsewhere: between a commit and its
-message, and between a message and its mark. Everything is killed at random, for half a minute.
+message, and between a message and its mark. Everything is killed between its steps, twice at each.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from backlogctl.kafka.clients import Properties
 from backlogctl.sandbox import watchdog
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import free_port
+from backlogctl_delivery import crashpoints
 from backlogctl_delivery.lookback.admin import count_messages
 from backlogctl_delivery.lookback.tables import LookBackDatabase, has_tables
 from backlogctl_delivery.outbox.admin import OutboxAdmin
@@ -56,17 +57,34 @@ from examples.delivery.facts import (
 )
 from examples.stage import Stage, await_handled, draw_checks, make_command, read_topic, tell_whole
 
-# Processes that are killed at random moments, and started again at once.
+# Processes that are killed between two of their steps, and started again at once.
 
+# By the place of crashpoints.py, what is done there and what is not.
+PLACES: Mapping[str, str] = {
+    "p8.1.added": "an order is written, and not committed",
+    "p8.1.hint.before": "an order is committed, and not sent",
+    "p8.2.claim.before": "a sender is about to claim",
+    "p8.3.acknowledged": "Kafka has a message, and its row does not say so",
+    "p8.prepared.after": "a payment is prepared, and not made",
+    "p8.decided.before": "a payment is made or refused, and nobody was told",
+    "p8.applied.after": "look-back has stored a message, and Kafka does not know",
+    "p8.answer.before": "look-back has an answer, and has not stored it",
+    "answer.decided": "an answer is decided, and not given",
+    "once.worked": "a message's work is done, and not committed",
+    "once.committed": "a message is handled, and Kafka does not know",
+}
+# It dies there at the first time or a later one, so that it is another message each time.
+_LATEST_TIME = 10
 _STOP_SECONDS, _TICK = 30.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A command, and what people call the process that runs it."""
+    """A command, what people call the process that runs it, and at which places it dies."""
 
     name: str
     command: tuple[str, ...]
+    places: tuple[str, ...]
 
 
 class Player:
@@ -77,16 +95,21 @@ class Player:
         self._directory, self._environment = directory, environment
         self._log = directory / f"{part.name.replace(' ', '-')}.log"
         self._process: subprocess.Popen[str] | None = None
-        self._pid = 0
-        self.kills = 0
+        self._pid, self._place = 0, ""
+        self.kills = dict.fromkeys(part.places, 0)
 
-    def start(self) -> None:
-        """Starts it. Ctrl-C is for whoever started it, who stops it."""
+    def start(self, times: int = 0) -> None:
+        """Starts it; it dies at the place where it died least, unless it did at each so many times.
+        Ctrl-C is for whoever started it, who stops it.
+        """
+        place = min(self.kills, key=self.kills.__getitem__)
+        self._place = place if self.kills[place] < times else ""
+        crash = f"{place}:{random.randint(1, _LATEST_TIME)}" if self._place else ""
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", watchdog.__file__, *self._command],
                 cwd=self._directory,
-                env=dict(self._environment),
+                env={**self._environment, crashpoints.VARIABLE: crash},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -96,19 +119,22 @@ class Player:
         assert self._process.stdout is not None
         self._pid = int(self._process.stdout.readline())
 
-    def kill(self) -> None:
-        """SIGKILL. Raises BacklogError: it has ended by itself."""
+    def has_died(self) -> bool:
+        """Whether it was killed at its place. Raises BacklogError: it has ended in another way."""
         assert self._process is not None
-        if self._process.poll() is not None:
+        if (code := self._process.poll()) is None:
+            return False
+        # With its whole group: the watchdog, which would say 128 + 9, is killed with it.
+        if code != -signal.SIGKILL or not self._place:
             told = self._log.read_text(errors="replace").strip().splitlines()
             raise BacklogError(
                 f"it ended by itself: {told[-1] if told else 'it said nothing'}",
                 subject=f"demo, {self.name}",
                 hint="run it again",
             )
-        os.kill(self._pid, signal.SIGKILL)
         self._await(_STOP_SECONDS)
-        self.kills += 1
+        self.kills[self._place] += 1
+        return True
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL where that is not enough."""
@@ -133,51 +159,41 @@ class Player:
 
 @contextmanager
 def playing(
-    parts: Sequence[Part], directory: Path, environment: Mapping[str, str]
+    parts: Sequence[Part], directory: Path, environment: Mapping[str, str], times: int
 ) -> Iterator[list[Player]]:
-    """All of them at work; none afterwards."""
+    """All of them at work, each to die at each of its places so many times; none afterwards."""
     players = [Player(part, directory, environment) for part in parts]
     try:
         for player in players:
-            player.start()
+            player.start(times)
         yield players
     finally:
         for player in players:
             player.stop()
 
 
-def kill_at_random(
-    players: Sequence[Player], seconds: float, apart: tuple[float, float], count: Callable[[], int]
-) -> Iterator[float]:
-    """For so long, and at least twice, each is killed after some time at work, and started again.
+def start_again(players: Sequence[Player], times: int) -> Iterator[float]:
+    """Who has died at its place, until each has died at each of its places so many times.
 
-    A busy machine starts them slowly: who is killed has seen a row committed since it was started,
-    and the time begins with the first row.
-
-    Args:
-        apart: the shortest and the longest time between two kills of one.
-        count: how many rows are committed.
+    A busy machine may be as slow as it is: who dies at a place has been at work, and there is a
+    limit for the time between two deaths only.
 
     Yields:
-        now and then, how much of the time is over: 0 to 1.
+        now and then, how much of it is over: 0 to 1.
     """
-    chance = random.Random()
-    _await(lambda: count() > 0, "a row is committed")
-    began, limit = time.monotonic(), Deadline(seconds + _PATIENCE_SECONDS)
-    due = {player.name: (began + chance.uniform(*apart), 0) for player in players}
-    while (passed := time.monotonic() - began) < seconds or any(
-        player.kills < 2 for player in players
-    ):
-        if limit.expired:
-            raise _late("rows are committed between the kills")
+    wanted = times * sum(len(player.kills) for player in players)
+    died, limit = 0, Deadline(_PATIENCE_SECONDS)
+    while died < wanted:
         for player in players:
-            at, rows = due[player.name]
-            if time.monotonic() >= at and count() > rows:
-                player.kill()
-                rows = count()
-                player.start()
-                due[player.name] = (time.monotonic() + chance.uniform(*apart), rows)
-        yield min(1.0, passed / seconds)
+            if player.has_died():
+                died, limit = died + 1, Deadline(_PATIENCE_SECONDS)
+                player.start(times)
+        if limit.expired:
+            left = {p for one in players for p, count in one.kills.items() if count < times}
+            raise _late(
+                f"one more dies where {', or where '.join(PLACES[p] for p in sorted(left))}"
+            )
+        yield died / wanted
         time.sleep(_TICK)
 
 
@@ -186,28 +202,31 @@ def kill_at_random(
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The audit of each half, by what it counts; and what was done to it: kills by process."""
+    """The audit of each half, by what it counts; and what was done to it: kills by process, and
+    there by place."""
 
     audits: Mapping[str, Audit]
-    kills: Mapping[str, int]
+    kills: Mapping[str, Mapping[str, int]]
     restarts: int
 
     @property
     def passed(self) -> bool:
-        """All is handled once, and everything was killed meanwhile."""
-        return all(audit.passed for audit in self.audits.values()) and all(self.kills.values())
+        """All is handled once, though everything was killed meanwhile, and messages came again."""
+        return all(
+            audit.passed and audit.repeats and audit.dropped for audit in self.audits.values()
+        ) and all(count for places in self.kills.values() for count in places.values())
 
     def to_json(self) -> dict[str, Any]:
         return {
             **{name: audit.to_json() for name, audit in self.audits.items()},
-            "kills": dict(self.kills),
+            "kills": {name: dict(places) for name, places in self.kills.items()},
             "broker_restarts": self.restarts,
             "passed": self.passed,
         }
 
     def __str__(self) -> str:
         told = "; ".join(audit.tell(rows) for rows, audit in self.audits.items())
-        return f"{told}; {sum(self.kills.values())} kills"
+        return f"{told}; {sum(sum(places.values()) for places in self.kills.values())} kills"
 
 
 def draw_audit(audit: Audit, rows: str) -> Table:
@@ -233,8 +252,14 @@ def draw_audit(audit: Audit, rows: str) -> Table:
                 *("other id", len(audit.other_id)),
                 *("whose repeats bear another id", not audit.other_id),
             ),
-            ("repeats in Kafka", audit.repeats, "sent again after a kill, with the same id", None),
-            ("dropped", audit.dropped, "messages that handle_once knew already", None),
+            (
+                *("repeats in Kafka", audit.repeats),
+                *("sent again after a kill, with the same id", audit.repeats > 0),
+            ),
+            (
+                *("repeats dropped", audit.dropped),
+                *("sent or read again, and handle_once knew them", audit.dropped > 0),
+            ),
         )
     )
 
@@ -272,14 +297,12 @@ class Size:
     """How large the story is.
 
     Attributes:
-        seconds: for so long everything is killed at random moments.
+        times: so many times everything is killed at each of its places.
         rate: business transactions a second.
-        apart: seconds between two kills of one process, at least and at most.
     """
 
-    seconds: float = 30.0
+    times: int = 2
     rate: float = 100.0
-    apart: tuple[float, float] = (1.5, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +340,10 @@ def render_configuration(bootstrap: str, port: int) -> str:
     return _TEXT.replace("@BOOTSTRAP@", bootstrap).replace("@PORT@", str(port))
 
 
-def make_part(name: str, module: str, **options: object) -> Part:
+def make_part(name: str, module: str, places: tuple[str, ...], **options: object) -> Part:
     """A process of the shop."""
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    return Part(name, (sys.executable, "-m", f"examples.delivery.{module}", *words))
+    return Part(name, (sys.executable, "-m", f"examples.delivery.{module}", *words), places)
 
 
 def _read_rows(url: str, rows: sa.Select[Any]) -> list[Row]:
@@ -340,7 +363,7 @@ def _count(url: str, rows: sa.Select[Any]) -> int:
         return int(connection.execute(counted).scalar_one())
 
 
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 180.0
 
 
 def tell_story(console: Console, size: Size | None = None) -> Result:
@@ -351,8 +374,8 @@ def tell_story(console: Console, size: Size | None = None) -> Result:
         "demo delivery",
         "An order is committed, and its message must be sent and handled, whatever dies in "
         "between. An [bold]outbox[/] makes order and message one transaction; [bold]handle_once[/] "
-        "makes a message's work and its mark another one. Here all of it is killed at random "
-        "moments, and then every id is compared. All of it is real.",
+        "makes a message's work and its mark another one. Here all of it is killed between its "
+        "steps, and then every id is compared. All of it is real.",
         "Now yours: docs/outbox.md takes an outbox in with five lines, "
         "[bold green]backlogctl outbox create[/] makes its table;\n"
         "docs/idempotent-consumer.md does the other half.",
@@ -367,7 +390,7 @@ class _Story:
         self._outbox = f"sqlite:///{directory / 'shop.db'}"
         self._stage = Stage(console, directory, {"BACKLOG_OUTBOX_URL": self._outbox})
         self._audits: dict[str, Audit] = {}
-        self._kills: dict[str, int] = {}
+        self._kills: dict[str, Mapping[str, int]] = {}
 
     def tell(self) -> Result:
         self._play_outbox()
@@ -388,19 +411,21 @@ class _Story:
             "after each commit; [bold]outbox run[/] sends what a killed service left."
         )
         parts = [
-            self._make_writer("order service", "order_service", ledger, rate=size.rate),
-            Part("sender", make_command(*sending)),
+            self._make_writer(
+                *("order service", "order_service", ledger),
+                ("p8.1.added", "p8.1.hint.before", "p8.3.acknowledged"),
+                rate=size.rate,
+            ),
+            Part("sender", make_command(*sending), ("p8.2.claim.before",)),
             self._make_consumer("consumer", ledger),
         ]
-        stage.open_chapter(
-            f"{size.seconds:g} seconds of SIGKILL at random moments; the broker restarts once"
-        )
+        stage.open_chapter("SIGKILL between the steps of each; the broker restarts once")
         desk = OutboxAdmin(OutboxDatabase(ledger.database))
 
         def drain() -> None:
             _await(lambda: desk.read_status().unsent == 0, "all orders are sent")
 
-        self._suffer(ledger, parts, size.seconds, drain, restarts=True)
+        self._suffer(ledger, parts, drain, restarts=True)
         stage.run("outbox", "status")
         self._audit("orders", ledger)
 
@@ -424,14 +449,19 @@ class _Story:
         parts = [
             self._make_writer(
                 *("payment service", "payment_service", ledger),
+                ("p8.prepared.after", "p8.decided.before"),
                 rate=size.rate / 2,
                 prepared=LOOK_BACK_TOPIC,
             ),
-            make_part("payment answers", "payment_answers", **answers),
-            Part("look-back", make_command("lookback", "run")),
+            make_part("payment answers", "payment_answers", ("answer.decided",), **answers),
+            Part(
+                "look-back",
+                make_command("lookback", "run"),
+                ("p8.applied.after", "p8.answer.before", "p8.3.acknowledged"),
+            ),
             self._make_consumer("consumer of payments", ledger),
         ]
-        stage.open_chapter(f"{size.seconds / 2:g} more seconds of SIGKILL")
+        stage.open_chapter("SIGKILL between the steps of these")
         database = LookBackDatabase(f"sqlite:///{self._directory / 'look-back.db'}")
 
         def drain() -> None:
@@ -442,7 +472,7 @@ class _Story:
                 "all payments are settled",
             )
 
-        self._suffer(ledger, parts, size.seconds / 2, drain)
+        self._suffer(ledger, parts, drain)
         stage.run("lookback", "status")
         self._audit("payments", ledger)
 
@@ -454,14 +484,17 @@ class _Story:
         begun = self._directory / f"{name}.begun"
         return Ledger(rows, database, begun, name, f"{name}-group", handled)
 
-    def _make_writer(self, name: str, module: str, ledger: Ledger, **options: object) -> Part:
+    def _make_writer(
+        self, name: str, module: str, ledger: Ledger, places: tuple[str, ...], **options: object
+    ) -> Part:
         common = {"database": ledger.database, "topic": ledger.topic, "begun": ledger.begun}
-        return make_part(name, module, bootstrap=self._kafka.bootstrap, **common, **options)
+        return make_part(name, module, places, bootstrap=self._kafka.bootstrap, **common, **options)
 
     def _make_consumer(self, name: str, ledger: Ledger) -> Part:
         return make_part(
             name,
             "order_consumer",
+            ("once.worked", "once.committed"),
             database=ledger.handled,
             bootstrap=self._kafka.bootstrap,
             topic=ledger.topic,
@@ -472,35 +505,34 @@ class _Story:
         self,
         ledger: Ledger,
         parts: Sequence[Part],
-        seconds: float,
         drain: Callable[[], None],
         *,
         restarts: bool = False,
     ) -> None:
         """All of them at work and killed; then the first, which writes, is stopped, and the rest
         is drained."""
-        with playing(parts, self._directory, self._stage.environment) as players:
-            self._kill(players, ledger, seconds, restarts)
+        environment, times = self._stage.environment, self._size.times
+        with playing(parts, self._directory, environment, times) as players:
+            self._kill(players, ledger, restarts)
             with self._console.status("  what is left is sent and handled"):
                 players[0].stop()
                 drain()
                 await_handled(self._client, ledger.topic, ledger.group, PARTITIONS)
         self._kills |= {player.name: player.kills for player in players}
+        died = [(PLACES[place], n) for player in players for place, n in player.kills.items()]
+        checks = draw_checks(("killed where", f"{n:,}", place, n > 0) for place, n in died)
+        self._stage.show(Padding(checks, (0, 0, 0, 2)))
 
-    def _kill(
-        self, players: Sequence[Player], ledger: Ledger, seconds: float, restarts: bool
-    ) -> None:
+    def _kill(self, players: Sequence[Player], ledger: Ledger, restarts: bool) -> None:
         columns = (TextColumn("  "), BarColumn(30), TextColumn("{task.description}"))
         with Progress(*columns, console=self._console) as progress, ThreadPoolExecutor(1) as aside:
             task = progress.add_task("", total=1.0)
             restarting: Future[None] | None = None
-            for passed in kill_at_random(
-                players, seconds, self._size.apart, lambda: ledger.count()[0]
-            ):
+            for passed in start_again(players, self._size.times):
                 if restarts and passed > 0.5 and restarting is None:
                     restarting = aside.submit(self._kafka.restart)
                 committed, handled = ledger.count()
-                told = f"{sum(player.kills for player in players)} kills"
+                told = f"{sum(sum(player.kills.values()) for player in players)} kills"
                 told += f" · {committed:,} committed · {handled:,} handled"
                 progress.update(task, completed=passed, description=told)
             progress.update(task, completed=1.0)

@@ -12,7 +12,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from backlogctl.clock import read_millis
-from backlogctl.kafka.raw_fetch import BatchHeader, FetchedBatches, add_sequence
+from backlogctl.kafka.batches import BatchHeader, add_sequence
+from backlogctl.kafka.raw_fetch import FetchedBatches
 from backlogctl.values import OffsetRange
 
 # When a batch was written, as its header says.
@@ -105,6 +106,9 @@ class PartitionProfile:
         start, end: the offsets that were read, `[start, end)`.
         messages: records, those of aborted transactions too, without control records.
         bytes: of its batches as they lie in the log, compressed; replicas do not count.
+        aborted: of `messages`, those of transactions that were aborted.
+        undecided: of `messages`, those of transactions whose end was not read: they are open, it
+            lies after the range, or compaction may have taken it.
         control_batches: ends of transactions; in no other figure but bytes.
         batches_below_1kb: batches of less than 1,024 B.
         codecs: batches by compression; a producer leaves a batch uncompressed that would not
@@ -119,6 +123,8 @@ class PartitionProfile:
     start: int
     end: int
     messages: int = 0
+    aborted: int = 0
+    undecided: int = 0
     bytes: int = 0
     batches: int = 0
     control_batches: int = 0
@@ -134,6 +140,11 @@ class PartitionProfile:
     old_format: int = 0
     holes: int = 0
     passed_over: tuple[OffsetRange, ...] = ()
+
+    @property
+    def committed(self) -> int:
+        """Messages that a consumer with `read_committed` gets."""
+        return self.messages - self.aborted - self.undecided
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +380,9 @@ class _Partition:
     end: int
     next_offset: int | None = None
     messages: int = 0
+    aborted: int = 0
+    lost_sight: int = 0
+    open: Counter[int] = field(default_factory=Counter)  # messages by producer
     bytes: int = 0
     batches: int = 0
     control: int = 0
@@ -404,19 +418,24 @@ class Folding:
         part = self._partitions[fetched.partition]
         if fetched.passed_over is not None:
             part.passed_over.append(fetched.passed_over)
-            part.next_offset = None
-            self._sequences.skip(fetched.partition)
+            self._skip(fetched.partition, part)
         if fetched.old_format:
             part.old_format += fetched.old_format
-            part.next_offset = None
-            self._sequences.skip(fetched.partition)
+            self._skip(fetched.partition, part)
         for header in fetched.headers:
             self._add(fetched.partition, part, header)
+
+    def _skip(self, partition: int, part: _Partition) -> None:
+        """Offsets are missing here, and ends of transactions may be among them."""
+        part.next_offset = None
+        part.lost_sight += part.open.total()
+        part.open.clear()
+        self._sequences.skip(partition)
 
     def _add(self, partition: int, part: _Partition, header: BatchHeader) -> None:
         if part.next_offset is not None and header.base_offset != part.next_offset:
             part.holes += 1
-            self._sequences.skip(partition)
+            self._skip(partition, part)
         part.next_offset = header.last_offset + 1
         part.bytes += header.size
         if header.leader_epoch != part.leader_epoch:
@@ -424,10 +443,15 @@ class Folding:
             part.leader_epochs += 1
         if header.is_control:
             part.control += 1
+            if header.is_commit is not None:
+                left = part.open.pop(header.producer_id, 0)
+                part.aborted += 0 if header.is_commit else left
             return
         count, first, last = header.record_count, read_first(header), header.max_timestamp_ms
         part.batches += 1
         part.messages += count
+        if header.is_transactional:
+            part.open[header.producer_id] += count
         part.codecs[header.codec] += 1
         part.span.add(first, last)
         part.small += header.size < SMALL_BYTES
@@ -463,6 +487,8 @@ def _freeze(partition: int, part: _Partition) -> PartitionProfile:
         start=part.start,
         end=part.end,
         messages=part.messages,
+        aborted=part.aborted,
+        undecided=part.lost_sight + part.open.total(),
         bytes=part.bytes,
         batches=part.batches,
         control_batches=part.control,

@@ -49,8 +49,9 @@ class CountsAuditing(Audit):
     def look(
         self, workspace: Workspace, stream: Stream, bounds: AuditOptions, say: Say
     ) -> AuditOutcome:
-        """Reads the group's offsets, then the topic's ends, then the tables: what is handled or
-        sent meanwhile looks like no loss.
+        """Reads the group's offsets, then the topic's ends, then the tables, and the topic's ends
+        once more where rows seem to have no message: what is handled or sent meanwhile looks like
+        no loss.
 
         Raises:
             UsageError: the stream has no source table, or --until is not after --since.

@@ -64,6 +64,10 @@ class ProducerAuditing(Audit):
         return AuditOutcome(
             figures={
                 "messages": profile.messages,
+                **{
+                    name: sum(getattr(one, name) for one in profile.partitions)
+                    for name in ("committed", "aborted", "undecided")
+                },
                 "batches": profile.batches,
                 "bytes": profile.bytes,
                 "producers": len({one.producer_id for one in profile.producers})
@@ -99,9 +103,8 @@ def _to_finding(one: Suspicion, stream: str) -> AuditFinding:
 def _list_partitions(profile: LogProfile) -> list[dict[str, Any]]:
     return [
         {
-            **to_document(
-                one, "partition", "start", "end", "messages", "bytes", "batches", "codecs"
-            ),
+            **to_document(one, "partition", "start", "end", "messages"),
+            **to_document(one, "committed", "aborted", "undecided", "bytes", "batches", "codecs"),
             "first": to_plain(one.first_time),
             "last": to_plain(one.last_time),
         }

@@ -192,7 +192,8 @@ def _tell(
         yield AuditFinding(
             "not-stamped",
             AuditLevel.UNKNOWN,
-            f"none of {format_plural(found.counts.read, 'message')} is stamped",
+            f"none of {format_plural(found.counts.read, 'message')} has a legible stamp of this "
+            "topic",
             "take the sequenced producer in: until then losses on the way to Kafka leave no trace",
         )
     if found.counts.foreign:
@@ -255,7 +256,11 @@ def _is_beside(hole: SequenceHole, doubtful: tuple[int, int] | None) -> bool:
 
 
 def _tell_lost(holes: list[SequenceHole], stream: Stream) -> Iterator[AuditFinding]:
-    again = "send them again" if stream.source is None else "put back what the table knows"
+    again = "put back what the table knows"
+    commands = [f"backlogctl doctor {stream.name}"]
+    if stream.source is None:
+        again = "send them again, and close the gaps"
+        commands.append(f"backlogctl gaps {stream.name}")
     for hole in holes[:_SHOWN]:
         yield AuditFinding(
             SURE,
@@ -263,7 +268,7 @@ def _tell_lost(holes: list[SequenceHole], stream: Stream) -> Iterator[AuditFindi
             f"{_describe(hole)} never reached the topic{_date(hole)}",
             "the producer numbered them and did not report that they failed: look at its acks, its "
             f"retries and what it does with failed deliveries; then {again}",
-            (f"backlogctl doctor {stream.name}",),
+            tuple(commands),
             count=hole.count,
             detail=_detail(hole),
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -223,45 +223,62 @@ def _count(counting: Counting, span: Span) -> RowCount:
     with _open_tables(counting) as (access, rules, consumed):
         is_date = access.table.column(source.time_column).kind is ColumnKind.DATE
         judged = _find_judged(counting, span, archived, is_date=is_date)
-        if judged.begin is None or judged.is_empty:
+        if (begin := judged.begin) is None or judged.is_empty:
             return RowCount(judged, span)
-        width = _DAY if is_date else choose_width(judged.begin, judged.end)
+        width = _DAY if is_date else choose_width(begin, judged.end)
         if consumed is not None:
             counting.say(f"reading {consumed.access.table.label}")
             consumed.freeze()
         upper = None if source.mutable else judged.end + source.margin
-        lower = judged.begin - source.margin
-        rows = _read_rows(access, rules, Bounds(lower, upper))
+        lower = begin - source.margin
+        rows = _read_rows(access, rules, Bounds(lower, upper)).cache()
         read = [
             OffsetRange(part.partition, 0, part.committed)
             for part in counting.sample.partitions
             if part.committed is not None
         ]
-        log = read_log(counting.spark, workspace.properties(stream), stream.topic, span.ranges)
-        place = {"partition": "source_partition", "offset": "source_offset"}
-        log = mark_within(log, read, "is_read", **place)
-        counting.say(
-            f"reading {access.table.label} and "
-            f"{format_plural(sum(item.count for item in span.ranges), 'offset')}"
-        )
         # Of rows that change, a message may be older than its row by any time.
         parts = [p for p in archived.parts if source.mutable or _is_younger(p.record, lower)]
-        found = count_tiers(
-            rows,
-            as_tier(log, source.identity.header, F.col("is_read")),
-            None if consumed is None else consumed.collect_keys().toDF("identity"),
-            begin=judged.begin,
-            end=judged.end,
-            width=width,
-            # Not read by the group: an offload moves what is unread.
-            archived=as_tier(
-                read_parts(counting.spark, parts), source.identity.header, F.lit(False)
-            ),
-        )
+        handled = None if consumed is None else consumed.collect_keys().toDF("identity")
+
+        def count(ranges: Sequence[OffsetRange]) -> CountsAudit:
+            counting.say(
+                f"reading {access.table.label} and "
+                f"{format_plural(sum(item.count for item in ranges), 'offset')}"
+            )
+            log = read_log(counting.spark, workspace.properties(stream), stream.topic, ranges)
+            place = {"partition": "source_partition", "offset": "source_offset"}
+            log = mark_within(log, read, "is_read", **place)
+            return count_tiers(
+                rows,
+                as_tier(log, source.identity.header, F.col("is_read")),
+                handled,
+                begin=begin,
+                end=judged.end,
+                width=width,
+                # Not read by the group: an offload moves what is unread.
+                archived=as_tier(
+                    read_parts(counting.spark, parts), source.identity.header, F.lit(False)
+                ),
+            )
+
+        try:
+            found = count(span.ranges)
+            # A row that came late is older than the grace, and its message came meanwhile.
+            if any(w.rows_without_message for w in found.windows):
+                found = count(_extend(span.ranges, _read_span(counting).ranges))
+        finally:
+            rows.unpersist()
         times = [(log_ms, _write(row_ms)) for log_ms, row_ms in found.pairs]
         # Of rows that change, the time is not that of their message.
         zone = "" if source.mutable else suspect_zone(times, rules, access.table)
     return RowCount(judged, span, width, found, zone)
+
+
+def _extend(ranges: Sequence[OffsetRange], later: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """To where the log ends now."""
+    ends = {item.partition: item.end for item in later}
+    return [replace(item, end=max(item.end, ends[item.partition])) for item in ranges]
 
 
 @contextmanager

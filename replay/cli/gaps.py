@@ -107,7 +107,11 @@ def list_gaps(
                     f"`{redrive_offsets(gap.stream, [place])}`"
                 )
             elif reasons[gap.id]:
-                yield f"{gap.id} cannot be put back: {reasons[gap.id]}"
+                yield (
+                    f"{gap.id} cannot be put back: {reasons[gap.id]}. Once its messages were sent "
+                    "again from where they came, or are given up, "
+                    f"`backlogctl waive {gap.id} --reason ...`"
+                )
         plans = [
             command
             for stream in chosen

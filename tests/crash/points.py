@@ -111,5 +111,5 @@ KEEPER_POINTS = (
     "p8.dropped.before",
     "p8.dropped.after",
 )
-# Of a consumer that handles once (tests/crash/delivery/cast.py).
+# Of a consumer that handles once (examples/delivery/order_consumer.py).
 CONSUMER_POINTS = ("once.begun", "once.worked", "once.committed", "once.read")

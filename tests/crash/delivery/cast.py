@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 import backlogctl.replay.cli.lookback
 import backlogctl.replay.cli.outbox  # noqa: F401
 from backlogctl.replay.cli import main
-from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.lookback import intake
 from backlogctl_delivery.outbox import sender as settings
 from examples.delivery import order_consumer, order_service, payment_service
@@ -22,23 +21,7 @@ from examples.delivery import order_consumer, order_service, payment_service
 _SESSION_MS = 2_000
 
 
-class CrashingConsumer(order_consumer.OrderConsumer):
-    """The demo's consumer, with points between its steps."""
-
-    def do(self, session: Session, message: Message) -> None:
-        """Marked already, and nothing of it committed."""
-        reach("once.begun")
-        super().do(session, message)
-        reach("once.worked")
-
-    def commit(self) -> None:
-        """Done in the database already, and Kafka does not know."""
-        reach("once.committed")
-        super().commit()
-        reach("once.read")
-
-
-class ForgetfulConsumer(CrashingConsumer):
+class ForgetfulConsumer(order_consumer.OrderConsumer):
     """The promise broken on purpose."""
 
     def handle(self, message: Message) -> None:
@@ -81,7 +64,7 @@ def look_back(config: Path) -> None:
 
 def consume(database: str, bootstrap: str, topic: str, group: str) -> None:
     """A consumer that handles once."""
-    _consume(CrashingConsumer, database, bootstrap, topic, group)
+    _consume(order_consumer.OrderConsumer, database, bootstrap, topic, group)
 
 
 def consume_always(database: str, bootstrap: str, topic: str, group: str) -> None:

@@ -23,18 +23,11 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka import raw_fetch
 from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.batches import BatchesUnreadable, BatchHeader, add_sequence, scan_batches
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.group_types import list_groups
 from backlogctl.kafka.raw_client import RawClient
-from backlogctl.kafka.raw_fetch import (
-    BatchesUnreadable,
-    BatchHeader,
-    FetchedBatches,
-    add_sequence,
-    fetch_batches,
-    find_codec,
-    scan_batches,
-)
+from backlogctl.kafka.raw_fetch import FetchedBatches, fetch_batches, find_codec
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
@@ -114,7 +107,8 @@ def test_transactions(properties: dict[str, str], topic: MakeTopic, unique: str)
     data = [one for one in scan.headers if not one.is_control]
     control = [one for one in scan.headers if one.is_control]
     assert sum(one.record_count for one in data) == 10
-    assert [(one.base_offset, one.record_count) for one in control] == [(5, 1), (11, 1)]
+    assert [(one.base_offset, one.is_commit) for one in control] == [(5, True), (11, False)]
+    assert {one.is_commit for one in data} == {None}
     assert len({one.producer_id for one in scan.headers}) == 1
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import Producer
 
+from backlogctl.kafka.batches import BatchHeader, add_sequence
 from backlogctl.kafka.clients import make_producer
-from backlogctl.kafka.raw_fetch import BatchHeader, FetchedBatches, add_sequence
+from backlogctl.kafka.raw_fetch import FetchedBatches
 from backlogctl.monitoring.producers.profile import Folding, LogProfile
 from backlogctl.values import OffsetRange
 
@@ -36,6 +37,7 @@ class Log:
         at: int | None = None,
         transactional: bool = False,
         control: bool = False,
+        commit: bool | None = None,
     ) -> None:
         """A batch; its sequence is the next one of this producer and epoch unless it is given."""
         known = self._next.get((producer, epoch), 0) if sequence is None else sequence
@@ -57,6 +59,7 @@ class Log:
                 moment,
                 False,
                 count,
+                commit,
             )
         )
         self.end += count
@@ -93,7 +96,7 @@ class Busy:
             producer.init_transactions(30)
         self._properties, self._name = properties, name
         self._dice = random.Random(7)
-        self.sent = 0
+        self.sent = self.aborted = 0
 
     def work(self, rounds: int) -> None:
         """Some rounds of everything; the first transactional producer starts again in between."""
@@ -106,6 +109,7 @@ class Busy:
                 producer.flush(30)
                 if self._dice.random() < 0.4:
                     producer.abort_transaction(30)
+                    self.aborted += 30
                 else:
                     producer.commit_transaction(30)
             if number % 5 == 4:

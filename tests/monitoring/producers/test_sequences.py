@@ -314,6 +314,22 @@ def test_limits_of_a_profile() -> None:
     )
 
 
+def test_fault_151_what_was_aborted_is_counted_apart_and_what_is_not_known_too() -> None:
+    """A transaction's end counts for its own producer; behind missing offsets it is unknown."""
+    log = Log()
+    log.append(1, count=5)
+    log.append(7, count=4, transactional=True)
+    log.append(8, count=3, transactional=True)
+    log.append(7, count=1, control=True, commit=False)
+    log.append(8, count=1, control=True, commit=True)
+    log.append(7, count=2, transactional=True)
+    log.skip(1)
+    log.append(7, count=1, control=True, commit=False)
+    log.append(8, count=6, transactional=True)
+    (one,) = fold([log]).partitions
+    assert (one.messages, one.committed, one.aborted, one.undecided) == (20, 8, 4, 8)
+
+
 _FACTS = {SuspicionCode.HOT_PARTITION, SuspicionCode.MIXED_CODECS, SuspicionCode.SMALL_BATCHES}
 
 
@@ -328,6 +344,8 @@ def test_a_healthy_busy_topic_is_never_suspect(
     span = (datetime.now(UTC) - began).total_seconds()
     whole = profile_topic(properties, name)
     assert whole.messages == busy.sent
+    assert sum(one.aborted for one in whole.partitions) == busy.aborted > 0
+    assert sum(one.committed for one in whole.partitions) == busy.sent - busy.aborted
     assert not any(one.not_idempotent for one in whole.partitions)
     assert sum(one.control_batches for one in whole.partitions) > 0
     assert len({one.producer_id for one in whole.producers if one.is_transactional}) == 2

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -24,7 +28,13 @@ from backlogctl.clock import format_time, utc_now
 from backlogctl.errors import UsageError
 from backlogctl.formats import format_moment
 from backlogctl.ledger.archives import ArchiveRecord
-from backlogctl.replay.audits.audit import AuditFinding, AuditOptions, AuditResult, sweep_folders
+from backlogctl.replay.audits.audit import (
+    AuditFinding,
+    AuditOptions,
+    AuditResult,
+    Say,
+    sweep_folders,
+)
 from backlogctl.replay.audits.counts import CountsAuditing
 from backlogctl.replay.audits.tiers import find_archived
 from backlogctl.replay.engine.options import read_options
@@ -92,11 +102,11 @@ def fill(shop: Shop, rows: list[dict[str, Any]], handled: Iterable[int]) -> None
     fill_table(shop.url, PROCESSED, [{"order_id": number} for number in handled], "processed")
 
 
-def audit(shop: Shop, **said: Any) -> AuditResult:
+def audit(shop: Shop, say: Say = lambda line: None, **said: Any) -> AuditResult:
     workspace = shop.open()
     stream = workspace.config.stream("orders")
     options = read_options(AuditOptions, said, workspace.config, stream, str)
-    found = CountsAuditing().examine(workspace, stream, options, lambda line: None)
+    found = CountsAuditing().examine(workspace, stream, options, say)
     console = Console(file=io.StringIO(), width=100)
     console.print(render_audit(found.to_json()))
     return found
@@ -222,6 +232,68 @@ def test_what_was_not_sent_or_not_handled_is_in_its_window(
     mended = audit(shop)
     assert list_checks(mended)[0] == ("messages-not-handled", "suspect")
     assert sum_up(mended, "messages") == sum_up(mended, "rows")
+
+
+def test_fault_150_a_late_row_whose_message_came_meanwhile_is_no_loss(
+    empty_shop: Shop, began: datetime
+) -> None:
+    """Written while it counts, with a time of an hour ago: no grace covers it."""
+    shop, rows = empty_shop, make_orders(began, range(COUNT))
+    late, unsent = rows[100:110], rows[150]
+    fill(shop, rows[:100] + rows[110:], {*range(COUNT)} - {*range(100, 110), 150})
+    send(shop, [row for row in rows[:100] + rows[110:] if row is not unsent])
+    catch_up(shop)
+
+    def write_late(line: str) -> None:
+        if line.endswith("processed"):
+            fill_table(shop.url, "SELECT 1", late)
+            send(shop, late, late=60 * MINUTE)
+
+    found = audit(shop, write_late)
+    missing = find(found, "rows-without-messages")
+    assert missing.count == 1, missing.found
+    assert sum_up(found, "rows") - 1 == sum_up(found, "messages")
+    again = audit(shop)
+    for tier in ("rows", "messages"):
+        assert sum_up(found, tier) == sum_up(again, tier), "as when all is there"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("looks", [3, 100])
+def test_a_busy_stream_with_late_rows_is_clean(
+    empty_shop: Shop, began: datetime, looks: int
+) -> None:
+    """Each row is of the last two hours, sent when it is committed, and handled before its offset
+    is."""
+    shop, rows = empty_shop, make_orders(began, range(COUNT))
+    fill(shop, rows, range(COUNT))
+    send(shop, rows)
+    catch_up(shop)
+    stopping, numbers = threading.Event(), itertools.count(COUNT)
+    dice = random.Random(7)
+
+    def work() -> int:
+        while not stopping.is_set():
+            late = [
+                {**make_order(next(numbers)), "updated_at": began + dice.randrange(COUNT) * STEP}
+                for _ in range(5)
+            ]
+            fill_table(shop.url, "SELECT 1", late)
+            send(shop, late, late=dice.random() * 60 * MINUTE)
+            handled = [{"order_id": row["order_id"]} for row in late]
+            fill_table(shop.url, "SELECT 1", handled, "processed")
+            catch_up(shop)
+        return next(numbers) - COUNT
+
+    with ThreadPoolExecutor(1) as aside:
+        working = aside.submit(work)
+        try:
+            for _ in range(looks):
+                found = audit(shop)
+                assert {str(one.level) for one in found.findings} == {"noted"}, found.findings
+        finally:
+            stopping.set()
+        assert working.result(90) > looks
 
 
 def test_what_retention_took_is_no_loss(empty_shop: Shop, began: datetime) -> None:
@@ -371,7 +443,7 @@ def test_an_empty_topic_says_nothing(empty_shop: Shop, spark: SparkSession) -> N
 
 
 def test_what_cannot_be_counted_is_refused_before_spark(empty_shop: Shop) -> None:
-    said = {"since": "2026-11-20T12:00:00Z", "until": "2026-11-20T12:00:00Z"}
+    said: dict[str, Any] = {"since": "2026-11-20T12:00:00Z", "until": "2026-11-20T12:00:00Z"}
     with pytest.raises(UsageError, match="--until is not after --since"):
         audit(empty_shop, **said)
     edit(empty_shop, lambda document: document["streams"]["orders"].pop("source"))

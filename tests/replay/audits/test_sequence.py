@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +28,18 @@ from backlogctl.replay.audits import AUDITS, carrying
 from backlogctl.replay.observe.rights import list_seeing
 from backlogctl.replay.opening import open_workspace
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl_delivery.sequenced.producer import SequencedProducer
 from backlogctl_delivery.sequenced.sequence import SEQUENCE, Stamp, hash_topic, write_stamp
-from tests.kit.kafka import move_log_start, properties_of, set_offsets_raw, wait_until
+from tests.conftest import MakeTopic
+from tests.kit.kafka import (
+    move_log_start,
+    properties_of,
+    read_all,
+    set_offsets_raw,
+    wait_until,
+)
 from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
-from tests.kit.shop import CONSUMED, LOCAL_SPARK, PROCESSED, SOURCE, Shop, call_main
+from tests.kit.shop import CONSUMED, LOCAL_SPARK, PARTITIONS, PROCESSED, SOURCE, Shop, call_main
 from tests.spark_backfill.world import ORDERS, fill_table, make_order
 
 if TYPE_CHECKING:
@@ -98,8 +110,31 @@ def test_a_hole_is_unknown_until_it_is_settled_and_then_a_loss(empty_shop: Shop)
     call(empty_shop, 2)
 
 
+def test_fault_152_a_hole_that_no_table_has_is_sent_again_and_closed(empty_shop: Shop) -> None:
+    """By the commands that are printed, one after the other."""
+    shop = empty_shop
+    path = shop.directory / "backlog.yaml"
+    document = json.loads(path.read_text())
+    del document["streams"]["orders"]["source"]
+    path.write_text(json.dumps(document))
+    publish_sequenced(shop, 40, leave_out=(7, 8, 30))
+    call(shop, 2, *SETTLED)
+    found = shop.call("audit", "sequence", shop.stream, *SETTLED, "--json", code=1).document
+    assert {one["check"]: one["commands"] for one in found["findings"]} == {
+        "hole": ["backlogctl doctor orders", "backlogctl gaps orders"]
+    }
+    said = shop.call("gaps", shop.stream).out
+    commands = re.findall(r"`backlogctl (waive [^ ]+ --reason) ...`", " ".join(said.split()))
+    assert [command.split()[1] for command in commands] == found["gaps"]
+    for command in commands:
+        shop.call(*command.split(), "sent again by hand")
+    found = shop.call("audit", "sequence", shop.stream, *SETTLED, "--json").document
+    assert list_checks(found) == [("put-back", "noted")]
+    assert "backlogctl waive" not in shop.call("gaps", shop.stream).out
+
+
 def test_a_complete_topic_and_one_without_stamps(empty_shop: Shop) -> None:
-    assert "none of 0 messages is stamped" in call(empty_shop, 2)
+    assert "none of 0 messages has a legible stamp" in call(empty_shop, 2)
     publish_sequenced(empty_shop, 40)
     call(empty_shop, 0, *SETTLED)
     # Retention takes the head away: that is no hole.
@@ -118,9 +153,167 @@ def test_hostile_stamps_and_those_in_another_partition_are_counted(empty_shop: S
     producer.produce(empty_shop.topic, b"v", b"k", 0, headers=foreign)
     assert producer.flush(60) == 0
     told = call(empty_shop, 2, *SETTLED)
+    assert "stamp of this topic" not in told, "five are there"
     assert "3 messages are stamped in a way that cannot be read" in told
     assert "1 message in another partition than the stamp says" in told
     assert "1 message with the stamp of another topic" in told
+
+
+def test_only_stamps_of_another_topic_are_none_of_this_one(empty_shop: Shop) -> None:
+    foreign: Any = write_stamp(Stamp("shop", 1, hash_topic("payments"), 0, 90))
+    producer = Producer(empty_shop.properties)
+    producer.produce(empty_shop.topic, b"v", b"k", 0, headers=foreign)
+    assert producer.flush(60) == 0
+    told = call(empty_shop, 2, *SETTLED)
+    assert "none of 1 message has a legible stamp of this topic" in told
+    assert "1 message with the stamp of another topic" in told
+
+
+class Tills:
+    """Producers that start again, write beside each other, and abort some transactions."""
+
+    def __init__(self, shop: Shop, unique: str) -> None:
+        self._shop, self._unique = shop, unique
+        self.starts = self.aborted = 0
+
+    def work(self) -> None:
+        """Two of one id at once; then both are gone, the second without a word."""
+        settings = {"transactional.id": self._unique, "linger.ms": 1}
+        plain = SequencedProducer(
+            Producer({**self._shop.properties, "enable.idempotence": True}), "till"
+        )
+        ending = SequencedProducer(Producer({**self._shop.properties, **settings}), "till")
+        ending.init_transactions(90)
+        for turn in range(4):
+            ending.begin_transaction()
+            for number in range(6):
+                plain.produce(self._shop.topic, b"v", b"%d" % number)
+                ending.produce(self._shop.topic, b"v", b"%d" % number)
+            assert ending.flush(90) == 0
+            if turn % 2:
+                ending.commit_transaction(90)
+            else:
+                ending.abort_transaction(90)
+                self.aborted += 6
+        assert plain.flush(90) == 0
+        self.starts += 2
+
+
+def test_restarts_and_producers_beside_each_other_lose_nothing(
+    empty_shop: Shop, unique: str
+) -> None:
+    tills = Tills(empty_shop, unique)
+    for _ in range(20):
+        tills.work()
+    call(empty_shop, 0, *SETTLED)
+    found = empty_shop.call("audit", "sequence", empty_shop.stream, *SETTLED, "--json").document
+    assert found["findings"] == []
+    assert len({(one["producer"], one["epoch"]) for one in found["tables"]["producers"]}) == 40
+    assert found["figures"]["messages"] == 20 * 36
+    found = empty_shop.call("audit", "producers", empty_shop.stream, "--json").document
+    figures = {name: found["figures"][name] for name in ("messages", "committed", "aborted")}
+    assert figures == {"messages": 20 * 48, "committed": 20 * 36, "aborted": tills.aborted}
+    assert found["figures"]["undecided"] == 0
+    assert {one["level"] for one in found["findings"]} <= {"noted"}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("looks", [3, 100])
+def test_a_busy_topic_is_never_suspect(empty_shop: Shop, unique: str, looks: int) -> None:
+    """While it is written, with no grace at all."""
+    tills, stopping = Tills(empty_shop, unique), threading.Event()
+
+    def work() -> None:
+        while not stopping.is_set():
+            tills.work()
+
+    with ThreadPoolExecutor(1) as aside:
+        working = aside.submit(work)
+        try:
+            for name in ("sequence", "producers") * looks:
+                words = SETTLED if name == "sequence" else ()
+                said = empty_shop.call(
+                    "audit", name, empty_shop.stream, *words, "--json", code=None
+                )
+                levels = {(one["check"], one["level"]) for one in said.document["findings"]}
+                assert {level for _, level in levels} <= {"noted"} or levels == {
+                    ("not-stamped", "unknown")
+                }, said.out
+        finally:
+            stopping.set()
+        working.result(90)
+    assert tills.starts > 2
+    assert empty_shop.open().ledger.gaps.list(empty_shop.stream) == ()
+
+
+def test_in_a_compacted_topic_nothing_is_told(empty_shop: Shop, topic: MakeTopic) -> None:
+    """Real compaction takes numbered messages away, and nothing of it is on record as a loss."""
+    shop = replace(
+        empty_shop,
+        topic=topic(
+            PARTITIONS,
+            {
+                "cleanup.policy": "compact",
+                "min.cleanable.dirty.ratio": "0.01",
+                "segment.ms": "100",
+                "delete.retention.ms": "1",
+            },
+        ),
+    )
+    shop.write_config()
+    producer = SequencedProducer(Producer(shop.properties), "till")
+
+    def is_compacted() -> bool:
+        for _ in range(3):
+            producer.produce(shop.topic, b"v", b"the same", 0)
+        assert producer.flush(60) == 0
+        return len(read_all(shop.properties, shop.topic, [0])) < shop.read_ends()[0] - 3
+
+    wait_until(is_compacted, 120, "compaction took some")
+    call(shop, 2, *SETTLED)
+    found = shop.call("audit", "sequence", shop.stream, *SETTLED, "--json", code=2).document
+    assert list_checks(found) == [("compacted", "unknown")]
+    assert (found["missing"], found["gaps"], found["next_commands"]) == (0, [], [])
+
+
+def test_hostile_headers_end_no_audit(empty_shop: Shop) -> None:
+    """None of them is shown as it is, taken for an identity, or for what a recovery wrote."""
+    shop = empty_shop
+    identity = {"row": "order_id", "message": "header:order-id"}
+    shop.write_config(source={**SOURCE, **CONSUMED, "identity": identity})
+    sent = utc_now() - timedelta(hours=1)
+    fill_table(shop.url, ORDERS, [{**make_order(1), "updated_at": sent}])
+    fill_table(shop.url, PROCESSED, [{"order_id": 1}], "processed")
+    hostile: list[tuple[str, bytes | None]] = [
+        ("order-id", None),
+        ("order-id", b"\xff\xfe"),
+        ("order-id", b"\x1b[2J1"),
+        ("order-id", b"1" * 400_000),
+        ("", b""),
+        ("\x1b]0;title\x07", b"\x1b[31m"),
+        (SEQUENCE, b"\x1b[2J:1:0:0:0"),
+    ]
+    producer = Producer(shop.properties)
+    at = round(sent.timestamp() * 1000)
+    for header in hostile:
+        headers: Any = [header, header]
+        producer.produce(shop.topic, b"v", b"\x1b[2J", 0, timestamp=at, headers=headers)
+    good: Any = [("order-id", b"1")]
+    producer.produce(shop.topic, b"v", b"1", 0, timestamp=at, headers=good)
+    assert producer.flush(60) == 0
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    for one in AUDITS:
+        words = () if one.name == "producers" else SETTLED
+        said = shop.call("audit", one.name, shop.stream, *words, code=None)
+        assert said.code in (0, 1, 2)
+        assert "error:" not in said.err, said.err
+        assert "\x1b" not in said.out + said.err
+        found = shop.call("audit", one.name, shop.stream, *words, "--json", code=None).document
+        # Counts are of rows that are between the first and the last message.
+        read = range(2) if one.name == "counts" else [len(hostile) + 1]
+        assert found["figures"]["messages"] in read, found
+        # Three name an identity that no row has: bytes, a text, and a very long one.
+        assert found["missing"] == (3 if one.name == "consumed" else 0)
 
 
 _LOSSY = """
