@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 
 from backlogctl.clock import format_time, utc_now
 from backlogctl.config import Stream
+from backlogctl.dags.policies import FOUND
 from backlogctl.dags.recoveries import come_again, make_origin, work_on
 from backlogctl.dags.task_context import (
     alert,
@@ -155,6 +156,8 @@ def audit(work: dict[str, str]) -> dict[str, Any]:
     told = describe_audit(found)
     LOG.info("%s: %s: %s", name, told["verdict"], told["sentence"])
     keep_reason(context, f"{told['verdict']}: {told['sentence']}")
+    if told["verdict"] != "clean":  # for the note of the run, which ends green all the same
+        context["ti"].xcom_push(key=FOUND, value=f"{name}: {told['verdict']}: {told['sentence']}")
     if is_alarming(found):
         alert(context, stream, told)
     return told

@@ -1,4 +1,4 @@
-"""The note of a run that recovers: what its last task said came of it, or why there was nothing."""
+"""The note of a run: what came of a recovery, or why there was nothing; what audits found."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from airflow.listeners import hookimpl
 
-from backlogctl.dags.policies import ASKING, REASON
+from backlogctl.dags.policies import ASKING, AUDIT, FOUND, REASON
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
 
+# By DAG, which task tells what.
+_TOLD = {**dict.fromkeys(ASKING, ("report", REASON)), AUDIT: ("audit", FOUND)}
 # What Airflow keeps of a note.
 _LONGEST = 1_000
 
@@ -32,10 +34,9 @@ def _write_note(run: DagRun) -> None:
 
     session, kept = object_session(run), run.dag_run_note
     # What a person has written stays; ours, of before the run was cleared, has no user.
-    if run.dag_id not in ASKING or session is None or (kept and kept.user_id):
+    if run.dag_id not in _TOLD or session is None or (kept and kept.user_id):
         return
-    wanted = XComModel.get_many(
-        run_id=run.run_id, dag_ids=run.dag_id, task_ids="report", key=REASON, limit=1
-    )
-    if (found := session.scalar(wanted)) is not None:
-        run.note = str(XComModel.deserialize_value(found))[:_LONGEST]
+    task, key = _TOLD[run.dag_id]
+    wanted = XComModel.get_many(run_id=run.run_id, dag_ids=run.dag_id, task_ids=task, key=key)
+    if told := [str(XComModel.deserialize_value(one)) for one in session.scalars(wanted)]:
+        run.note = "\n".join(told)[:_LONGEST]

@@ -18,6 +18,7 @@ ALERTS = "backlogctl"  # the alias of the assets that alarming streams are event
 HOLD_TASKS = ("hold.approve", "hold.carry_out")  # of `recover_backlog`
 PROPOSED = "proposed"  # the XCom of the first task, with the hold to ask about
 REASON = "reason"  # the XCom of a task that failed, was skipped or waits
+FOUND = "found"  # the XCom of an audit that did not end well
 CHOSEN = "chosen"  # the XCom that says what the first task has chosen
 DAG_DEFAULTS: Mapping[str, Any] = {"owner": "backlogctl"}
 TAGS = ("backlogctl", "kafka")

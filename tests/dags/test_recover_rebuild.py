@@ -366,6 +366,12 @@ def test_nights(airflow: Airflow, slots: Slots, take_shop: TakeShop, spark: Spar
     airflow.await_run(audit, {"success"}, within=400)
     records = audited.open().ledger.audits.list_latest(audited.stream)
     assert {one.audit for one in records} == {"producers", "consumed"}
+    # The run is green, and says what it has found or could not tell.
+    told = airflow.read_run(audit)["note"] or ""
+    assert {one.audit: f"{one.audit} of {one.stream}: " in told for one in records} == {
+        one.audit: one.verdict != "clean" for one in records
+    }
+    assert told
 
 
 def cross_closing(airflow: Airflow, slots: Slots, shop: SlotShop) -> tuple[DagRun, Recovery]:
