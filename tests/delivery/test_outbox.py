@@ -260,6 +260,19 @@ def test_a_look_reads_of_the_index_only_what_is_due(shop: Shop) -> None:
     assert any("Index Cond: (due_at <= " in line for line in found), found
 
 
+# SQLite's RETURNING promises no order: SQLAlchemy inserts one row at a time there.
+@pytest.mark.parametrize("url", ["postgres", "mariadb"], indirect=True)
+def test_the_rows_of_a_flush_are_one_statement(shop: Shop) -> None:
+    statements: list[str] = []
+
+    @event.listens_for(shop.engine, "before_cursor_execute")
+    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+        statements.append(statement)
+
+    shop.add("t", *[f"k{number}" for number in range(50)])
+    assert len([one for one in statements if one.startswith("INSERT")]) == 1
+
+
 # What a user reads when the database of an outbox does not do its part.
 
 SECRET = "hunter2secret"

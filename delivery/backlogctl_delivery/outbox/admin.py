@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, delete, exists, func, select, update
+from sqlalchemy import Select, case, delete, exists, func, select, update
 
 from backlogctl_delivery.errors import Refused, UsageError
+from backlogctl_delivery.outbox.claims import IS_AHEAD
 from backlogctl_delivery.outbox.database import (
     NEVER,
     OutboxDatabase,
@@ -33,6 +34,7 @@ class OutboxStatus:
         oldest_seconds: since the oldest row that is not sent was added; None where all are.
         oldest_waiting_seconds: the same without parked rows.
         failed: of those that are pending, how many were tried before.
+        ahead: how many were written by a clock ahead of the database's; a sender takes them up.
     """
 
     pending: int
@@ -41,6 +43,7 @@ class OutboxStatus:
     oldest_seconds: float | None
     oldest_waiting_seconds: float | None = None
     failed: int = 0
+    ahead: int = 0
 
     @property
     def waiting(self) -> int:
@@ -111,6 +114,7 @@ class OutboxAdmin:
                 func.count().label("rows"),
                 func.count(_c.last_error).label("failed"),
                 func.min(_c.created_at).label("oldest"),
+                func.sum(case((IS_AHEAD, 1), else_=0)).label("ahead"),
             )
             .where(_c.due_at.is_not(None))
             .group_by(_c.state)
@@ -124,6 +128,7 @@ class OutboxAdmin:
             pending=counts[State.PENDING],
             in_progress=counts[State.IN_PROGRESS],
             parked=counts[State.PARKED],
+            ahead=sum(int(row.ahead) for row in by_state.values()),
             failed=by_state[State.PENDING].failed if State.PENDING in by_state else 0,
             oldest_seconds=max(ages.values(), default=None),
             oldest_waiting_seconds=max(

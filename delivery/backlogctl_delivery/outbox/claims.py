@@ -52,6 +52,8 @@ from backlogctl_delivery.outbox.messages import Hint, Message, read_headers
 _c = messages.c
 # As many ids stand in one statement.
 _MOST_IDS = 500
+# By so much two readings of one clock may differ.
+_SKEW_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,10 @@ _earlier = messages.alias("earlier")
 _DUE = _c.due_at <= select(clock_ms()).scalar_subquery()
 # Rows that may be claimed whenever their attempt comes: new ones, or of a lease that has ended.
 _FREE = or_(_c.state == State.PENDING, _DUE)
+# Not tried yet, and written more than a moment later than the database's clock says.
+IS_AHEAD = and_(
+    _c.state == State.PENDING, _c.interval_ms == 0, _c.created_at > clock_ms() + _SKEW_MS
+)
 _IS_HEAD = ~(
     select(_earlier.c.id)
     .where(_earlier.c.ordering_key == _c.ordering_key, _earlier.c.id < _c.id)
@@ -233,6 +239,31 @@ class Claims:
             .order_by(_c.id)
         )
         return self._claim(heads)
+
+    def bring_forward(self) -> int:
+        """Takes up rows that were written by a clock ahead of the database's, as if they were
+        written now: they would wait for that clock's time, and hold up their keys.
+
+        Returns:
+            How many.
+        """
+        ahead = (
+            select(_c.id)
+            .where(_c.due_at > select(clock_ms()).scalar_subquery(), _c.due_at < NEVER, IS_AHEAD)
+            .order_by(_c.id)
+            .limit(_MOST_IDS)
+        )
+        with self._database.begin() as connection:
+            ids = connection.execute(ahead).scalars().all()
+        if not ids:
+            return 0
+        with self._database.begin() as connection:
+            chosen = update(messages).where(is_one_of(connection, _c.id, ids), IS_AHEAD)
+            # MySQL sets one after the other: the first is computed of what the second replaces.
+            written = chosen.ordered_values(
+                (_c.due_at, _c.due_at - _c.created_at + clock_ms()), (_c.created_at, clock_ms())
+            )
+            return connection.execute(written).rowcount
 
     def mark_sent(self, delivered: Sequence[Acknowledged]) -> int:
         """Marks what Kafka acknowledged.

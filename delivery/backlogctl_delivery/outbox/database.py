@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import (
     URL,
     BigInteger,
+    BindParameter,
     Column,
+    ColumnElement,
     Connection,
     Engine,
     Index,
@@ -26,6 +28,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     create_engine,
     event,
     inspect,
@@ -278,6 +281,23 @@ _index("due_at", "id")
 _index("sent_at")
 
 
+class _FromNow(TypeDecorator[int]):
+    """Milliseconds from now on: the database adds its own clock, in a batch of rows as in one."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def bind_expression(self, bindvalue: BindParameter[int]) -> ColumnElement[int]:
+        """What stands in the statement."""
+        return clock_ms() + bindvalue
+
+
+# The table as rows are added to it: `due_at` and `created_at` are given from now on.
+additions = messages.to_metadata(MetaData())
+for _name in ("due_at", "created_at"):
+    additions.c[_name].type = _FromNow()
+
+
 class OutboxRow:
     """One row, as a session takes it in."""
 
@@ -295,7 +315,7 @@ class OutboxRow:
         return f"OutboxRow(message_id={self.message_id!r}, topic={self.topic!r})"
 
 
-registry(metadata=metadata).map_imperatively(OutboxRow, messages)
+registry(metadata=additions.metadata).map_imperatively(OutboxRow, additions)
 
 
 def create_tables(connection: Connection) -> None:

@@ -73,7 +73,7 @@ def make_row(
     max_attempts: int,
     wait_ms: int,
 ) -> dict[str, Any]:
-    """The values of a new row.
+    """The values of a new row for `additions`: times are from now on, by the database's clock.
 
     Args:
         wait_ms: so long the scanner leaves it to the sender of the application's own process.
@@ -92,7 +92,6 @@ def make_row(
             hint="leave it out, or take uuid.uuid4().hex",
         )
     key_bytes = _encode(topic, "key", key)
-    now = time.time_ns() // 1_000_000
     return {
         "message_id": message_id or uuid.uuid4().hex,
         "topic": topic,
@@ -101,11 +100,11 @@ def make_row(
         "headers": write_headers(topic, headers),
         "ordering_key": None if key_bytes is None else find_ordering_key(topic, key_bytes),
         "state": str(State.PENDING),
-        "due_at": now + wait_ms,
+        "due_at": wait_ms,
         "attempts": 0,
         "max_attempts": max_attempts,
         "interval_ms": 0,
-        "created_at": now,
+        "created_at": 0,
     }
 
 

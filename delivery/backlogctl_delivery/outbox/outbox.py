@@ -24,8 +24,8 @@ from backlogctl_delivery.outbox.database import (
     DEFAULT_MAX_ATTEMPTS,
     OutboxDatabase,
     OutboxRow,
+    additions,
     create_tables,
-    messages,
 )
 from backlogctl_delivery.outbox.messages import HeadersIn, Hint, make_row
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
@@ -160,7 +160,7 @@ class Outbox:
         self.close()
 
     def _insert(self, connection: Connection, values: dict[str, Any]) -> None:
-        row = connection.execute(messages.insert().values(**values)).inserted_primary_key
+        row = connection.execute(additions.insert().values(**values)).inserted_primary_key
         if self._kafka is None or row is None:
             return
         hint = Hint(int(row[0]), values["ordering_key"])

@@ -145,6 +145,8 @@ _PROBE_SECONDS = 3.0
 _LAST_LOOK_SECONDS = 0.1
 # A topic that is gone refuses many: the metric counts them, the log names one now and then.
 _WARNING_SECONDS = 60.0
+# Rows of a clock that is ahead are looked for so often.
+_FORWARD_SECONDS = 10.0
 
 
 class OutboxSender:
@@ -189,7 +191,7 @@ class OutboxSender:
         # What came of messages and could not be written down yet.
         self._unmarked = DeliveryResults()
         self._is_table_checked = False
-        self._next_scan = self._settled_at = 0.0
+        self._next_scan = self._next_forward = self._settled_at = 0.0
         self.counts = SenderCounts()
         self.kafka_outage = Outage(_log, "Kafka")
         self.database_outage = Outage(_log, "the database")
@@ -319,12 +321,24 @@ class OutboxSender:
         now = time.monotonic()
         self._claim_hinted(now)
         if now >= self._next_scan:
+            self._bring_forward(now)
             claimed = self._claims.claim_due()
             self._in_flight.start(claimed, self._find_lease_end(now))
             if not len(self._in_flight):
                 self.kafka_outage.end()
             pause = 0.0 if claimed else self._settings.scan_every.total_seconds()
             self._next_scan = now + pause
+
+    def _bring_forward(self, now: float) -> None:
+        if now < self._next_forward:
+            return
+        self._next_forward = now + _FORWARD_SECONDS
+        if count := self._claims.bring_forward():
+            _log.warning(
+                "%d messages were written by a clock ahead of the database's: due as if written "
+                "now; correct the clock of the application, or of the database",
+                count,
+            )
 
     def _claim_hinted(self, now: float) -> None:
         assert self._in_flight is not None
