@@ -129,6 +129,52 @@ def test_an_asynchronous_session(shop: Shop, topic: MakeTopic) -> None:
     assert shop.read_ids(name) == [given]
 
 
+@pytest.mark.parametrize("by", ["connect_args", "do_connect"])
+def test_fault_147_the_thread_connects_as_the_asynchronous_engine_does(
+    pg_shop: Shop, topic: MakeTopic, by: str
+) -> None:
+    """Its address alone leads nowhere: such as TLS, a password that is asked for, a schema."""
+    name, registry = topic(1), CollectorRegistry()
+    url = make_url(pg_shop.url).set(drivername="postgresql+asyncpg")
+    given = {"database": url.database}
+
+    async def work() -> str:
+        engine = create_async_engine(
+            url.set(database="nowhere"), connect_args=given if by == "connect_args" else {}
+        )
+        if by == "do_connect":
+
+            @event.listens_for(engine.sync_engine, "do_connect")
+            def connect(_: Any, __: Any, ___: Any, named: dict[str, Any]) -> None:
+                named.update(given)
+
+        outbox = Outbox(engine, properties_of(pg_shop.bootstrap), settings=FAST)
+        outbox.create()
+        async with AsyncSession(engine) as session, session.begin():
+            made = [outbox.add(session, topic=name, key=key, value="v") for key in ("a", "a")]
+        await asyncio.to_thread(pg_shop.await_sent, 2)
+        outbox.export_metrics(registry, "own")
+        got = await asyncio.to_thread(scrape_registry, registry)
+        assert got.value("backlog_outbox_messages", outbox="own", state="pending") == 0
+        await asyncio.to_thread(outbox.close)
+        await engine.dispose()
+        return made[0]
+
+    assert asyncio.run(work()) == pg_shop.read_ids(name)[0]
+
+
+def test_fault_147_an_asynchronous_engine_without_a_server_is_told(
+    pg_shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = make_url(pg_shop.url).set(drivername="postgresql+asyncpg", port=1)
+    with closing(
+        OutboxSender(create_async_engine(url), {"bootstrap.servers": pg_shop.bootstrap})
+    ) as sender:
+        sender.start()
+        wait_until(lambda: sender.database_outage.is_on, what="it is told")
+    assert "the database cannot be reached" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -99,8 +99,8 @@ class OutboxAdmin:
         return self._database.name
 
     def create(self) -> None:
-        with self._database.begin(creates=True) as connection:
-            create_tables(connection)
+        """Makes the table where it is not there."""
+        self._database.run(self._create)
 
     def check(self) -> None:
         """Whether a sender can work on the table; raises where it cannot."""
@@ -108,6 +108,13 @@ class OutboxAdmin:
 
     def read_status(self) -> OutboxStatus:
         """Counts what is not sent; reads nothing of what is."""
+        return self._database.run(self._count)
+
+    def _create(self) -> None:
+        with self._database.begin(creates=True) as connection:
+            create_tables(connection)
+
+    def _count(self) -> OutboxStatus:
         counted = (
             select(
                 _c.state,

@@ -25,7 +25,6 @@ from backlogctl_delivery.outbox.database import (
     OutboxDatabase,
     OutboxRow,
     additions,
-    create_tables,
 )
 from backlogctl_delivery.outbox.messages import HeadersIn, Hint, make_row
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
@@ -84,8 +83,7 @@ class Outbox:
         """Makes the table where it is not there; see also `create_tables`.
         Raises OutboxDatabaseError: the database refused.
         """
-        with self._database.begin(creates=True) as connection:
-            create_tables(connection)
+        OutboxAdmin(self._database).create()
 
     def add(
         self,
@@ -142,7 +140,8 @@ class Outbox:
         """
         from backlogctl_delivery.outbox.metrics import OutboxCollector
 
-        registry.register(OutboxCollector(OutboxAdmin(self._database), lambda: self._sender, name))
+        desk = OutboxAdmin(OutboxDatabase(self._source))
+        registry.register(OutboxCollector(desk, lambda: self._sender, name))
 
     def close(self, seconds: float = 30.0) -> None:
         """Ends the thread when what was committed here is sent, or after so many seconds.

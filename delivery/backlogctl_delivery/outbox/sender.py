@@ -223,11 +223,14 @@ class OutboxSender:
         # A wrong address, or login, is told now; nothing is claimed before a broker answers.
         self._probe()
         try:
-            while not self._stop.is_set():
-                self._turn()
-            self._finish()
+            self._database.run(self._work)
         finally:
             self._database.close()
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self._turn()
+        self._finish()
 
     def _run_quietly(self) -> None:
         try:
