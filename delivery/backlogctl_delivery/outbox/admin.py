@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import Select, case, delete, exists, func, select, update
 
 from backlogctl_delivery.errors import Refused, UsageError
-from backlogctl_delivery.outbox.claims import IS_AHEAD
 from backlogctl_delivery.outbox.database import (
     NEVER,
     OutboxDatabase,
@@ -20,6 +19,7 @@ from backlogctl_delivery.outbox.database import (
     messages,
     require_shape,
 )
+from backlogctl_delivery.outbox.heads import IS_AHEAD
 from backlogctl_delivery.outbox.messages import read_headers
 
 _c = messages.c

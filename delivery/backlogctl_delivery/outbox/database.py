@@ -301,8 +301,8 @@ messages = Table(
 )
 
 
-def _index(*names: str) -> Index:
-    there = messages.c[names[0]].is_not(None)
+def _index(*names: str, of: str) -> Index:
+    there = messages.c[of].is_not(None)
     return Index(
         f"backlog_outbox_{names[0]}",
         *(messages.c[name] for name in names),
@@ -312,9 +312,9 @@ def _index(*names: str) -> Index:
 
 
 # What is sent is in none of the first two, however much of it is kept.
-_index("ordering_key", "id")
-_index("due_at", "id")
-_index("sent_at")
+_index("ordering_key", "id", of="due_at")
+_index("due_at", "id", of="due_at")
+_index("sent_at", of="sent_at")
 
 
 class _FromNow(TypeDecorator[int]):

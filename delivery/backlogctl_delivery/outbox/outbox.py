@@ -26,7 +26,7 @@ from backlogctl_delivery.outbox.database import (
     OutboxRow,
     additions,
 )
-from backlogctl_delivery.outbox.messages import HeadersIn, Hint, make_row
+from backlogctl_delivery.outbox.messages import HeadersIn, make_row
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
 
 if TYPE_CHECKING:
@@ -162,12 +162,12 @@ class Outbox:
         row = connection.execute(additions.insert().values(**values)).inserted_primary_key
         if self._kafka is None or row is None:
             return
-        hint = Hint(int(row[0]), values["ordering_key"])
+        row_id = int(row[0])
 
         # Called before the database commits. The sender looks more than once.
         @event.listens_for(connection, "commit", once=True)
         def notify(_: Connection) -> None:
-            self._tell([hint])
+            self._tell([row_id])
 
     def _follow(self, session: Session, row: OutboxRow) -> None:
         key = f"{_ADDED}_{id(self)}"
@@ -175,7 +175,7 @@ class Outbox:
             session.info[key] = []
             event.listen(session, "after_commit", self._tell_committed)
             event.listen(session, "after_soft_rollback", self._forget_rolled_back)
-        session.info[key].append((row, row.ordering_key))
+        session.info[key].append(row)
 
     def _tell_committed(self, session: Session) -> None:
         # Of a savepoint nothing is committed yet.
@@ -183,15 +183,15 @@ class Outbox:
             return
         rows = session.info[f"{_ADDED}_{id(self)}"]
         # What a savepoint took back has no identity. Attributes may be expired: nothing is loaded.
-        there = [(inspect(row).identity, key) for row, key in rows]
-        self._tell([Hint(made[0], key) for made, key in there if made is not None])
+        there = [inspect(row).identity for row in rows]
+        self._tell([made[0] for made in there if made is not None])
         rows.clear()
 
     def _forget_rolled_back(self, session: Session, previous: Any) -> None:
         if not previous.nested:
             session.info[f"{_ADDED}_{id(self)}"].clear()
 
-    def _tell(self, hints: list[Hint]) -> None:
+    def _tell(self, hints: list[int]) -> None:
         """Never raises: the commit is done, and a scanner sends what is not sent now."""
         if hints and self._kafka is not None:
             reach("p8.1.hint.before")

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from backlogctl_delivery.outbox.messages import Hint
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -181,7 +179,7 @@ class OutboxSender:
             longest_interval=self._settings.longest_interval,
         )
         self._hints = Hints()
-        self._added: queue.SimpleQueue[Iterable[Hint]] = queue.SimpleQueue()
+        self._added: queue.SimpleQueue[Iterable[int]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._patience = 0.0
@@ -202,8 +200,8 @@ class OutboxSender:
         self._thread = threading.Thread(target=self._run_quietly, name="outbox", daemon=True)
         self._thread.start()
 
-    def add_hints(self, hints: Iterable[Hint]) -> None:
-        """Rows are committed, or about to be. Returns at once; of any thread."""
+    def add_hints(self, hints: Iterable[int]) -> None:
+        """Rows of these ids are committed, or about to be. Returns at once; of any thread."""
         self._added.put(hints)
 
     def close(self, seconds: float = 30.0) -> None:
@@ -329,7 +327,11 @@ class OutboxSender:
             self._in_flight.start(claimed, self._find_lease_end(now))
             if not len(self._in_flight):
                 self.kafka_outage.end()
-            pause = 0.0 if claimed else self._settings.scan_every.total_seconds()
+            pause = (
+                0.0
+                if claimed or self._claims.is_midway
+                else self._settings.scan_every.total_seconds()
+            )
             self._next_scan = now + pause
 
     def _bring_forward(self, now: float) -> None:
