@@ -11,7 +11,7 @@ import socket
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import takewhile
@@ -22,6 +22,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Integer,
+    Select,
     Update,
     and_,
     bindparam,
@@ -156,8 +157,10 @@ def split_ids(ids: Sequence[int]) -> Iterable[Sequence[int]]:
     return (ids[at : at + _MOST_IDS] for at in range(0, len(ids), _MOST_IDS))
 
 
+# Ids, or what finds them.
+Candidates = list[int] | Select[int]
 Change = Callable[[Connection, Sequence[int]], Update]
-# So many times as many rows as are claimed are looked at for heads.
+# Of so many times as many rows as are claimed the heads are looked for.
 _LOOKS_AHEAD = 4
 # So many parts of a walk are one claim's, each of as many rows as it claims.
 _STEPS = 40
@@ -211,8 +214,8 @@ class Claims:
         A row that failed before waits for its next attempt all the same.
         """
 
-        def find(connection: Connection) -> Sequence[int]:
-            return connection.execute(select_heads(connection, sorted(hints))).scalars().all()
+        def find(connection: Connection) -> Iterator[Select[int]]:
+            yield select_heads(connection, sorted(hints))
 
         return self._claim(find, or_(and_(_c.state == State.PENDING, _c.interval_ms == 0), IS_DUE))
 
@@ -301,12 +304,17 @@ class Claims:
         return min(self._longest_ms, message.interval_ms * 2 or self._first_ms)
 
     def _claim(
-        self, find: Callable[[Connection], Sequence[int]], may_start: ColumnElement[bool]
+        self, find: Callable[[Connection], Iterator[Candidates]], may_start: ColumnElement[bool]
     ) -> list[Message]:
         token = uuid.uuid4().hex
         reach("p8.2.claim.before")
         with self._database.begin() as connection:
-            chosen = self._lock_heads(connection, find(connection), may_start)
+            locked: dict[int, Any] = {}
+            for candidates in find(connection):
+                locked |= self._lock_heads(connection, candidates, may_start)
+                if len(locked) >= self._most:
+                    break
+            chosen = list(locked.values())[: self._most]
             keyless = [head.id for head in chosen if head.ordering_key is None]
             # Many keys: one row of each, all at once. Few: some of each, one after the other.
             depth = min(self._most_of_key, -(-self._most // len(chosen))) if chosen else 0
@@ -335,25 +343,18 @@ class Claims:
             self.release(lost)
         return [claimed[id_] for id_ in sorted(kept)]
 
-    def _find_due(self, connection: Connection) -> Sequence[int]:
-        """Heads that are due, at a cost that does not grow with what waits behind
-        others: where that comes first, keys are walked, from where the last walk ended."""
+    def _find_due(self, connection: Connection) -> Iterator[Candidates]:
+        """Heads that are due, at a cost that does not grow with what waits behind others: where
+        that comes first, keys are walked, from where the last walk ended."""
+        self.is_midway = False
         most = _LOOKS_AHEAD * self._most
         due = select(_c.id, _c.ordering_key).where(IS_DUE).order_by(_c.due_at, _c.id)
-        # More than are claimed: others may have what comes first.
-        first = select_first(connection, due.limit(most)).limit(2 * self._most)
-        heads = connection.execute(first).scalars().all()
-        self.is_midway = False
-        is_crowd = due.offset(most - 1).limit(1)
-        if len(heads) >= self._most or connection.execute(is_crowd).first() is None:
-            return heads
-        keyless = (
-            select(_c.id)
-            .where(IS_DUE, _c.ordering_key.is_(None))
-            .order_by(_c.ordering_key, _c.id)
-            .limit(self._most)
-        )
-        return [*heads, *connection.execute(keyless).scalars(), *self._walk(connection)]
+        yield select_first(connection, due.limit(most)).limit(self._most)
+        if connection.execute(due.offset(most - 1).limit(1)).first() is None:
+            return
+        keyless = select(_c.id).where(IS_DUE, _c.ordering_key.is_(None))
+        yield keyless.order_by(_c.ordering_key, _c.id).limit(self._most)
+        yield self._walk(connection)
 
     def _walk(self, connection: Connection) -> list[int]:
         """Heads that are due, key by key from where the last walk ended, each key once."""
@@ -372,19 +373,21 @@ class Claims:
         return list(found.values())
 
     def _lock_heads(
-        self, connection: Connection, ids: Sequence[int], may_start: ColumnElement[bool]
-    ) -> Sequence[Any]:
-        """Locked where the database can, but for what others have locked. InnoDB would lock all
-        that it looks at to find them, and two claims each other's rows: so they are known."""
+        self, connection: Connection, candidates: Candidates, may_start: ColumnElement[bool]
+    ) -> dict[int, Any]:
+        """By id; locked where the database can, but for what others have locked."""
+        if connection.dialect.name != "postgresql" and not isinstance(candidates, list):
+            # InnoDB would lock all that it looks at to find them, and two claims each other's rows.
+            candidates = list(connection.execute(candidates).scalars())
         heads = (
             select(_c.id, _c.ordering_key)
-            .where(is_one_of(connection, _c.id, ids), _c.due_at.is_not(None), may_start)
+            .where(is_one_of(connection, _c.id, candidates), _c.due_at.is_not(None), may_start)
             .order_by(_c.id)
             .limit(self._most)
         )
         if self._database.can_skip_locked(connection):
             heads = heads.with_for_update(skip_locked=True)
-        return connection.execute(heads).all() if ids else []
+        return {row.id: row for row in connection.execute(heads)} if candidates != [] else {}
 
     def _list_runs(
         self, connection: Connection, heads: Sequence[int], depth: int

@@ -43,10 +43,13 @@ IS_AHEAD = and_(
 
 
 def is_one_of(
-    connection: Connection, column: ColumnElement[Any], values: Sequence[int]
+    connection: Connection, column: ColumnElement[Any], values: Sequence[int] | Select[int]
 ) -> ColumnElement[bool]:
     """`column IN (...)`; in PostgreSQL as one array, since to write 500 parameters takes longer
     than the database needs for them."""
+    if isinstance(values, Select):
+        # Found first, as a list is.
+        return column == any_(func.array(values.scalar_subquery()))
     if connection.dialect.name == "postgresql":
         return column == any_(literal(list(values), ARRAY(BigInteger)))
     return column.in_(values)
