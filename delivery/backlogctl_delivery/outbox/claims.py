@@ -51,9 +51,9 @@ from backlogctl_delivery.outbox.heads import (
     IS_DUE,
     IS_FREE,
     is_one_of,
+    select_by_key,
     select_first,
     select_heads,
-    select_keys,
     select_runs,
 )
 from backlogctl_delivery.outbox.messages import Message, read_headers
@@ -360,7 +360,7 @@ class Claims:
         """Heads that are due, key by key from where the last walk ended, each key once."""
         found: dict[int | None, int] = {}
         for _ in range(_STEPS):
-            rows = connection.execute(select_keys(connection, self._after, self._most)).all()
+            rows = connection.execute(select_by_key(connection, self._after, self._most)).all()
             for row in rows:
                 if row.ordering_key != self._after:
                     self._after = row.ordering_key

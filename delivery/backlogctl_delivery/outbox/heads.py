@@ -79,7 +79,7 @@ def select_heads(connection: Connection, ids: Sequence[int]) -> Select[int]:
     return select(first).where(*of_them).distinct()
 
 
-def select_keys(
+def select_by_key(
     connection: Connection, after: int | None, most: int
 ) -> Select[int, int | None, bool]:
     """So many rows in the order of their keys, from the key after this one on."""
