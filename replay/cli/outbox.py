@@ -171,7 +171,7 @@ def show_entry(
 
 def _read_status(chosen: Chosen) -> dict[str, Any]:
     desk = chosen.open_desk()
-    names = ("pending", "in_progress", "parked", "failed", "oldest_seconds")
+    names = ("pending", "in_progress", "parked", "failed", "ahead", "oldest_seconds")
     status = to_document(desk.read_status(), *names)
     return {"outbox": desk.label, "name": chosen.name or None, **status}
 
@@ -204,6 +204,14 @@ def _tell_status(chosen: Chosen, document: dict[str, Any]) -> Sequence[str]:
                 f"`backlogctl outbox list{option}` says why"
             ]
             if document["failed"]
+            else []
+        ),
+        *(
+            [
+                f"written by a clock ahead of the database's: {document['ahead']:,}; a sender "
+                "takes them up"
+            ]
+            if document["ahead"]
             else []
         ),
         *([f"next: backlogctl outbox list{option} --state parked"] if document["parked"] else []),

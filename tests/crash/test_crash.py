@@ -12,7 +12,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.delivery.facts import audit_facts
 from tests.crash import points
 from tests.crash.delivery import cast
-from tests.crash.delivery.chain import READER, OutboxChain, Part
+from tests.crash.delivery.chain import READER, READERS, OutboxChain, Part
 from tests.crash.delivery.schedule import (
     CHAINS,
     LOOK_BACK,
@@ -154,7 +154,8 @@ def test_the_oracle_sees_a_consumer_that_keeps_no_marks(
 ) -> None:
     """So what is killed here does lead to repeats."""
     chain = OutboxChain(kafka.bootstrap, tmp_path, database)
-    chain.parts[READER] = Part(cast.consume_always, chain.parts[READER].arguments)
+    for name in READERS:
+        chain.parts[name] = Part(cast.consume_always, chain.parts[name].arguments)
     with chain:
         for _ in range(2):
             chain.kill_at(READER, "once.committed")

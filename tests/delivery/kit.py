@@ -109,7 +109,7 @@ class Shop:
             "first_interval": timedelta(seconds=1),
             "longest_interval": timedelta(minutes=5),
         }
-        return Claims(self.database, **{**given, **changes})
+        return Claims(**{"database": self.database, **given, **changes})
 
     def make_sender(
         self, settings: Settings = FAST, kafka: Mapping[str, Any] | None = None

@@ -22,7 +22,7 @@ from backlogctl.errors import ConfigurationError, UsageError
 from backlogctl_delivery import stamps
 from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings, create_tables
 from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxStatus
-from backlogctl_delivery.outbox.database import OutboxDatabase, clock_ms, messages
+from backlogctl_delivery.outbox.database import NEVER, OutboxDatabase, clock_ms, messages
 from backlogctl_delivery.outbox.metrics import CATALOGUE, OutboxCollector, collect_outboxes
 from backlogctl_delivery.outbox.sender import OutboxSender
 from tests.conftest import MakeTopic
@@ -127,6 +127,52 @@ def test_an_asynchronous_session(shop: Shop, topic: MakeTopic) -> None:
 
     given = asyncio.run(work())
     assert shop.read_ids(name) == [given]
+
+
+@pytest.mark.parametrize("by", ["connect_args", "do_connect"])
+def test_fault_147_the_thread_connects_as_the_asynchronous_engine_does(
+    pg_shop: Shop, topic: MakeTopic, by: str
+) -> None:
+    """Its address alone leads nowhere: such as TLS, a password that is asked for, a schema."""
+    name, registry = topic(1), CollectorRegistry()
+    url = make_url(pg_shop.url).set(drivername="postgresql+asyncpg")
+    given = {"database": url.database}
+
+    async def work() -> str:
+        engine = create_async_engine(
+            url.set(database="nowhere"), connect_args=given if by == "connect_args" else {}
+        )
+        if by == "do_connect":
+
+            @event.listens_for(engine.sync_engine, "do_connect")
+            def connect(_: Any, __: Any, ___: Any, named: dict[str, Any]) -> None:
+                named.update(given)
+
+        outbox = Outbox(engine, properties_of(pg_shop.bootstrap), settings=FAST)
+        outbox.create()
+        async with AsyncSession(engine) as session, session.begin():
+            made = [outbox.add(session, topic=name, key=key, value="v") for key in ("a", "a")]
+        await asyncio.to_thread(pg_shop.await_sent, 2)
+        outbox.export_metrics(registry, "own")
+        got = await asyncio.to_thread(scrape_registry, registry)
+        assert got.value("backlog_outbox_messages", outbox="own", state="pending") == 0
+        await asyncio.to_thread(outbox.close)
+        await engine.dispose()
+        return made[0]
+
+    assert asyncio.run(work()) == pg_shop.read_ids(name)[0]
+
+
+def test_fault_147_an_asynchronous_engine_without_a_server_is_told(
+    pg_shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = make_url(pg_shop.url).set(drivername="postgresql+asyncpg", port=1)
+    with closing(
+        OutboxSender(create_async_engine(url), {"bootstrap.servers": pg_shop.bootstrap})
+    ) as sender:
+        sender.start()
+        wait_until(lambda: sender.database_outage.is_on, what="it is told")
+    assert "the database cannot be reached" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -244,20 +290,64 @@ def test_a_claim_holds_what_was_asked_for_and_leaves_the_rest_to_others(shop: Sh
     assert [message.id for message in second] == sorted(message.id for message in second)
 
 
-@pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_a_look_reads_of_the_index_only_what_is_due(shop: Shop) -> None:
-    """However much is parked or waits for its next attempt."""
-    found: list[str] = []
+# Rows that this connection has read; of PostgreSQL in this transaction.
+_READS = {
+    "postgresql": "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) "
+    "FROM pg_stat_xact_user_tables",
+    "mariadb": "SELECT sum(variable_value) FROM information_schema.session_status "
+    "WHERE variable_name LIKE 'HANDLER_READ%'",
+}
+_ANALYZE = {"postgresql": "ANALYZE", "mariadb": "ANALYZE TABLE backlog_outbox"}
 
-    @event.listens_for(shop.database._engine, "before_cursor_execute")
-    def explain(connection: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
-        if "SKIP LOCKED" in statement:
-            cursor.execute("SET LOCAL enable_seqscan = off")
-            cursor.execute(f"EXPLAIN {statement}", given)
-            found.extend(line for (line,) in cursor.fetchall())
 
-    shop.make_claims().claim_due()
-    assert any("Index Cond: (due_at <= " in line for line in found), found
+@pytest.mark.parametrize("url", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize(
+    ("head", "last"),
+    [
+        ({"state": "parked", "due_at": NEVER}, 1),
+        ({"due_at": 2**60}, 1),
+        ({"due_at": 1}, 1),
+        ({"state": "parked", "due_at": NEVER}, 10**9),
+    ],
+    ids=["parked", "waits", "hot", "all-parked"],
+)
+def test_fault_148_a_claim_reads_what_it_claims(
+    shop: Shop, head: dict[str, Any], last: int
+) -> None:
+    """However much waits behind a key's first row, is parked, or waits for its next attempt."""
+    shop.add("t", "hot")
+    names = [column.name for column in messages.c if column.name != "id"]
+    with shop.engine.begin() as connection:
+        for there in (2**power for power in range(16)):
+            copied = select(*[messages.c[name] for name in names]).limit(there)
+            connection.execute(messages.insert().from_select(names, copied))
+        connection.execute(messages.update().values(**head).where(messages.c.id <= last))
+        connection.execute(text(_ANALYZE[connection.dialect.name]))
+    shop.add("t", "a", "b", None)
+    database, reads = OutboxDatabase(shop.url), []
+
+    @event.listens_for(database._engine, "commit")
+    def count(connection: Any) -> None:
+        reads.append(connection.scalar(text(_READS[connection.dialect.name])))
+
+    claimed = shop.make_claims(database=database).claim_due()
+    database.close()
+    assert {row.key for row in claimed} >= {b"a", b"b", None}
+    assert len(claimed) == (103 if head == {"due_at": 1} else 3)
+    assert reads[0] < 20_000
+
+
+# SQLite's RETURNING promises no order: SQLAlchemy inserts one row at a time there.
+@pytest.mark.parametrize("url", ["postgres", "mariadb"], indirect=True)
+def test_the_rows_of_a_flush_are_one_statement(shop: Shop) -> None:
+    statements: list[str] = []
+
+    @event.listens_for(shop.engine, "before_cursor_execute")
+    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+        statements.append(statement)
+
+    shop.add("t", *[f"k{number}" for number in range(50)])
+    assert len([one for one in statements if one.startswith("INSERT")]) == 1
 
 
 # What a user reads when the database of an outbox does not do its part.

@@ -294,6 +294,45 @@ def test_fault_53_what_is_old_is_purged_in_batches_with_a_bound(
     assert shop.list_rows("state") == [("pending",)]
 
 
+@pytest.mark.parametrize("hours", [1, -1])
+def test_fault_146_the_clock_of_an_application_decides_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    with monkeypatch.context() as patch:
+        true = time.time_ns
+        patch.setattr(time, "time_ns", lambda: true() + hours * 3_600 * 10**9)
+        shop.add("t", "a", "b", None)
+        with shop.engine.begin() as connection:
+            shop.outbox.add(connection, topic="t", key="c", value="v")
+        shop.outbox._wait_ms = 180_000
+        shop.add("t", "d")
+    with shop.engine.connect() as connection:
+        now = connection.scalar(select(clock_ms())) or 0
+    for created, due in shop.list_rows("created_at", "due_at"):
+        assert now - 30_000 < created <= now
+        assert (due - created + 50) // 100 * 100 in (0, 180_000)
+    assert len(shop.make_claims().claim_due()) == 4
+
+
+def test_fault_146_rows_of_a_clock_that_is_ahead_hold_up_nobody_and_are_told(
+    shop: Shop, topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That of somebody else who writes rows, or of a database that has failed over since."""
+    name = topic(1)
+    given = shop.add(name, "a", "b")
+    with shop.engine.begin() as connection:
+        later = {name: messages.c[name] + 3_600_000 for name in ("created_at", "due_at")}
+        connection.execute(update(messages).values(**later))
+    given += shop.add(name, "a")
+    desk = OutboxAdmin(shop.database)
+    assert desk.read_status().ahead == 2
+    with shop.sending():
+        shop.await_sent(3)
+    assert sorted(map(str, shop.read_ids(name))) == sorted(given)
+    assert "2 messages were written by a clock ahead of the database's" in caplog.text
+    assert desk.read_status().ahead == 0
+
+
 @pytest.mark.parametrize("by", ["session", "connection"])
 def test_what_was_committed_just_before_the_end_is_sent(
     pg_shop: Shop, topic: MakeTopic, by: str

@@ -34,7 +34,6 @@ from backlogctl_delivery.lookback.messages import (
 from backlogctl_delivery.lookback.metrics import Metrics
 from backlogctl_delivery.lookback.settings import LookBackSettings
 from backlogctl_delivery.lookback.tables import INCIDENTS, MESSAGES, LookBackDatabase, forward
-from backlogctl_delivery.outbox.messages import Hint
 
 BY_APPLICATION, BY_LOOK_BACK = "application", "look-back"
 _NO_MESSAGE = {"service": None, "topic": None, "key": None, "value": None, "headers": None}
@@ -61,7 +60,7 @@ class Applied:
 
     events: Mapping[str, int]
     incidents: Mapping[str, int]
-    hints: Sequence[Hint] = ()
+    hints: Sequence[int] = ()
 
 
 def apply_records(
@@ -174,7 +173,7 @@ class _Batch:
             }
         )
 
-    def _store(self, now: datetime) -> list[Hint]:
+    def _store(self, now: datetime) -> list[int]:
         if self._new:
             rows = [self._rows[made] for made in sorted(self._new)]
             self._connection.execute(insert(MESSAGES), rows)
@@ -263,7 +262,7 @@ class Intake:
         settings: LookBackSettings,
         properties: Mapping[str, Any],
         metrics: Metrics,
-        notify: Callable[[Sequence[Hint]], None],
+        notify: Callable[[Sequence[int]], None],
     ) -> None:
         self._database, self._settings, self._metrics = database, settings, metrics
         self._notify = notify

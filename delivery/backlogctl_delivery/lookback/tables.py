@@ -38,7 +38,7 @@ from backlogctl_delivery.errors import BacklogError
 from backlogctl_delivery.lookback.messages import State, read_message_headers
 from backlogctl_delivery.lookback.settings import LookBackSettings
 from backlogctl_delivery.outbox import database as outbox_tables
-from backlogctl_delivery.outbox.messages import Hint, make_row
+from backlogctl_delivery.outbox.messages import make_row
 
 
 class LookBackDatabaseError(BacklogError):
@@ -157,7 +157,7 @@ def forward(
     settings: LookBackSettings,
     messages: Sequence[Mapping[str, Any]],
     now: datetime,
-) -> list[Hint]:
+) -> list[int]:
     """Hands committed messages to the outbox, which sends them; within the caller's transaction.
 
     They have no order: one that the brokers refuse holds up no other.
@@ -180,7 +180,7 @@ def forward(
         for message in messages
     ]
     added = connection.execute(insert(OUTBOX).returning(OUTBOX.c.id), rows)
-    return [Hint(row_id, None) for row_id in added.scalars()]
+    return list(added.scalars())
 
 
 def select_unsent(*conditions: ColumnElement[bool]) -> Select[tuple[str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, delete, exists, func, select, update
+from sqlalchemy import Select, case, delete, exists, func, select, update
 
 from backlogctl_delivery.errors import Refused, UsageError
 from backlogctl_delivery.outbox.database import (
@@ -19,6 +19,7 @@ from backlogctl_delivery.outbox.database import (
     messages,
     require_shape,
 )
+from backlogctl_delivery.outbox.heads import IS_AHEAD
 from backlogctl_delivery.outbox.messages import read_headers
 
 _c = messages.c
@@ -33,6 +34,7 @@ class OutboxStatus:
         oldest_seconds: since the oldest row that is not sent was added; None where all are.
         oldest_waiting_seconds: the same without parked rows.
         failed: of those that are pending, how many were tried before.
+        ahead: how many were written by a clock ahead of the database's; a sender takes them up.
     """
 
     pending: int
@@ -41,6 +43,7 @@ class OutboxStatus:
     oldest_seconds: float | None
     oldest_waiting_seconds: float | None = None
     failed: int = 0
+    ahead: int = 0
 
     @property
     def waiting(self) -> int:
@@ -96,8 +99,8 @@ class OutboxAdmin:
         return self._database.name
 
     def create(self) -> None:
-        with self._database.begin(creates=True) as connection:
-            create_tables(connection)
+        """Makes the table where it is not there."""
+        self._database.run(self._create)
 
     def check(self) -> None:
         """Whether a sender can work on the table; raises where it cannot."""
@@ -105,12 +108,20 @@ class OutboxAdmin:
 
     def read_status(self) -> OutboxStatus:
         """Counts what is not sent; reads nothing of what is."""
+        return self._database.run(self._count)
+
+    def _create(self) -> None:
+        with self._database.begin(creates=True) as connection:
+            create_tables(connection)
+
+    def _count(self) -> OutboxStatus:
         counted = (
             select(
                 _c.state,
                 func.count().label("rows"),
                 func.count(_c.last_error).label("failed"),
                 func.min(_c.created_at).label("oldest"),
+                func.sum(case((IS_AHEAD, 1), else_=0)).label("ahead"),
             )
             .where(_c.due_at.is_not(None))
             .group_by(_c.state)
@@ -124,6 +135,7 @@ class OutboxAdmin:
             pending=counts[State.PENDING],
             in_progress=counts[State.IN_PROGRESS],
             parked=counts[State.PARKED],
+            ahead=sum(int(row.ahead) for row in by_state.values()),
             failed=by_state[State.PENDING].failed if State.PENDING in by_state else 0,
             oldest_seconds=max(ages.values(), default=None),
             oldest_waiting_seconds=max(

@@ -11,7 +11,7 @@ import socket
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import takewhile
@@ -25,7 +25,6 @@ from sqlalchemy import (
     Select,
     Update,
     and_,
-    any_,
     bindparam,
     case,
     column,
@@ -47,7 +46,17 @@ from backlogctl_delivery.outbox.database import (
     clock_ms,
     messages,
 )
-from backlogctl_delivery.outbox.messages import Hint, Message, read_headers
+from backlogctl_delivery.outbox.heads import (
+    IS_AHEAD,
+    IS_DUE,
+    IS_FREE,
+    is_one_of,
+    select_by_key,
+    select_first,
+    select_heads,
+    select_runs,
+)
+from backlogctl_delivery.outbox.messages import Message, read_headers
 
 _c = messages.c
 # As many ids stand in one statement.
@@ -144,33 +153,17 @@ def make_sent(connection: Connection, acknowledged: Sequence[Acknowledged]) -> U
     return update(messages).where(is_sent).values(**sets, sent_at=clock_ms() - age)
 
 
-def is_one_of(
-    connection: Connection, column: ColumnElement[Any], values: Sequence[int]
-) -> ColumnElement[bool]:
-    """`column IN (...)`; in PostgreSQL as one array, since to write 500 parameters takes longer
-    than the database needs for them."""
-    if connection.dialect.name == "postgresql":
-        return column == any_(literal(list(values), ARRAY(BigInteger)))
-    return column.in_(values)
-
-
 def split_ids(ids: Sequence[int]) -> Iterable[Sequence[int]]:
     return (ids[at : at + _MOST_IDS] for at in range(0, len(ids), _MOST_IDS))
 
 
-_earlier = messages.alias("earlier")
-# Looked up once for a statement: then PostgreSQL reads of the index only what is due.
-_DUE = _c.due_at <= select(clock_ms()).scalar_subquery()
-# Rows that may be claimed whenever their attempt comes: new ones, or of a lease that has ended.
-_FREE = or_(_c.state == State.PENDING, _DUE)
-_IS_HEAD = ~(
-    select(_earlier.c.id)
-    .where(_earlier.c.ordering_key == _c.ordering_key, _earlier.c.id < _c.id)
-    .correlate(messages)
-    .exists()
-)
+# Ids, or what finds them.
+Candidates = list[int] | Select[int]
 Change = Callable[[Connection, Sequence[int]], Update]
+# Of so many times as many rows as are claimed the heads are looked for.
 _LOOKS_AHEAD = 4
+# So many parts of a walk are one claim's, each of as many rows as it claims.
+_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,35 +197,52 @@ class Claims:
         self._lease_ms = _to_ms(lease)
         self._most, self._most_of_key = most, most_of_key
         self._first_ms, self._longest_ms = _to_ms(first_interval), _to_ms(longest_interval)
+        # The key at which the last walk ended, and whether it did so amid keys.
+        self._after: int | None = None
+        self.is_midway = False
         self._owner = f"{socket.gethostname()[:100]}:{os.getpid()}"
 
     def claim_due(self) -> list[Message]:
-        """Claims heads that are due, oldest first, and rows behind them. In the order of ids.
+        """Claims heads that are due, and rows behind them. In the order of ids.
         Raises OutboxDatabaseError: the database refused, or is away.
         """
-        heads = select(_c.id, _c.ordering_key).where(_DUE, _IS_HEAD).order_by(_c.due_at, _c.id)
-        return self._claim(heads)
+        return self._claim(self._find_due, IS_DUE)
 
-    def claim_hinted(self, hints: Collection[Hint]) -> list[Message]:
+    def claim_hinted(self, hints: Collection[int]) -> list[Message]:
         """The same for rows of which a commit has told, and their keys, before they are due.
 
         A row that failed before waits for its next attempt all the same.
         """
-        ordering_keys = sorted(
-            {hint.ordering_key for hint in hints if hint.ordering_key is not None}
-        )
-        ids = sorted(hint.id for hint in hints if hint.ordering_key is None)
-        heads = (
-            select(_c.id, _c.ordering_key)
-            .where(
-                or_(_c.ordering_key.in_(ordering_keys), _c.id.in_(ids)),
-                or_(and_(_c.state == State.PENDING, _c.interval_ms == 0), _DUE),
-                _c.due_at.is_not(None),
-                _IS_HEAD,
-            )
+
+        def find(connection: Connection) -> Iterator[Select[int]]:
+            yield select_heads(connection, sorted(hints))
+
+        return self._claim(find, or_(and_(_c.state == State.PENDING, _c.interval_ms == 0), IS_DUE))
+
+    def bring_forward(self) -> int:
+        """Takes up rows that were written by a clock ahead of the database's, as if they were
+        written now: they would wait for that clock's time, and hold up their keys.
+
+        Returns:
+            How many.
+        """
+        ahead = (
+            select(_c.id)
+            .where(_c.due_at > select(clock_ms()).scalar_subquery(), _c.due_at < NEVER, IS_AHEAD)
             .order_by(_c.id)
+            .limit(_MOST_IDS)
         )
-        return self._claim(heads)
+        with self._database.begin() as connection:
+            ids = connection.execute(ahead).scalars().all()
+        if not ids:
+            return 0
+        with self._database.begin() as connection:
+            chosen = update(messages).where(is_one_of(connection, _c.id, ids), IS_AHEAD)
+            # MySQL sets one after the other: the first is computed of what the second replaces.
+            written = chosen.ordered_values(
+                (_c.due_at, _c.due_at - _c.created_at + clock_ms()), (_c.created_at, clock_ms())
+            )
+            return connection.execute(written).rowcount
 
     def mark_sent(self, delivered: Sequence[Acknowledged]) -> int:
         """Marks what Kafka acknowledged.
@@ -293,20 +303,27 @@ class Claims:
     def _next_interval(self, message: Message) -> int:
         return min(self._longest_ms, message.interval_ms * 2 or self._first_ms)
 
-    def _claim(self, heads: Select[tuple[int, int | None]]) -> list[Message]:
+    def _claim(
+        self, find: Callable[[Connection], Iterator[Candidates]], may_start: ColumnElement[bool]
+    ) -> list[Message]:
         token = uuid.uuid4().hex
         reach("p8.2.claim.before")
         with self._database.begin() as connection:
-            chosen = self._find_heads(connection, heads)
+            locked: dict[int, Any] = {}
+            for candidates in find(connection):
+                locked |= self._lock_heads(connection, candidates, may_start)
+                if len(locked) >= self._most:
+                    break
+            chosen = list(locked.values())[: self._most]
             keyless = [head.id for head in chosen if head.ordering_key is None]
-            ordering_keys = [head.ordering_key for head in chosen if head.ordering_key is not None]
             # Many keys: one row of each, all at once. Few: some of each, one after the other.
             depth = min(self._most_of_key, -(-self._most // len(chosen))) if chosen else 0
             runs: dict[int | None, list[int]] = {
                 head.ordering_key: [head.id] for head in chosen if head.ordering_key is not None
             }
-            if ordering_keys and depth > 1:
-                runs = self._list_runs(connection, ordering_keys, depth)
+            if runs and depth > 1:
+                heads = [id_ for run in runs.values() for id_ in run]
+                runs = self._list_runs(connection, heads, depth)
             ids = sorted([*keyless, *(id_ for run in runs.values() for id_ in run)])
             rows = [] if self._database.is_sqlite else self._take(connection, ids, token)
         if self._database.is_sqlite and ids:
@@ -326,42 +343,57 @@ class Claims:
             self.release(lost)
         return [claimed[id_] for id_ in sorted(kept)]
 
-    def _find_heads(
-        self, connection: Connection, heads: Select[tuple[int, int | None]]
-    ) -> Sequence[Any]:
-        """Locked where the database can, but for what others have locked."""
-        if not self._database.can_skip_locked(connection):
-            return connection.execute(heads.limit(self._most)).all()
-        if connection.dialect.name == "postgresql":
-            locked = heads.limit(self._most).with_for_update(skip_locked=True)
-            return connection.execute(locked).all()
-        # InnoDB would lock all that it looks at to find them, and two claims each other's rows. So
-        # it looks first, further than it claims, as others may have what comes first.
-        candidates = [row.id for row in connection.execute(heads.limit(_LOOKS_AHEAD * self._most))]
-        locked = (
+    def _find_due(self, connection: Connection) -> Iterator[Candidates]:
+        """Heads that are due, at a cost that does not grow with what waits behind others: where
+        that comes first, keys are walked, from where the last walk ended."""
+        self.is_midway = False
+        most = _LOOKS_AHEAD * self._most
+        due = select(_c.id, _c.ordering_key).where(IS_DUE).order_by(_c.due_at, _c.id)
+        yield select_first(connection, due.limit(most)).limit(self._most)
+        if connection.execute(due.offset(most - 1).limit(1)).first() is None:
+            return
+        keyless = select(_c.id).where(IS_DUE, _c.ordering_key.is_(None))
+        yield keyless.order_by(_c.ordering_key, _c.id).limit(self._most)
+        yield self._walk(connection)
+
+    def _walk(self, connection: Connection) -> list[int]:
+        """Heads that are due, key by key from where the last walk ended, each key once."""
+        found: dict[int | None, int] = {}
+        for _ in range(_STEPS):
+            rows = connection.execute(select_by_key(connection, self._after, self._most)).all()
+            for row in rows:
+                if row.ordering_key != self._after:
+                    self._after = row.ordering_key
+                    found |= {row.ordering_key: row.id} if row.is_due else {}
+            self.is_midway = len(rows) == self._most
+            if not self.is_midway:
+                self._after = None
+            if not self.is_midway or len(found) >= self._most:
+                break
+        return list(found.values())
+
+    def _lock_heads(
+        self, connection: Connection, candidates: Candidates, may_start: ColumnElement[bool]
+    ) -> dict[int, Any]:
+        """By id; locked where the database can, but for what others have locked."""
+        if connection.dialect.name != "postgresql" and not isinstance(candidates, list):
+            # InnoDB would lock all that it looks at to find them, and two claims each other's rows.
+            candidates = list(connection.execute(candidates).scalars())
+        heads = (
             select(_c.id, _c.ordering_key)
-            .where(_c.id.in_(candidates))
+            .where(is_one_of(connection, _c.id, candidates), _c.due_at.is_not(None), may_start)
             .order_by(_c.id)
             .limit(self._most)
-            .with_for_update(skip_locked=True)
         )
-        return connection.execute(locked).all()
+        if self._database.can_skip_locked(connection):
+            heads = heads.with_for_update(skip_locked=True)
+        return {row.id: row for row in connection.execute(heads)} if candidates != [] else {}
 
     def _list_runs(
-        self, connection: Connection, ordering_keys: Sequence[int], depth: int
+        self, connection: Connection, heads: Sequence[int], depth: int
     ) -> dict[int | None, list[int]]:
         """By key as many rows from its head on as one sender may send in their order."""
-        place = func.row_number().over(partition_by=_c.ordering_key, order_by=_c.id).label("place")
-        numbered = (
-            select(_c.id, _c.ordering_key, place, _FREE.label("free"))
-            .where(is_one_of(connection, _c.ordering_key, ordering_keys))
-            .subquery("numbered")
-        )
-        rows = connection.execute(
-            select(numbered)
-            .where(numbered.c.place <= depth)
-            .order_by(numbered.c.ordering_key, numbered.c.id)
-        )
+        rows = connection.execute(select_runs(connection, heads, depth))
         by_key: dict[int | None, list[Any]] = defaultdict(list)
         for row in rows:
             by_key[row.ordering_key].append(row)
@@ -394,7 +426,7 @@ class Claims:
         for part in split_ids(ids):
             connection.execute(
                 update(messages)
-                .where(is_one_of(connection, _c.id, part), _FREE, _c.due_at < NEVER)
+                .where(is_one_of(connection, _c.id, part), IS_FREE, _c.due_at < NEVER)
                 .values(**values)
             )
         rows: list[Message] = []

@@ -6,17 +6,21 @@ in a migration, with `op.get_bind()`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import (
     URL,
     BigInteger,
+    BindParameter,
     Column,
+    ColumnElement,
     Connection,
     Engine,
     Index,
@@ -26,18 +30,20 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     create_engine,
     event,
     inspect,
 )
 from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT, VARCHAR
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import registry
 from sqlalchemy.schema import CreateIndex
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
+from sqlalchemy.util import greenlet_spawn
 
 from backlogctl_delivery.database import add_liveness
 from backlogctl_delivery.database_failures import DatabasePlace, explain_failure
@@ -46,8 +52,9 @@ from backlogctl_delivery.errors import BacklogError, ConfigurationError
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+_T = TypeVar("_T")
 _BUSY_SECONDS = 15
-# What is given may name an asynchronous driver; a sender has a thread of its own, and needs none.
+# A URL may name an asynchronous driver; a sender has a thread of its own, and needs none.
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
@@ -69,8 +76,8 @@ class OutboxDatabase:
     """The database that holds the outbox.
 
     Args:
-        source: an Engine, which is used as it is; or an AsyncEngine or a URL, for which an engine
-            of its own is made.
+        source: an Engine, which is used as it is; an AsyncEngine, whose settings are used on
+            connections of its own, within `run`; or a URL, for which an engine is made.
 
     Raises:
         ConfigurationError: the URL is none of PostgreSQL, MariaDB, MySQL or SQLite, or its driver
@@ -79,7 +86,16 @@ class OutboxDatabase:
 
     def __init__(self, source: Engine | AsyncEngine | URL | str) -> None:
         self._owns = not isinstance(source, Engine)
-        self._engine = source if isinstance(source, Engine) else _make_engine(_read_url(source))
+        self._is_async = not isinstance(source, Engine | URL | str)
+        if isinstance(source, Engine):
+            self._engine = source
+        elif isinstance(source, URL | str):
+            self._engine = _make_engine(_read_url(source))
+        else:
+            # A connection lives in one loop, so the application's are none for another thread.
+            given = source.sync_engine
+            pool = given.pool.recreate()
+            self._engine = Engine(pool, given.dialect, given.url, hide_parameters=True)
         self.url = self._engine.url
         name = self._engine.dialect.name
         if name not in _DRIVERS:
@@ -134,6 +150,30 @@ class OutboxDatabase:
                 yield connection
         except SQLAlchemyError as error:
             raise explain_failure(error, self._place, OutboxDatabaseError) from None
+        except OSError as error:  # of a server that is away, as asyncpg has it
+            lost = OperationalError("", None, error)
+            raise explain_failure(lost, self._place, OutboxDatabaseError) from None
+
+    def run(self, work: Callable[[], _T]) -> _T:
+        """Runs what begins transactions: those of an AsyncEngine need a loop, which is made and
+        ended here. One at a time.
+        """
+        if not self._is_async:
+            return work()
+
+        async def spawn() -> _T:
+            try:
+                return await greenlet_spawn(work)
+            finally:
+                await greenlet_spawn(self._engine.dispose)
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(spawn())
+        # The application's own loop runs in this thread, and waits.
+        with ThreadPoolExecutor(1) as aside:
+            return aside.submit(asyncio.run, spawn()).result()
 
     def can_skip_locked(self, connection: Connection) -> bool:
         """Whether it knows SKIP LOCKED: PostgreSQL, MariaDB from 10.6, MySQL from 8."""
@@ -146,7 +186,7 @@ class OutboxDatabase:
 
     def close(self) -> None:
         """Closes its connections, unless they are the application's."""
-        if self._owns:
+        if self._owns and not self._is_async:
             self._engine.dispose()
 
     def _has_file(self) -> bool:
@@ -154,10 +194,9 @@ class OutboxDatabase:
         return name.startswith(("file:", ":memory:")) or Path(name).exists()
 
 
-def _read_url(source: AsyncEngine | URL | str) -> URL:
-    given: Any = getattr(source, "url", source)
+def _read_url(source: URL | str) -> URL:
     try:
-        url = make_url(given)
+        url = make_url(source)
         backend = url.get_backend_name()
     except (ArgumentError, NoSuchModuleError, ValueError):
         url, backend = None, ""
@@ -262,8 +301,8 @@ messages = Table(
 )
 
 
-def _index(*names: str) -> Index:
-    there = messages.c[names[0]].is_not(None)
+def _index(*names: str, of: str) -> Index:
+    there = messages.c[of].is_not(None)
     return Index(
         f"backlog_outbox_{names[0]}",
         *(messages.c[name] for name in names),
@@ -273,9 +312,26 @@ def _index(*names: str) -> Index:
 
 
 # What is sent is in none of the first two, however much of it is kept.
-_index("ordering_key", "id")
-_index("due_at", "id")
-_index("sent_at")
+_index("ordering_key", "id", of="due_at")
+_index("due_at", "id", of="due_at")
+_index("sent_at", of="sent_at")
+
+
+class _FromNow(TypeDecorator[int]):
+    """Milliseconds from now on: the database adds its own clock, in a batch of rows as in one."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def bind_expression(self, bindvalue: BindParameter[int]) -> ColumnElement[int]:
+        """What stands in the statement."""
+        return clock_ms() + bindvalue
+
+
+# The table as rows are added to it: `due_at` and `created_at` are given from now on.
+additions = messages.to_metadata(MetaData())
+for _name in ("due_at", "created_at"):
+    additions.c[_name].type = _FromNow()
 
 
 class OutboxRow:
@@ -295,7 +351,7 @@ class OutboxRow:
         return f"OutboxRow(message_id={self.message_id!r}, topic={self.topic!r})"
 
 
-registry(metadata=metadata).map_imperatively(OutboxRow, messages)
+registry(metadata=additions.metadata).map_imperatively(OutboxRow, additions)
 
 
 def create_tables(connection: Connection) -> None:

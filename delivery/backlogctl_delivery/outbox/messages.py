@@ -55,14 +55,6 @@ class Message:
         return [*self.headers, (EVENT_ID, self.message_id.encode())]
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """A row that was committed a moment ago, or is about to be."""
-
-    id: int
-    ordering_key: int | None
-
-
 def make_row(
     topic: str,
     key: str | bytes | None,
@@ -73,7 +65,7 @@ def make_row(
     max_attempts: int,
     wait_ms: int,
 ) -> dict[str, Any]:
-    """The values of a new row.
+    """The values of a new row for `additions`: times are from now on, by the database's clock.
 
     Args:
         wait_ms: so long the scanner leaves it to the sender of the application's own process.
@@ -92,7 +84,6 @@ def make_row(
             hint="leave it out, or take uuid.uuid4().hex",
         )
     key_bytes = _encode(topic, "key", key)
-    now = time.time_ns() // 1_000_000
     return {
         "message_id": message_id or uuid.uuid4().hex,
         "topic": topic,
@@ -101,11 +92,11 @@ def make_row(
         "headers": write_headers(topic, headers),
         "ordering_key": None if key_bytes is None else find_ordering_key(topic, key_bytes),
         "state": str(State.PENDING),
-        "due_at": now + wait_ms,
+        "due_at": wait_ms,
         "attempts": 0,
         "max_attempts": max_attempts,
         "interval_ms": 0,
-        "created_at": now,
+        "created_at": 0,
     }
 
 
@@ -174,7 +165,7 @@ _NEVER = float("inf")
 
 
 class Hints:
-    """Rows of which a commit has told, until they are claimed, or left to the scanner.
+    """Ids of rows of which a commit has told, until they are claimed, or left to the scanner.
 
     A hint may come before its commit, of a transaction that is undone after all, or of a key whose
     older rows another sender has: so it is looked at more than once, and then dropped. One thread
@@ -183,40 +174,40 @@ class Hints:
 
     def __init__(self) -> None:
         self._tries: dict[int, int] = {}
-        self._hints: dict[int, tuple[Hint, float]] = {}
+        self._due: dict[int, float] = {}
 
     @property
     def next_at(self) -> float:
         """When the next one is to be looked at, by the monotonic clock; infinite without any."""
-        return min((at for _, at in self._hints.values()), default=_NEVER)
+        return min(self._due.values(), default=_NEVER)
 
-    def add(self, hints: Iterable[Hint]) -> None:
+    def add(self, hints: Iterable[int]) -> None:
         """Takes hints in, as many as there is room for."""
         now = time.monotonic()
-        for hint in hints:
-            if len(self._hints) < _MOST:
-                self._hints[hint.id] = (hint, now)
-                self._tries[hint.id] = 0
+        for id_ in hints:
+            if len(self._due) < _MOST:
+                self._due[id_] = now
+                self._tries[id_] = 0
 
-    def take_due(self, now: float, most: int) -> list[Hint]:
+    def take_due(self, now: float, most: int) -> list[int]:
         """Those to be looked at now; each comes again later, until it is dropped."""
-        due: list[Hint] = []
-        for id_, (hint, at) in list(self._hints.items()):
+        due: list[int] = []
+        for id_, at in list(self._due.items()):
             if len(due) >= most:
                 break
             if at > now:
                 continue
-            due.append(hint)
+            due.append(id_)
             tries = self._tries[id_]
             if tries == len(_DELAYS):
                 self.drop([id_])
             else:
-                self._hints[id_] = (hint, now + _DELAYS[tries])
+                self._due[id_] = now + _DELAYS[tries]
                 self._tries[id_] = tries + 1
         return due
 
     def drop(self, ids: Iterable[int]) -> None:
         """Forgets hints: their rows were claimed."""
         for id_ in ids:
-            self._hints.pop(id_, None)
+            self._due.pop(id_, None)
             self._tries.pop(id_, None)

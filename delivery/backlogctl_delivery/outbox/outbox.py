@@ -24,10 +24,9 @@ from backlogctl_delivery.outbox.database import (
     DEFAULT_MAX_ATTEMPTS,
     OutboxDatabase,
     OutboxRow,
-    create_tables,
-    messages,
+    additions,
 )
-from backlogctl_delivery.outbox.messages import HeadersIn, Hint, make_row
+from backlogctl_delivery.outbox.messages import HeadersIn, make_row
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
 
 if TYPE_CHECKING:
@@ -84,8 +83,7 @@ class Outbox:
         """Makes the table where it is not there; see also `create_tables`.
         Raises OutboxDatabaseError: the database refused.
         """
-        with self._database.begin(creates=True) as connection:
-            create_tables(connection)
+        OutboxAdmin(self._database).create()
 
     def add(
         self,
@@ -142,7 +140,8 @@ class Outbox:
         """
         from backlogctl_delivery.outbox.metrics import OutboxCollector
 
-        registry.register(OutboxCollector(OutboxAdmin(self._database), lambda: self._sender, name))
+        desk = OutboxAdmin(OutboxDatabase(self._source))
+        registry.register(OutboxCollector(desk, lambda: self._sender, name))
 
     def close(self, seconds: float = 30.0) -> None:
         """Ends the thread when what was committed here is sent, or after so many seconds.
@@ -160,15 +159,15 @@ class Outbox:
         self.close()
 
     def _insert(self, connection: Connection, values: dict[str, Any]) -> None:
-        row = connection.execute(messages.insert().values(**values)).inserted_primary_key
+        row = connection.execute(additions.insert().values(**values)).inserted_primary_key
         if self._kafka is None or row is None:
             return
-        hint = Hint(int(row[0]), values["ordering_key"])
+        row_id = int(row[0])
 
         # Called before the database commits. The sender looks more than once.
         @event.listens_for(connection, "commit", once=True)
         def notify(_: Connection) -> None:
-            self._tell([hint])
+            self._tell([row_id])
 
     def _follow(self, session: Session, row: OutboxRow) -> None:
         key = f"{_ADDED}_{id(self)}"
@@ -176,7 +175,7 @@ class Outbox:
             session.info[key] = []
             event.listen(session, "after_commit", self._tell_committed)
             event.listen(session, "after_soft_rollback", self._forget_rolled_back)
-        session.info[key].append((row, row.ordering_key))
+        session.info[key].append(row)
 
     def _tell_committed(self, session: Session) -> None:
         # Of a savepoint nothing is committed yet.
@@ -184,15 +183,15 @@ class Outbox:
             return
         rows = session.info[f"{_ADDED}_{id(self)}"]
         # What a savepoint took back has no identity. Attributes may be expired: nothing is loaded.
-        there = [(inspect(row).identity, key) for row, key in rows]
-        self._tell([Hint(made[0], key) for made, key in there if made is not None])
+        there = [inspect(row).identity for row in rows]
+        self._tell([made[0] for made in there if made is not None])
         rows.clear()
 
     def _forget_rolled_back(self, session: Session, previous: Any) -> None:
         if not previous.nested:
             session.info[f"{_ADDED}_{id(self)}"].clear()
 
-    def _tell(self, hints: list[Hint]) -> None:
+    def _tell(self, hints: list[int]) -> None:
         """Never raises: the commit is done, and a scanner sends what is not sent now."""
         if hints and self._kafka is not None:
             reach("p8.1.hint.before")

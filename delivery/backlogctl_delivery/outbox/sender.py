@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from backlogctl_delivery.outbox.messages import Hint
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -145,6 +143,8 @@ _PROBE_SECONDS = 3.0
 _LAST_LOOK_SECONDS = 0.1
 # A topic that is gone refuses many: the metric counts them, the log names one now and then.
 _WARNING_SECONDS = 60.0
+# Rows of a clock that is ahead are looked for so often.
+_FORWARD_SECONDS = 10.0
 
 
 class OutboxSender:
@@ -179,7 +179,7 @@ class OutboxSender:
             longest_interval=self._settings.longest_interval,
         )
         self._hints = Hints()
-        self._added: queue.SimpleQueue[Iterable[Hint]] = queue.SimpleQueue()
+        self._added: queue.SimpleQueue[Iterable[int]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._patience = 0.0
@@ -189,7 +189,7 @@ class OutboxSender:
         # What came of messages and could not be written down yet.
         self._unmarked = DeliveryResults()
         self._is_table_checked = False
-        self._next_scan = self._settled_at = 0.0
+        self._next_scan = self._next_forward = self._settled_at = 0.0
         self.counts = SenderCounts()
         self.kafka_outage = Outage(_log, "Kafka")
         self.database_outage = Outage(_log, "the database")
@@ -200,8 +200,8 @@ class OutboxSender:
         self._thread = threading.Thread(target=self._run_quietly, name="outbox", daemon=True)
         self._thread.start()
 
-    def add_hints(self, hints: Iterable[Hint]) -> None:
-        """Rows are committed, or about to be. Returns at once; of any thread."""
+    def add_hints(self, hints: Iterable[int]) -> None:
+        """Rows of these ids are committed, or about to be. Returns at once; of any thread."""
         self._added.put(hints)
 
     def close(self, seconds: float = 30.0) -> None:
@@ -221,11 +221,14 @@ class OutboxSender:
         # A wrong address, or login, is told now; nothing is claimed before a broker answers.
         self._probe()
         try:
-            while not self._stop.is_set():
-                self._turn()
-            self._finish()
+            self._database.run(self._work)
         finally:
             self._database.close()
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self._turn()
+        self._finish()
 
     def _run_quietly(self) -> None:
         try:
@@ -319,12 +322,28 @@ class OutboxSender:
         now = time.monotonic()
         self._claim_hinted(now)
         if now >= self._next_scan:
+            self._bring_forward(now)
             claimed = self._claims.claim_due()
             self._in_flight.start(claimed, self._find_lease_end(now))
             if not len(self._in_flight):
                 self.kafka_outage.end()
-            pause = 0.0 if claimed else self._settings.scan_every.total_seconds()
+            pause = (
+                0.0
+                if claimed or self._claims.is_midway
+                else self._settings.scan_every.total_seconds()
+            )
             self._next_scan = now + pause
+
+    def _bring_forward(self, now: float) -> None:
+        if now < self._next_forward:
+            return
+        self._next_forward = now + _FORWARD_SECONDS
+        if count := self._claims.bring_forward():
+            _log.warning(
+                "%d messages were written by a clock ahead of the database's: due as if written "
+                "now; correct the clock of the application, or of the database",
+                count,
+            )
 
     def _claim_hinted(self, now: float) -> None:
         assert self._in_flight is not None

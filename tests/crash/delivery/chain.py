@@ -44,6 +44,8 @@ from tests.delivery.kit import add_old
 from tests.kit.kafka import properties_of, wait_until
 
 APPLICATION, READER = "application", "consumer"
+# Two of a group: each end of the first is a rebalance while it handles.
+READERS = (READER, f"{READER} 2")
 RATE = 60.0
 _POINT_SECONDS, _PAUSE_SECONDS, _END_SECONDS = 6.0, 2.5, 150.0
 
@@ -75,7 +77,7 @@ class Chain(ABC):
         topic, begun = self.make_topic("out"), directory / "begun"
         self.ledger = Ledger(self.rows, database, begun, topic, f"{self.name}-group", handled)
         consuming = (handled, bootstrap, topic, self.ledger.group)
-        self.parts = {**self.make_parts(), READER: Part(cast.consume, consuming)}
+        self.parts = {**self.make_parts(), **dict.fromkeys(READERS, Part(cast.consume, consuming))}
         self._running: dict[str, BaseProcess] = {}
         self.kills, self.reached = 0, 0
         self._problems: list[str] = []
