@@ -156,5 +156,10 @@ def find_deployment() -> str:
     """The same, for tasks: the first one makes it; of two at once the last one's is kept."""
     if known := read_deployment():
         return known
+    # A variable that could not be read looks like none, and a new id would disown all recoveries.
+    if DEPLOYMENT in Variable.keys(prefix=DEPLOYMENT):
+        raise ConfigurationError(
+            "it is there, and could not be read", subject=f"variable {DEPLOYMENT}", hint="try again"
+        )
     Variable.set(DEPLOYMENT, secrets.token_hex(4), description=_DEPLOYMENT_OF)
     return read_deployment()

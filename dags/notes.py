@@ -38,5 +38,6 @@ def _write_note(run: DagRun) -> None:
         return
     task, key = _TOLD[run.dag_id]
     wanted = XComModel.get_many(run_id=run.run_id, dag_ids=run.dag_id, task_ids=task, key=key)
-    if told := [str(XComModel.deserialize_value(one)) for one in session.scalars(wanted)]:
+    told = [str(XComModel.deserialize_value(one)) for one in session.scalars(wanted)]
+    if told or kept:  # what an earlier try has told is no longer so
         run.note = "\n".join(told)[:_LONGEST]

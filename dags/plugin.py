@@ -64,8 +64,22 @@ class AnswersInTurn:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers = scope.get("method") == "PATCH" and scope["path"].endswith("/hitlDetails")
+        if answers:  # whoever never sends its body keeps nobody else waiting
+            receive = await _read_body(receive)
         async with self._turn if answers else nullcontext():
             await self._app(scope, receive, send)
+
+
+async def _read_body(receive: Receive) -> Receive:
+    """Gives what was received, and then what comes."""
+    parts = [await receive()]
+    while parts[-1].get("more_body"):
+        parts.append(await receive())
+
+    async def give() -> Any:
+        return parts.pop(0) if parts else await receive()
+
+    return give
 
 
 FASTAPI_ROOT_MIDDLEWARES: list[Any] = [{"name": "backlogctl answers", "middleware": AnswersInTurn}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sqlite3
 import time
@@ -482,6 +483,8 @@ def upgrade_database(database: LedgerDatabase) -> None:
         from alembic import command
         from alembic.config import Config
 
+        # Where the host program logs what is told, this would stand among what a command prints.
+        logging.getLogger("alembic").setLevel(logging.WARNING)
         config = Config()
         folder = str(Path(__file__).with_name("migrations"))
         config.set_main_option("script_location", folder.replace("%", "%%"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +17,11 @@ from backlogctl.manifests import Manifest, read_manifest
 from backlogctl.monitoring.watch.disks import WINDOW, estimate_growth, make_readings
 from backlogctl.replay.engine.kind import RunContext, Workspace
 from backlogctl.replay.engine.plan import PlannedDisk, find_identity
-from backlogctl.replay.injection.plan import InjectionPlan
+from backlogctl.replay.injection.plan import READ_BACK, InjectionPlan
 from backlogctl.replay.present.layout import Bar
 from backlogctl.spark_backfill.injection.job import measure_chunk
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
-from backlogctl.values import Gap, GapState, RecoveryState
+from backlogctl.values import Gap, GapState, LedgerEvent, RecoveryState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -170,9 +170,17 @@ def find_misread(ledger: Ledger, plan: InjectionPlan, gap_ids: Iterable[str]) ->
     return [
         one
         for one in others
-        if any(e.detail.get("code") == VerificationFailed.code for e in ledger.events.list(one))
+        if _is_misread(ledger.events.list(one))
         and not all(_is_within(chunk, lost) for chunk in ledger.chunks.list(one) if chunk.sent)
     ]
+
+
+def _is_misread(events: Sequence[LedgerEvent]) -> bool:
+    """Whether what it sent itself did not read back: the newest reading of all of it decides."""
+    readings = [event.detail["exact"] for event in events if event.action == READ_BACK]
+    if readings:
+        return not readings[-1]
+    return any(event.detail.get("code") == VerificationFailed.code for event in events)
 
 
 def _is_within(chunk: ChunkRecord, gaps: Iterable[Gap]) -> bool:

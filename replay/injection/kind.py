@@ -23,7 +23,7 @@ from backlogctl.replay.engine.values import (
     RecoveryStatus,
     Verification,
 )
-from backlogctl.replay.injection.plan import InjectionPlan
+from backlogctl.replay.injection.plan import READ_BACK, InjectionPlan
 from backlogctl.replay.present.status import make_standing
 from backlogctl.values import ChunkState, Recovery, Step
 
@@ -219,7 +219,6 @@ class InjectionKind(Kind[InjectionT, OptionsT]):
 
 # How messages that were sent were verified, for every kind that sends some.
 
-READ_BACK = "read back"
 _CHECKED = {
     "staged": "messages staged",
     "matched": "read back once, as staged, in their partition",

@@ -40,6 +40,9 @@ class PlannedTarget(PlanPart):
     keep_ms: int | None = None
 
 
+READ_BACK = "read back"  # a line of the record: all that was sent was read
+
+
 class InjectionPlan(Plan):
     """A plan whose messages are staged, and sent by way of the Kafka ledger.
 

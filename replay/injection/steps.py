@@ -28,7 +28,7 @@ from backlogctl.replay.engine.guards import (
 )
 from backlogctl.replay.injection.context import InjectionContext, find_misread
 from backlogctl.replay.injection.ledger import find_planned_log, make_job, open_ledger_topic
-from backlogctl.replay.injection.plan import To
+from backlogctl.replay.injection.plan import READ_BACK, To
 from backlogctl.replay.injection.target import clear_rehearsals, make_rehearsal
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.present.progress import measure_injection
@@ -329,7 +329,7 @@ class Verify(Step[InjectionContext]):
             look=lambda: check_requests(context),
         )
         context.found["verified"] = result.to_json()
-        context.record("read back", **result.to_json())
+        context.record(READ_BACK, **result.to_json())
         result.require_exact(f"topic {job.topic}")
         _require_others_exact(context)
 

@@ -95,7 +95,11 @@ class OutboxDatabase:
             # A connection lives in one loop, so the application's are none for another thread.
             given = source.sync_engine
             pool = given.pool.recreate()
-            self._engine = Engine(pool, given.dialect, given.url, hide_parameters=True)
+            self._engine = Engine(
+                *(pool, given.dialect, given.url),
+                hide_parameters=True,
+                execution_options=given.get_execution_options(),
+            )
         self.url = self._engine.url
         name = self._engine.dialect.name
         if name not in _DRIVERS:
@@ -150,7 +154,13 @@ class OutboxDatabase:
                 yield connection
         except SQLAlchemyError as error:
             raise explain_failure(error, self._place, OutboxDatabaseError) from None
-        except OSError as error:  # of a server that is away, as asyncpg has it
+        except BacklogError:
+            raise
+        except Exception as error:
+            # What asyncpg raises where a connection begins, SQLAlchemy does not always translate.
+            is_drivers = type(error).__module__.partition(".")[0] == "asyncpg"
+            if not (is_drivers or isinstance(error, OSError)):
+                raise
             lost = OperationalError("", None, error)
             raise explain_failure(lost, self._place, OutboxDatabaseError) from None
 

@@ -20,11 +20,10 @@ from backlogctl.replay.engine.values import (
 )
 from backlogctl.replay.injection.kind import (
     LEFT_OUT,
-    READ_BACK,
     describe_read_back,
     list_injected,
 )
-from backlogctl.replay.injection.plan import To, format_staged, list_terms
+from backlogctl.replay.injection.plan import READ_BACK, To, format_staged, list_terms
 from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
 from backlogctl.spark_backfill.comparison import advise_ignoring, describe_ignored

@@ -22,11 +22,10 @@ from backlogctl.replay.engine.values import (
 )
 from backlogctl.replay.injection.archived import suggest_redrive
 from backlogctl.replay.injection.kind import (
-    READ_BACK,
     describe_read_back,
     list_injected,
 )
-from backlogctl.replay.injection.plan import To, format_staged, list_terms
+from backlogctl.replay.injection.plan import READ_BACK, To, format_staged, list_terms
 from backlogctl.replay.injection.target import format_target
 from backlogctl.replay.injection.unprocessed import WORD
 from backlogctl.replay.kinds.redrive.plan import RedrivePlan
