@@ -188,6 +188,8 @@ def report() -> dict[str, Any]:
     if problems:
         fail(context, RunbookRefusal("\n".join(dict.fromkeys([*problems, *still]))))
     held = [found] if (found := _pull(context, HOLD_TASKS[1], REASON)) else []
+    if not held and _pull(context, "choose", PROPOSED):
+        held = ["the hold that was asked about was not approved: retention is as it was"]
     told = "; ".join([*held, *(end.sentence for end in ends), *still])
     told = told or _pull(context, "choose", REASON) or "nothing"
     LOG.info("%s", told)

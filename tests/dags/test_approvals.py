@@ -321,7 +321,8 @@ def test_fault_140_a_no_to_what_was_begun_is_too_late(desk: Workspace) -> None:
 
 
 def test_fault_140_airflow_takes_answers_in_turn() -> None:
-    """The second waits until the first is written; nothing else waits for either."""
+    """The second waits until the first is written; nothing else waits for either, and neither for
+    one whose body never comes."""
     order: list[str] = []
 
     async def write(scope: Scope, receive: Receive, send: Send) -> None:
@@ -329,11 +330,21 @@ def test_fault_140_airflow_takes_answers_in_turn() -> None:
         await asyncio.sleep(0)
         order.append(f"{scope['method']} {scope['path']} ends")
 
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
     async def ask_all() -> None:
         app = AnswersInTurn(write)
+        stalled = {"type": "http", "method": "PATCH", "path": "/never/hitlDetails"}
+        waits = asyncio.create_task(app(stalled, never, MagicMock()))
+        await asyncio.sleep(0)
         asked = [("PATCH", "/a/hitlDetails"), ("PATCH", "/b/hitlDetails"), ("GET", "/c")]
         scopes = [{"type": "http", "method": method, "path": path} for method, path in asked]
-        await asyncio.gather(*(app(scope, MagicMock(), MagicMock()) for scope in scopes))
+        await asyncio.gather(*(app(scope, receive, MagicMock()) for scope in scopes))
+        assert waits.cancel()
 
     asyncio.run(ask_all())
     first, second = (order.index(f"PATCH {path}/hitlDetails ends") for path in ("/a", "/b"))
