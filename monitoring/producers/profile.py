@@ -143,7 +143,8 @@ class PartitionProfile:
 
     @property
     def committed(self) -> int:
-        """Messages that a consumer with `read_committed` gets."""
+        """Messages that a consumer with `read_committed` gets, once the open transactions before
+        them have ended."""
         return self.messages - self.aborted - self.undecided
 
 

@@ -201,6 +201,24 @@ def night(zone: str) -> dict[str, Any]:
     return {**_STREAM, "source": {}, "off_peak": {"from": "01:00", "to": "05:00", "timezone": zone}}
 
 
+def load_dags(program: str, directory: Path, *files: str) -> Any:
+    """What a program has found that loads them in a process and an Airflow home of its own."""
+    own = {
+        "AIRFLOW_HOME": str(directory / "home"),
+        "BACKLOG_CONFIG": str(directory / "none.yaml"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, *files],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.split("FOUND")[1])
+
+
 def test_dags_load_whatever_the_file_is_like(tmp_path: Path) -> None:
     good = write(
         tmp_path / "good.yaml",
@@ -209,16 +227,7 @@ def test_dags_load_whatever_the_file_is_like(tmp_path: Path) -> None:
     no_yaml = write(tmp_path / "bad.yaml", "streams: [")
     empty = write(tmp_path / "empty.yaml", {"streams": {}})
     missing = str(tmp_path / "missing.yaml")
-    done = subprocess.run(
-        [sys.executable, "-c", _LOAD, good, no_yaml, empty, missing],
-        env={**os.environ, "AIRFLOW_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.split("FOUND")[1])
+    told = load_dags(_LOAD, tmp_path, good, no_yaml, empty, missing)
     assert told["heavy"] == [], "the scheduler reads the files again and again"
     found = told["files"]
     usual = [
@@ -586,20 +595,7 @@ def test_an_installation_adds_callbacks_people_and_deadlines(tmp_path: Path) -> 
     settings = tmp_path / "home" / "config" / "airflow_local_settings.py"
     settings.parent.mkdir(parents=True)
     settings.write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-c", _POLICIES],
-        env={
-            **os.environ,
-            "AIRFLOW_HOME": str(tmp_path / "home"),
-            "BACKLOG_CONFIG": str(tmp_path / "none.yaml"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.split("FOUND")[1])
+    told = load_dags(_POLICIES, tmp_path)
     assert told["errors"] == []
     assert len(told["stored"]) == 5
     assert told["called"] == sorted(set(told["stored"]) - {"detect_backlog"})
