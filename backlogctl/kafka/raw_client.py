@@ -147,6 +147,25 @@ class RawClient:
                     raise
             time.sleep(_PAUSE)
 
+    def send_soon(self, request: Any, node: int) -> Any:
+        """Sends a request to a broker, for `await_sent` to await the answer."""
+        return self.admin._manager.call_soon(lambda: self.send(request, node))
+
+    def await_sent(self, sent: Any, limit: Deadline) -> Any:
+        """The answer to what `send_soon` has sent.
+
+        Raises:
+            TimeoutError: there is none within the limit; await it again.
+            Exception: kafka-python's own.
+        """
+        done = threading.Event()
+        sent.add_both(lambda _: done.set())
+        if not done.wait(limit.remaining()):
+            raise TimeoutError
+        if sent.exception is not None:
+            raise sent.exception
+        return sent.value
+
     def _run_once(self, work: Callable[[], Coroutine[Any, Any, Result]], limit: Deadline) -> Result:
         done = threading.Event()
         future = self.admin._manager.call_soon(work)

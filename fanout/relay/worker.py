@@ -43,8 +43,13 @@ def make_relay_engine(name: str) -> RelayEngine:
     """The engine of that name. Raises KeyError: there is none."""
     # What it imports takes long, and who starts the workers needs none of it.
     from backlogctl.fanout.relay.records import RecordEngine
+    from backlogctl.fanout.relay.wire import WireEngine
 
-    return {RecordEngine.name: RecordEngine}[name]()
+    engines: dict[str, type[RelayEngine]] = {
+        RecordEngine.name: RecordEngine,
+        WireEngine.name: WireEngine,
+    }
+    return engines[name]()
 
 
 def write_task(engine: str, task: RelayTask, parts: list[SourceRange]) -> str:

@@ -26,7 +26,7 @@ def patient_guards(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(guard._SETTINGS, name, 45_000)
 
 
-@pytest.fixture(params=[DEFAULT_ENGINE])
+@pytest.fixture(params=[DEFAULT_ENGINE, "wire"])
 def engine(request: pytest.FixtureRequest) -> RelayEngine:
     """Every engine has to pass."""
     return make_relay_engine(request.param)

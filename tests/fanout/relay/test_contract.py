@@ -18,8 +18,9 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, ProducerFenced, Refused
 from backlogctl.fanout.relay.commits import fence_relays, read_positions
 from backlogctl.fanout.relay.interface import Position, PositionExpired, RelayEngine, SourceRange
+from backlogctl.fanout.relay.partition import HUNG, Watchdog
 from backlogctl.fanout.relay.pool import Spares, count_processes
-from backlogctl.fanout.relay.records import HUNG, Watchdog, _Relay
+from backlogctl.fanout.relay.records import _RecordRelay
 from backlogctl.kafka.clients import make_producer
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
@@ -404,11 +405,11 @@ def lose() -> None:
 def test_a_reason_that_the_client_has_lost_is_asked_for(make_world: MakeWorld) -> None:
     here = make_world(partitions=1)
     task = here.task(b"")
-    relay = _Relay(task, SourceRange(0, 0), lambda _: None, lambda: False)
+    relay = _RecordRelay(task, SourceRange(0, 0), lambda _: None, lambda: False)
     with pytest.raises(KafkaFailure, match="gave no reason") as none:
         relay._call(lose, "write")
     assert none.value.retryable
-    producer = relay._producer = relay._make_producer()
+    producer = relay._open_producer()
     producer.init_transactions(90)
     producer.begin_transaction()
     producer.produce(task.target, b"v", b"k", 0)
@@ -457,7 +458,7 @@ def test_never_more_processes_than_partitions(
 
 _HANGING = """
 import threading, time
-from backlogctl.fanout.relay.records import Watchdog
+from backlogctl.fanout.relay.partition import Watchdog
 
 watchdog = Watchdog(late=0.2)
 

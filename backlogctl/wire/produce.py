@@ -1,0 +1,431 @@
+"""A transactional producer of whole record batches (KIP-98).
+
+It makes the requests itself: InitProducerId, which fences; AddPartitionsToTxn and Produce;
+AddOffsetsToTxn and TxnOffsetCommit; EndTxn. These versions of them are right for old and for new
+brokers: one that knows KIP-890 goes on with the same epoch where its client does not ask for more.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from backlogctl.clock import Deadline
+from backlogctl.kafka.batches import add_sequence
+from backlogctl.kafka.raw_client import Coordinators, RawClient, read_leaders
+from backlogctl.wire.codecs import compress, make_batch
+from backlogctl.wire.kernels import Bytes
+
+Result = TypeVar("Result")
+
+# The last versions before KIP-890, and before topics have ids in requests.
+_INIT, _ADD, _OFFSETS, _COMMIT, _END, _PRODUCE = 4, 3, 3, 3, 3, 9
+_IN_FLIGHT = 4  # of one broker; it knows the last five batches of a producer and partition again
+_PAUSE = 0.01
+_ANSWER_SECONDS = 30.0
+_ACKS_ALL = -1
+# May pass when the leader is asked for again, with the same sequence numbers.
+_RESENT = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        # Of a batch behind one that is sent again.
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    }
+)
+_MAGIC = b"CGMDv2:"
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A member of a group, as its commits name it; without one the generation is -1."""
+
+    group: str
+    generation: int = -1
+    member: str = ""
+    instance: str | None = None
+
+
+def read_membership(metadata: bytes) -> Membership:
+    """librdkafka's `ConsumerGroupMetadata` (rd_kafka_consumer_group_metadata_write).
+    Raises ValueError: it has another form.
+    """
+    if not metadata.startswith(_MAGIC):
+        raise ValueError(f"group metadata begins with {metadata[:8]!r}")
+    (generation,) = struct.unpack_from("=i", metadata, len(_MAGIC))
+    group, member, rest = metadata[len(_MAGIC) + 4 :].split(b"\0", 2)
+    instance = None if rest[:1] == b"\1" else rest[1:].split(b"\0", 1)[0].decode()
+    return Membership(group.decode(), generation, member.decode(), instance)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A batch without its producer.
+
+    Attributes:
+        records: as `codec` makes them where `is_compressed`, else as they are.
+    """
+
+    partition: int
+    records: Bytes | memoryview
+    count: int
+    first_time: int
+    last_time: int
+    codec: str
+    is_compressed: bool = False
+
+    def pack(self) -> bytes | memoryview | Bytes:
+        return self.records if self.is_compressed else compress(self.codec, self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    partition: int
+    sequence: int
+    count: int
+    batch: bytearray
+
+
+class WireProducer:
+    """One transactional.id. Errors of brokers are KafkaExceptions, as confluent-kafka has them."""
+
+    def __init__(
+        self, client: RawClient, transactional_id: str, timeout_ms: int, topic: str
+    ) -> None:
+        self._client, self._id, self._timeout_ms = client, transactional_id, timeout_ms
+        self._topic = topic
+        self._transactions = Coordinators(client, "TRANSACTION")
+        self._groups = Coordinators(client)
+        self._producer = (-1, -1)
+        self._sequences: defaultdict[int, int] = defaultdict(int)
+        self._leaders: Mapping[int, int] = {}
+        self._added: set[int] = set()
+        self._is_open = False
+        self._packing = ThreadPoolExecutor(2, "backlog-pack")
+        self._flying: defaultdict[int, deque[tuple[Any, list[_Sealed]]]] = defaultdict(deque)
+        self._failed: list[_Sealed] = []
+        self.last_offsets: dict[int, int] = {}
+
+    def init_transactions(self, seconds: float) -> None:
+        """Fences whoever has the id; what it left open is aborted."""
+        from kafka.protocol.producer import InitProducerIdRequest
+
+        def make() -> Any:
+            return InitProducerIdRequest(
+                transactional_id=self._id,
+                transaction_timeout_ms=self._timeout_ms,
+                producer_id=-1,
+                producer_epoch=-1,
+                max_version=_INIT,
+            )
+
+        answer = self._ask_coordinator(make, lambda answer: [answer.error_code], seconds)
+        self._producer = (answer.producer_id, answer.producer_epoch)
+        self._sequences.clear()
+
+    def begin_transaction(self) -> None:
+        self._added, self._failed = set(), []
+
+    def write(self, batches: Sequence[Unsent], seconds: float) -> None:
+        """Sends them on their way, each partition's in this order; `flush` awaits their ends."""
+        packed = [self._packing.submit(one.pack) for one in batches]
+        self._add_partitions({one.partition for one in batches}, seconds)
+        rounds: list[list[_Sealed]] = []
+        depth: defaultdict[int, int] = defaultdict(int)
+        for one, future in zip(batches, packed, strict=True):
+            # A request has one batch of a partition at most.
+            if depth[one.partition] == len(rounds):
+                rounds.append([])
+            rounds[depth[one.partition]].append(self._seal(one, future))
+            depth[one.partition] += 1
+        for sealed in rounds:
+            self._send(sealed, Deadline(seconds))
+
+    def flush(self, seconds: float) -> None:
+        """Until all that was written is in the log; what may pass is sent again."""
+        limit = Deadline(seconds)
+        self._drain(limit)
+        while self._failed:
+            again = sorted(self._failed, key=lambda one: (one.partition, one.sequence))
+            self._failed, self._leaders = [], {}
+            if limit.expired:
+                raise _make_error(KafkaError._TIMED_OUT, "the messages were not written")
+            time.sleep(_PAUSE)
+            for sealed in again:
+                self._send([sealed], limit)
+                self._drain(limit)
+
+    def send_offsets(
+        self, membership: Membership, topic: str, position: Mapping[str, Any], seconds: float
+    ) -> None:
+        """Commits one partition's offset with the transaction.
+
+        Args:
+            position: `partition_index`, `committed_offset`, `committed_leader_epoch`,
+                `committed_metadata`.
+        """
+        from kafka.protocol.producer import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
+
+        self._is_open = True
+
+        def add() -> Any:
+            return AddOffsetsToTxnRequest(
+                **self._mine, group_id=membership.group, max_version=_OFFSETS
+            )
+
+        self._ask_coordinator(add, lambda answer: [answer.error_code], seconds)
+        of_topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+
+        def commit() -> Any:
+            place = of_topic.TxnOffsetCommitRequestPartition(**position)
+            return TxnOffsetCommitRequest(
+                **self._mine,
+                group_id=membership.group,
+                generation_id=membership.generation,
+                member_id=membership.member,
+                group_instance_id=membership.instance,
+                topics=[of_topic(name=topic, partitions=[place])],
+                min_version=_COMMIT,
+                max_version=_COMMIT,
+            )
+
+        self._ask(
+            self._groups,
+            membership.group,
+            commit,
+            lambda answer: [one.error_code for topic in answer.topics for one in topic.partitions],
+            seconds,
+        )
+
+    def commit_transaction(self, seconds: float) -> None:
+        self._end(is_commit=True, seconds=seconds)
+
+    def abort_transaction(self, seconds: float) -> None:
+        """After what is on its way has its answer: what came behind its own abort would hang in
+        the topic for ever (KIP-890). Nothing is written after it: numbers may be left out."""
+        limit = Deadline(seconds)
+        for flying in self._flying.values():
+            for sent, _ in flying:
+                self._client.await_sent(sent, limit)
+        self._end(is_commit=False, seconds=seconds)
+
+    def close(self) -> None:
+        self._packing.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _mine(self) -> dict[str, Any]:
+        return {
+            "transactional_id": self._id,
+            "producer_id": self._producer[0],
+            "producer_epoch": self._producer[1],
+        }
+
+    def _end(self, *, is_commit: bool, seconds: float) -> None:
+        from kafka.protocol.producer import EndTxnRequest
+
+        if not self._is_open:
+            return
+        self._ask_coordinator(
+            lambda: EndTxnRequest(**self._mine, committed=is_commit, max_version=_END),
+            lambda answer: [answer.error_code],
+            seconds,
+        )
+        self._is_open = False
+
+    def _add_partitions(self, partitions: Iterable[int], seconds: float) -> None:
+        from kafka.protocol.producer import AddPartitionsToTxnRequest
+
+        new = sorted(set(partitions) - self._added)
+        if not new:
+            return
+        self._is_open = True
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+
+        def make() -> Any:
+            mine = {f"v3_and_below_{name}": value for name, value in self._mine.items()}
+            return AddPartitionsToTxnRequest(
+                **mine,
+                v3_and_below_topics=[topic(name=self._topic, partitions=new)],
+                max_version=_ADD,
+            )
+
+        def read_codes(answer: Any) -> list[int]:
+            return [
+                one.partition_error_code
+                for topic in answer.results_by_topic_v3_and_below
+                for one in topic.results_by_partition
+            ]
+
+        self._ask_coordinator(make, read_codes, seconds)
+        self._added.update(new)
+
+    def _seal(self, one: Unsent, packed: Future[Any]) -> _Sealed:
+        sequence = self._sequences[one.partition]
+        self._sequences[one.partition] = add_sequence(sequence, one.count)
+        batch = make_batch(
+            packed.result(),
+            codec=one.codec,
+            count=one.count,
+            first_time=one.first_time,
+            last_time=one.last_time,
+            producer=(*self._producer, sequence),
+        )
+        return _Sealed(one.partition, sequence, one.count, batch)
+
+    # Requests under way.
+
+    def _send(self, sealed: Sequence[_Sealed], limit: Deadline) -> None:
+        if any(one.partition not in self._leaders for one in sealed):
+            self._leaders = self._run(lambda: read_leaders(self._client, self._topic, limit))
+        by_node: defaultdict[int, list[_Sealed]] = defaultdict(list)
+        for one in sealed:
+            if one.partition in self._leaders:
+                by_node[self._leaders[one.partition]].append(one)
+            else:
+                self._failed.append(one)
+        for node, batches in by_node.items():
+            flying = self._flying[node]
+            while len(flying) >= _IN_FLIGHT:
+                self._land(node, limit)
+            # Behind one that failed the broker would refuse it.
+            if self._failed:
+                self._failed += batches
+                continue
+            request = self._make_request(batches)
+            flying.append((self._client.send_soon(request, node), batches))
+
+    def _make_request(self, batches: Sequence[_Sealed]) -> Any:
+        from kafka.protocol.producer import ProduceRequest
+
+        of_topic = ProduceRequest.TopicProduceData
+        data = [
+            of_topic.PartitionProduceData(index=one.partition, records=one.batch) for one in batches
+        ]
+        return ProduceRequest(
+            transactional_id=self._id,
+            acks=_ACKS_ALL,
+            timeout_ms=int(_ANSWER_SECONDS * 1000),
+            topic_data=[of_topic(name=self._topic, partition_data=data)],
+            max_version=_PRODUCE,
+        )
+
+    def _drain(self, limit: Deadline) -> None:
+        for node in list(self._flying):
+            while self._flying[node]:
+                self._land(node, limit)
+
+    def _land(self, node: int, limit: Deadline) -> None:
+        """Takes the answer to a broker's oldest request."""
+        from kafka.errors import KafkaError as KafkaPythonError
+
+        sent, batches = self._flying[node][0]
+        try:
+            answer = self._client.await_sent(sent, limit)
+        except TimeoutError:
+            raise _make_error(KafkaError._TIMED_OUT, "the messages were not written") from None
+        except (KafkaPythonError, OSError):
+            # A connection that broke: whether they are in the log is asked by sending them again.
+            self._flying[node].popleft()
+            self._failed += batches
+            return
+        self._flying[node].popleft()
+        by_place = {one.partition: one for one in batches}
+        found = [part for topic in answer.responses for part in topic.partition_responses]
+        worst: KafkaException | None = None
+        for part in found:
+            sealed = by_place.pop(part.index)
+            if part.error_code in _RESENT:
+                self._failed.append(sealed)
+            elif part.error_code:
+                worst = worst or _make_error(part.error_code)
+            else:
+                last = part.base_offset + sealed.count - 1
+                self.last_offsets[part.index] = max(last, self.last_offsets.get(part.index, -1))
+        self._failed += by_place.values()
+        if worst is not None:
+            raise worst
+
+    # Requests to a coordinator.
+
+    def _ask_coordinator(
+        self, make: Callable[[], Any], read_codes: Callable[[Any], list[int]], seconds: float
+    ) -> Any:
+        return self._ask(self._transactions, self._id, make, read_codes, seconds)
+
+    def _ask(
+        self,
+        coordinators: Coordinators,
+        name: str,
+        make: Callable[[], Any],
+        read_codes: Callable[[Any], list[int]],
+        seconds: float,
+    ) -> Any:
+        """Until it is answered without an error. Raises KafkaException: the first that lasts."""
+        limit = Deadline(seconds)
+
+        async def once() -> tuple[Any, int]:
+            nodes, code = await coordinators.find([name])
+            if not nodes:
+                return None, code
+            (node,) = nodes
+            answer = await self._client.send(make(), node)
+            return answer, next((code for code in read_codes(answer) if code), 0)
+
+        while True:
+            try:
+                answer, code = self._client.run(once, limit)
+            except Exception as error:  # noqa: BLE001 - judged below
+                answer, code = None, _read_code(error)
+            if not code:
+                return answer
+            if code not in _PASSING or limit.expired:
+                raise _make_error(code)
+            if code not in _BUSY:
+                coordinators.forget([name])
+            time.sleep(_PAUSE)
+
+    def _run(self, call: Callable[[], Result]) -> Result:
+        try:
+            return call()
+        except KafkaException:
+            raise
+        except Exception as error:
+            raise _make_error(_read_code(error)) from error
+
+
+_BUSY = frozenset({KafkaError.CONCURRENT_TRANSACTIONS, KafkaError.COORDINATOR_LOAD_IN_PROGRESS})
+_PASSING = _BUSY | {
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError._TRANSPORT,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
+
+
+def _read_code(error: Exception) -> int:
+    """Of kafka-python's errors; a connection that broke has the client's own."""
+    if isinstance(error, TimeoutError):
+        return int(KafkaError._TIMED_OUT)
+    code = getattr(error, "errno", None)
+    is_brokers = type(error).__module__ == "kafka.errors" and isinstance(code, int) and code > 0
+    return code if is_brokers and code is not None else int(KafkaError._TRANSPORT)
+
+
+def _make_error(code: int, reason: str | None = None) -> KafkaException:
+    """As the other client has it: its transaction is to be aborted."""
+    error = KafkaError(code, reason, txn_requires_abort=True)
+    return KafkaException(error)

@@ -1,0 +1,164 @@
+"""The wire engine: whole record batches, routed in compiled kernels (protocol P6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import KafkaFailure, Refused
+from backlogctl.fanout.relay.interface import (
+    Notify,
+    Position,
+    PositionExpired,
+    RelayTask,
+    ShouldStop,
+    SourceRange,
+)
+from backlogctl.fanout.relay.partition import (
+    CALL_SECONDS,
+    OpenTransaction,
+    PartitionRelay,
+    SourceBatch,
+)
+from backlogctl.fanout.relay.records import RecordEngine
+from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlogctl.kafka.topics import read_topic_settings
+from backlogctl.wire.fetch import Fetched, OffsetOutOfRange, OldFormat, PartitionReader
+from backlogctl.wire.produce import WireProducer, read_membership
+from backlogctl.wire.routing import BatchRouter
+from backlogctl_delivery.crashpoints import reach
+
+# Of one process.
+_READ_BYTES = 24 * 1024 * 1024
+_LEAST_BYTES, _MOST_BYTES = 1024 * 1024, 8 * 1024 * 1024
+_LIMIT, _BATCH_BYTES = "max.message.bytes", 1_000_000
+_CONNECT_SECONDS = 30.0
+_READ_SECONDS = 0.1
+_ENDLESS = 2**62
+
+
+class WireEngine:
+    name = "wire"
+
+    def relay(
+        self, task: RelayTask, part: SourceRange, notify: Notify, should_stop: ShouldStop
+    ) -> Position:
+        try:
+            return _WireRelay(task, part, notify, should_stop).run()
+        except OldFormat:  # which only the other one can read
+            return RecordEngine().relay(task, part, notify, should_stop)
+
+
+@dataclass
+class _WireBatch(SourceBatch):
+    """What was fetched from `start` on; `count` is of batches."""
+
+    start: int = 0
+    fetched: Fetched = field(default_factory=lambda: Fetched([], 0, is_end=False))
+
+
+class _WireRelay(PartitionRelay):
+    """Two connections: an answer that is waited for would hold up what is written."""
+
+    _clients: tuple[RawClient, ...] = ()
+    _producer: WireProducer | None = None
+
+    def _open_producer(self) -> WireProducer:
+        task = self._task
+        settings, why = translate_properties(task.properties)
+        if settings is None:
+            raise Refused(
+                f"the wire engine cannot connect {why}",
+                subject=self._subject,
+                hint="set `expand.engine: record`",
+            )
+        limit = Deadline(_CONNECT_SECONDS)
+        settings["receive_message_max_bytes"] = 2**31 - 1
+        try:
+            for _ in range(2):
+                self._clients += (RawClient(settings, limit, task.properties),)
+        except Exception as error:
+            raise translate_error(error, "connect", self._subject) from error
+        name = task.transactional_id(self._part.partition)
+        timeout_ms = task.transaction_timeout_ms
+        self._producer = WireProducer(self._clients[0], name, timeout_ms, task.target)
+        return self._producer
+
+    def _open_reader(self) -> None:
+        task, counters = self._task, self._counters
+        self._router = BatchRouter(
+            task.order,
+            task.partitioner,
+            task.target_partitions,
+            counts=counters.counts or {},
+            turn=counters.relayed,
+            codec=task.compression,
+            limit=self._read_limit(),
+        )
+        share = min(_MOST_BYTES, max(_LEAST_BYTES, _READ_BYTES // task.side_by_side))
+        self._reader = PartitionReader(
+            self._clients[1], task.source, self._part.partition, self._next, share
+        )
+
+    def _read_limit(self) -> int:
+        """Bytes of a batch that the temporary topic takes; Kafka's default where we may not ask."""
+        try:
+            found = read_topic_settings(self._task.properties, self._task.target, [_LIMIT])
+            return min(_BATCH_BYTES, int(found[_LIMIT].value or _BATCH_BYTES))
+        except KafkaFailure:
+            return _BATCH_BYTES
+
+    def _read(self) -> SourceBatch:
+        start = self._next
+        try:
+            found = self._reader.read(_READ_SECONDS)
+        except OffsetOutOfRange:
+            raise PositionExpired(
+                f"the messages at offset {start} are gone before they were relayed",
+                subject=self._subject,
+                hint="`backlogctl gaps` shows what is lost; the relay goes on behind it",
+            ) from None
+        end = self._part.end
+        reached = found.next_offset if end is None else min(end, found.next_offset)
+        at_end = found.is_end or reached == end
+        return _WireBatch(reached, at_end, len(found.batches), start, found)
+
+    def _write(self, batch: SourceBatch, opened: OpenTransaction) -> None:
+        assert isinstance(batch, _WireBatch)
+        assert self._producer is not None
+        producer, end = self._producer, self._part.end
+        bounds = (batch.start, _ENDLESS if end is None else end)
+        remaining = 0 if end is None else end - batch.start
+        routed = self._router.route(batch.fetched.batches, *bounds, remaining, self._subject)
+        self._epoch = batch.fetched.leader_epoch
+        opened.count += routed.count
+        opened.bytes += routed.bytes
+        opened.largest = max(opened.largest, routed.largest)
+        for place, count in routed.counts.items():
+            opened.counts[place] = opened.counts.get(place, 0) + count
+        self._call(lambda: producer.write(routed.batches, CALL_SECONDS), "write")
+        reach("p4.6.produce.middle")
+
+    def _flush(self) -> None:
+        producer = self._producer
+        assert producer is not None
+        self._call(lambda: producer.flush(CALL_SECONDS), "write")
+        self._last_offsets = producer.last_offsets
+
+    def _send_position(self, counters: str, membership: bytes) -> None:
+        assert self._producer is not None
+        position: dict[str, Any] = {
+            "partition_index": self._part.partition,
+            "committed_offset": self._next,
+            "committed_leader_epoch": -1 if self._epoch is None else self._epoch,
+            "committed_metadata": counters,
+        }
+        of = read_membership(membership)
+        self._producer.send_offsets(of, self._task.source, position, CALL_SECONDS)
+
+    def _close(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+        for client in self._clients:
+            client.close()
