@@ -12,6 +12,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,13 @@ from benchmarks.harness import (
 )
 
 PARTITIONS, TARGETS = 3, 30
-TITLES = {"kcat": "kcat | kcat", "key": "relay, by key", "round_robin": "relay, round robin"}
+TITLES = {
+    "kcat": "kcat | kcat",
+    "key": "records, by key",
+    "round_robin": "records, round robin",
+    "wire_key": "wire, by key",
+    "wire_round_robin": "wire, round robin",
+}
 ROWS = (
     ("messages/s, start-up included", "per_second", "{:,.0f}"),
     ("messages/s, after the first commit", "after_start_per_second", "{:,.0f}"),
@@ -76,7 +83,9 @@ def publish_orders(broker: Broker, messages: int) -> tuple[str, float]:
     return topic, size / messages
 
 
-def relay(broker: Broker, source: str, order: Order, messages: int, scratch: Path) -> Figures:
+def relay(
+    broker: Broker, source: str, engine: str, order: Order, messages: int, scratch: Path
+) -> Figures:
     """One copy through real relay processes and a real guard, into a topic of its own."""
     target, number = broker.make_topic(f"{order}", TARGETS), next(_NUMBERS)
     group, admin = f"group-{target}", make_admin(broker.properties)
@@ -99,7 +108,7 @@ def relay(broker: Broker, source: str, order: Order, messages: int, scratch: Pat
     first: tuple[float, int] | None = None
     with measured(broker.pid) as usage:
         began = time.monotonic()
-        pool = RelayPool(task, ranges, scratch / "relay.log")
+        pool = RelayPool(task, ranges, scratch / "relay.log", engine=engine)
         pool.start()
         while not pool.is_done:
             pool.check()
@@ -211,8 +220,14 @@ def measure(options: Namespace, say: Say) -> Figures:
         source, size = publish_orders(broker, messages)
         ways: dict[str, Callable[[], Figures]] = {
             "kcat": lambda: pipe(broker, source, messages),
-            "key": lambda: relay(broker, source, "key", messages, scratch),
-            "round_robin": lambda: relay(broker, source, "round_robin", messages, scratch),
+            "key": partial(relay, broker, source, "records", "key", messages, scratch),
+            "round_robin": partial(
+                relay, broker, source, "records", "round_robin", messages, scratch
+            ),
+            "wire_key": partial(relay, broker, source, "wire", "key", messages, scratch),
+            "wire_round_robin": partial(
+                relay, broker, source, "wire", "round_robin", messages, scratch
+            ),
         }
         runs = take_turns(ways, options.repeat, say)
     ways_found = {way: summarize(found) for way, found in runs.items()}
@@ -229,7 +244,7 @@ def draw(document: Figures) -> Iterable[Table]:
     )
     table.add_section()
     for label, without in PROMISES:
-        table.add_row(label, without, "yes", "yes")
+        table.add_row(label, without, *("yes",) * 4)
     yield table
 
 
