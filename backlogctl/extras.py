@@ -12,6 +12,7 @@ _BRINGS = {
     "airflow": ("airflow",),
     "delivery": ("aiosqlite", "greenlet", "grpc", "grpc_health", "httpx", "pymysql", "redis"),
     "spark": ("pandas", "py4j", "pyspark"),
+    "wire": ("cramjam", "crc32c", "llvmlite", "lz4", "numba"),
 }
 _EXTRAS = {library: extra for extra, libraries in _BRINGS.items() for library in libraries}
 

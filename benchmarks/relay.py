@@ -220,9 +220,9 @@ def measure(options: Namespace, say: Say) -> Figures:
         source, size = publish_orders(broker, messages)
         ways: dict[str, Callable[[], Figures]] = {
             "kcat": lambda: pipe(broker, source, messages),
-            "key": partial(relay, broker, source, "records", "key", messages, scratch),
+            "key": partial(relay, broker, source, "record", "key", messages, scratch),
             "round_robin": partial(
-                relay, broker, source, "records", "round_robin", messages, scratch
+                relay, broker, source, "record", "round_robin", messages, scratch
             ),
             "wire_key": partial(relay, broker, source, "wire", "key", messages, scratch),
             "wire_round_robin": partial(

@@ -51,15 +51,17 @@ fi
 
 case "${1:-}" in
     demo)
-        wanted=(--no-dev --extra spark --extra delivery)
+        wanted=(--no-dev --extra spark --extra delivery --extra wire)
         echo "setup: fetching 555 MB of Python packages and 70 MB of Java libraries, once"
         ;;
     # Compiled once here: every Python worker of Spark would else compile its libraries again, where
     # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
     airflow) wanted=(--compile-bytecode --extra all) ;;
-    *) wanted=(--compile-bytecode --extra spark --extra delivery) ;;
+    *) wanted=(--compile-bytecode --extra spark --extra delivery --extra wire) ;;
 esac
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
+# The first relay of an emergency does not wait for a compiler.
+.venv/bin/python -c 'from backlogctl.wire.kernels import load_kernels; load_kernels()'
 # What could not be fetched is asked for again, and its absence explained, by what needs it.
 .venv/bin/python -c '
 from backlogctl.sandbox.embedded import ensure_kafka_jars

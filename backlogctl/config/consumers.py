@@ -179,6 +179,12 @@ class Expand(Section):
         description="`key`: messages of a key stay in order, in one temporary partition. "
         "`round_robin`: spread evenly, no order.",
     )
+    engine: Literal["auto", "wire", "record"] = Field(
+        default="auto",
+        description="`wire` relays whole record batches, several times as fast. `record` reads and "
+        "writes each message with librdkafka. `auto`: `wire` where it can log in and is installed "
+        "(the extra `wire`).",
+    )
     max_lag_at_cutover: Annotated[int, Field(ge=0)] = Field(
         default=1000,
         description="The relay ends when the source's lag is at most this; the original consumers "

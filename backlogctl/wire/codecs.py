@@ -94,7 +94,7 @@ class Arena:
         body, start = batch[HEADER_BYTES:], self.used
         while True:
             try:
-                count = _DECOMPRESS[header.codec](body, self.data[start:])
+                count = _DECOMPRESS[header.codec](body, self.data.data[start:])
                 break
             except KeyError:
                 raise _refuse(header, subject, f"its codec is {header.codec}") from None
@@ -118,12 +118,12 @@ def _refuse(header: BatchHeader, subject: str, why: str) -> BatchesUnreadable:
     )
 
 
-def _copy_into(body: memoryview, room: Bytes) -> int:
-    room[: len(body)] = np.frombuffer(body, np.uint8)
+def _copy_into(body: memoryview, room: memoryview) -> int:
+    room[: len(body)] = body
     return len(body)
 
 
-def _unsnappy_into(body: memoryview, room: Bytes) -> int:
+def _unsnappy_into(body: memoryview, room: memoryview) -> int:
     if body[:8] != _XERIAL:
         return int(cramjam.snappy.decompress_raw_into(body, room))
     at, used = len(_XERIAL_HEADER), 0
@@ -158,7 +158,7 @@ _COMPRESS: Mapping[str, Callable[[Any], bytes | memoryview]] = {
     "lz4": _lz4,
     "zstd": lambda records: memoryview(cramjam.zstd.compress(records, 3)),
 }
-_DECOMPRESS: Mapping[str, Callable[[memoryview, Bytes], int]] = {
+_DECOMPRESS: Mapping[str, Callable[[memoryview, memoryview], int]] = {
     "none": _copy_into,
     "gzip": lambda body, room: int(cramjam.gzip.decompress_into(body, room)),
     "snappy": _unsnappy_into,

@@ -252,6 +252,19 @@ def measure_output(records: Numbers) -> int:
     return int(records[:, LENGTH].sum()) + _HEAD_BYTES * len(records)
 
 
+def load_kernels() -> None:
+    """Compiles them, or loads them from numba's cache; a third of a second where that has them.
+
+    The cache lies beside this file, or in `NUMBA_CACHE_DIR`; numba checks it against this file and
+    this processor.
+    """
+    data, records = np.zeros(1, np.uint8), np.zeros((1, RECORD_COLUMNS), np.int64)
+    none = np.zeros((0, BATCH_COLUMNS), np.int64)
+    place_records(data, none, 0, 0, MURMUR2, 1, 0, _CRC, records, np.zeros(TOTALS, np.int64))
+    rows = np.zeros((1, WRITTEN_COLUMNS), np.int64)
+    write_batches(data, records[:0], 1, 1, data, rows)
+
+
 def crc_table() -> Numbers:
     """For `place_records`."""
     return _CRC

@@ -64,6 +64,7 @@ PASSING = frozenset(
 )
 
 Order = Literal["key", "round_robin"]
+RECORD, WIRE = "record", "wire"  # the engines
 
 
 class GuardLost(KafkaFailure):

@@ -18,6 +18,7 @@ from backlogctl import IMPORT_ROOT
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced
 from backlogctl.fanout.relay.interface import (
+    RECORD,
     GuardLost,
     Patience,
     Position,
@@ -28,7 +29,6 @@ from backlogctl.fanout.relay.interface import (
 )
 from backlogctl.fanout.relay.worker import read_error, read_position, write_task
 
-DEFAULT_ENGINE = "records"
 STOP_SECONDS = 60.0
 # How long relays are restarted without any progress: a broker may be away.
 PATIENCE_SECONDS = 300.0
@@ -67,13 +67,13 @@ class Spares:
     Started when there is nothing else to do, they spare the wait when there is.
     """
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log: Path, engine: str = RECORD) -> None:
+        self._log, self._engine = log, engine
         self._children: list[subprocess.Popen[str]] = []
 
     def fill(self, count: int) -> None:
         while len(self._children) < count:
-            self._children.append(_spawn(self._log))
+            self._children.append(_spawn(self._log, self._engine))
 
     def take(self) -> subprocess.Popen[str]:
         """One that waits, or a new one."""
@@ -82,7 +82,7 @@ class Spares:
             if child.poll() is None:
                 return child
             _close_pipes(child)
-        return _spawn(self._log)
+        return _spawn(self._log, self._engine)
 
     def close(self) -> None:
         children, self._children = self._children, []
@@ -111,7 +111,7 @@ class RelayPool:
         ranges: Sequence[SourceRange],
         log: Path,
         *,
-        engine: str = DEFAULT_ENGINE,
+        engine: str = RECORD,
         processes: int | None = None,
         before_start: Callable[[], None] = lambda: None,
         spares: Spares | None = None,
@@ -119,8 +119,7 @@ class RelayPool:
         self._task = task
         self._ranges = {part.partition: part for part in ranges}
         self._log = log
-        self._engine = engine
-        self._spares = spares or Spares(log)
+        self._spares = spares or Spares(log, engine)
         self._count = count_processes(len(self._ranges), processes)
         self._before_start = before_start
         self._lock = threading.Lock()
@@ -248,7 +247,7 @@ class RelayPool:
         listener.start()
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(write_task(self._engine, self._task, parts) + "\n")
+            child.stdin.write(write_task(self._task, parts) + "\n")
             child.stdin.flush()
 
     def _listen(self, child: subprocess.Popen[str]) -> None:
@@ -304,11 +303,11 @@ class RelayPool:
         _close_pipes(process.child)
 
 
-def _spawn(log_path: Path) -> subprocess.Popen[str]:
+def _spawn(log_path: Path, engine: str) -> subprocess.Popen[str]:
     log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with log_path.open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "backlogctl.fanout.relay.worker"],
+            [sys.executable, "-m", "backlogctl.fanout.relay.worker", engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

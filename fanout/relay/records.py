@@ -158,7 +158,7 @@ def read_batch(consumer: Consumer, position: int, end: int | None, subject: str)
 
 
 class RecordEngine:
-    name = "records"
+    name = "record"
 
     def relay(
         self, task: RelayTask, part: SourceRange, notify: Notify, should_stop: ShouldStop

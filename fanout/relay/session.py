@@ -11,6 +11,7 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced
 from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import (
+    RECORD,
     GuardLost,
     Patience,
     Position,
@@ -53,6 +54,7 @@ class RelaySession:
         log: Path,
         hooks: Hooks,
         *,
+        engine: str = RECORD,
         processes: int | None = None,
     ) -> None:
         """Args: `guard` makes a new guard, `task` a task with the guard's membership."""
@@ -64,7 +66,7 @@ class RelaySession:
         self._guard: GroupGuard | None = None
         self._metadata = b""
         self._pool: RelayPool | None = None
-        self._spares = Spares(log)
+        self._spares = Spares(log, engine)
         self._make_ranges: MakeRanges = tuple
         self._known: dict[int, Position] = {}
         self._at_restart: dict[int, Position] = {}

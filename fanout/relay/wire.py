@@ -25,6 +25,7 @@ from backlogctl.fanout.relay.records import RecordEngine
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlogctl.kafka.topics import read_topic_settings
 from backlogctl.wire.fetch import Fetched, OffsetOutOfRange, OldFormat, PartitionReader
+from backlogctl.wire.kernels import load_kernels
 from backlogctl.wire.produce import WireProducer, read_membership
 from backlogctl.wire.routing import BatchRouter
 from backlogctl_delivery.crashpoints import reach
@@ -40,6 +41,9 @@ _ENDLESS = 2**62
 
 class WireEngine:
     name = "wire"
+
+    def __init__(self) -> None:
+        load_kernels()  # before there is a task: a spare has the time
 
     def relay(
         self, task: RelayTask, part: SourceRange, notify: Notify, should_stop: ShouldStop

@@ -1,4 +1,4 @@
-"""A relay process, `python -m backlogctl.fanout.relay.worker`: a thread for each source partition.
+"""A relay process, `python -m backlogctl.fanout.relay.worker ENGINE`: a thread for each partition.
 
 The task comes as the first line on stdin (it holds secrets, so it is no argument); a second line
 asks to stop between two transactions. When stdin ends, the runner is gone: the process ends at
@@ -14,11 +14,15 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
-from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced, Refused
+from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced, Refused, UsageError
 from backlogctl.fanout.relay.interface import (
+    RECORD,
+    WIRE,
     GuardLost,
     Position,
     PositionExpired,
@@ -28,6 +32,7 @@ from backlogctl.fanout.relay.interface import (
     UnexplainedRefusal,
 )
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.raw_client import translate_properties
 
 _ERRORS: dict[str, type[BacklogError]] = {
     kind.code: kind
@@ -36,34 +41,58 @@ _ERRORS: dict[str, type[BacklogError]] = {
         *(Refused, TopicMissing, KafkaFailure),
     )
 }
+_LIBRARIES = ("cramjam", "crc32c", "lz4", "numba")
 _GONE = 70  # exit code: the runner went away
 
 
 def make_relay_engine(name: str) -> RelayEngine:
-    """The engine of that name. Raises KeyError: there is none."""
+    """The engine of that name: `record`, or `wire`."""
     # What it imports takes long, and who starts the workers needs none of it.
+    if name == WIRE:
+        from backlogctl.fanout.relay.wire import WireEngine
+
+        return WireEngine()
     from backlogctl.fanout.relay.records import RecordEngine
-    from backlogctl.fanout.relay.wire import WireEngine
 
-    engines: dict[str, type[RelayEngine]] = {
-        RecordEngine.name: RecordEngine,
-        WireEngine.name: WireEngine,
-    }
-    return engines[name]()
+    return RecordEngine()
 
 
-def write_task(engine: str, task: RelayTask, parts: list[SourceRange]) -> str:
+def choose_relay_engine(
+    wanted: str, properties: Mapping[str, str]
+) -> tuple[Literal["wire", "record"], str]:
+    """The engine for `expand.engine`, and why.
+
+    Raises:
+        UsageError: `wire` is wanted, and this cluster or this installation does not allow it.
+    """
+    if wanted == RECORD:
+        return "record", "as `expand.engine` says"
+    settings, why = translate_properties(properties)
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if settings is not None and not missing:
+        return "wire", "whole record batches, several times as fast"
+    why = f"kafka-python cannot connect {why}" if settings is None else "it is not installed"
+    if wanted == WIRE:
+        raise UsageError(
+            f"the wire engine cannot relay here: {why}",
+            subject="expand.engine",
+            hint="set it to `auto`" if settings is None else "pip install 'backlogctl[wire]'",
+        )
+    return "record", f"the wire engine cannot relay here: {why}"
+
+
+def write_task(task: RelayTask, parts: list[SourceRange]) -> str:
     """The line that a worker reads first."""
     document = {**asdict(task), "group_metadata": base64.b64encode(task.group_metadata).decode()}
-    return json.dumps({"engine": engine, "task": document, "parts": [asdict(p) for p in parts]})
+    return json.dumps({"task": document, "parts": [asdict(p) for p in parts]})
 
 
-def read_task(line: str) -> tuple[RelayEngine, RelayTask, list[SourceRange]]:
+def read_task(line: str) -> tuple[RelayTask, list[SourceRange]]:
     document = json.loads(line)
     task = document["task"]
     task["group_metadata"] = base64.b64decode(task["group_metadata"])
     parts = [SourceRange(**part) for part in document["parts"]]
-    return make_relay_engine(document["engine"]), RelayTask(**task), parts
+    return RelayTask(**task), parts
 
 
 def read_position(document: dict[str, Any]) -> Position:
@@ -139,10 +168,11 @@ def main() -> None:
     # Messages hold no cycles; looking for some costs a tenth of a relay's time.
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
+    engine = make_relay_engine(sys.argv[1])
     line = sys.stdin.readline()
     if not line:
         os._exit(_GONE)
-    engine, task, parts = read_task(line)
+    task, parts = read_task(line)
     _Worker(engine, task, parts).run()
     sys.stdout.flush()
     # The listener still waits on stdin; there is nothing left to close.

@@ -26,6 +26,7 @@ from backlogctl.fanout.relay.commits import (
 from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import ConsumerCameBack, RelayTask, SourceRange
 from backlogctl.fanout.relay.session import Hooks, RelaySession
+from backlogctl.fanout.relay.worker import choose_relay_engine
 from backlogctl.fanout.temporary_topic import start_recovery_group
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
 from backlogctl.kafka.admin import committed_offsets
@@ -301,7 +302,14 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             self._make_task,
             self.logs,
             Hooks(self.look, self.check_ground, lambda: note_overtaken(self)),
+            engine=self._engine,
         )
+
+    @property
+    def _engine(self) -> str:
+        """The plan's, where this machine has it too: both copy the same."""
+        wanted = "auto" if self.plan.engine == "wire" else self.plan.engine
+        return choose_relay_engine(wanted, self.properties)[0]
 
     @cached_property
     def view(self) -> BurndownView:

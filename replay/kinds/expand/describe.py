@@ -330,6 +330,7 @@ def _list_facts(plan: ExpandPlan) -> tuple[Fact, ...]:
             f"{ORDER_WORDS.get(plan.order, plan.order)}",
         ),
         Fact("relays into", f"topic {plan.temporary.topic}, read by {plan.recovery_group}"),
+        Fact("relay engine", ": ".join(filter(None, (plan.engine, plan.engine_why)))),
         Fact("disk", plan.disk.told or "room enough", _choose_disk_tone(plan)),
         *([Fact("tried", plan.tried)] if plan.tried else []),
     )

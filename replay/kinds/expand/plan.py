@@ -150,6 +150,8 @@ class ExpandPlan(Plan):
     recovery_group: str
     order: Literal["key", "round_robin"]
     partitioner: str
+    engine: Literal["wire", "record"] = "record"
+    engine_why: str = ""
     isolation: str
     factor: int
     replicas: int

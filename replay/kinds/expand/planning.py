@@ -23,6 +23,7 @@ from backlogctl.fanout.disk import (
 from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
 from backlogctl.fanout.launchers import Role, make_launcher
 from backlogctl.fanout.layout import Layout, Load, plan_layout
+from backlogctl.fanout.relay.worker import choose_relay_engine
 from backlogctl.fanout.retention import (
     FOREVER,
     HOLD_MARGIN_SECONDS,
@@ -427,6 +428,7 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         *warn_about_skew(backlog.skew, load, layout, order),
         *warn_about_disk(disk),
     ]
+    engine, why = choose_relay_engine(stream.expand.engine, draft.properties)
     configuration = fingerprint_with_consumers(config, stream, FINGERPRINT)
     return ExpandPlan(
         **draft.fill(backlog.snapshot, options, configuration, warnings),
@@ -441,6 +443,8 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         recovery_group=facts.recovery_group,
         order=order,
         partitioner=stream.partitioner,
+        engine=engine,
+        engine_why=why,
         isolation=stream.isolation,
         factor=factor,
         replicas=stream.consumers.replicas,

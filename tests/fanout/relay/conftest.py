@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from backlogctl.fanout.relay import guard
-from backlogctl.fanout.relay.interface import RelayEngine
-from backlogctl.fanout.relay.pool import DEFAULT_ENGINE
+from backlogctl.fanout.relay.interface import RECORD, WIRE, RelayEngine
 from backlogctl.fanout.relay.worker import make_relay_engine
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
@@ -26,7 +25,7 @@ def patient_guards(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(guard._SETTINGS, name, 45_000)
 
 
-@pytest.fixture(params=[DEFAULT_ENGINE, "wire"])
+@pytest.fixture(params=[RECORD, WIRE])
 def engine(request: pytest.FixtureRequest) -> RelayEngine:
     """Every engine has to pass."""
     return make_relay_engine(request.param)

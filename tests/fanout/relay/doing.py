@@ -18,7 +18,13 @@ from confluent_kafka import Consumer, Message, Producer
 
 from backlogctl.fanout.quiet import await_decided
 from backlogctl.fanout.relay.guard import GroupGuard
-from backlogctl.fanout.relay.interface import Position, RelayEngine, RelayTask, SourceRange
+from backlogctl.fanout.relay.interface import (
+    RECORD,
+    Position,
+    RelayEngine,
+    RelayTask,
+    SourceRange,
+)
 from backlogctl.fanout.relay.pool import RelayPool
 from backlogctl.fanout.relay.session import RelaySession
 from backlogctl.kafka.admin import committed_offsets, list_offsets
@@ -335,10 +341,10 @@ def keep_checking(checked: RelaySession | RelayPool) -> None:
 
 @contextmanager
 def pool_of(
-    task: RelayTask, ranges: list[SourceRange], log: Path, count: int = 1
+    task: RelayTask, ranges: list[SourceRange], log: Path, count: int = 1, engine: str = RECORD
 ) -> Iterator[RelayPool]:
     """A pool that leaves no process behind."""
-    pool = RelayPool(task, ranges, log / "relay.log", processes=count)
+    pool = RelayPool(task, ranges, log / "relay.log", processes=count, engine=engine)
     try:
         yield pool
     finally:

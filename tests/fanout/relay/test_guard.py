@@ -30,6 +30,7 @@ from backlogctl.fanout.relay.commits import (
 )
 from backlogctl.fanout.relay.guard import CLIENT_ID, GroupGuard, find_others
 from backlogctl.fanout.relay.interface import (
+    RECORD,
     ConsumerCameBack,
     GuardLost,
     Order,
@@ -40,7 +41,6 @@ from backlogctl.fanout.relay.interface import (
     SourceRange,
     name_relay_transactional_id,
 )
-from backlogctl.fanout.relay.pool import DEFAULT_ENGINE
 from backlogctl.fanout.relay.records import Router
 from backlogctl.fanout.relay.session import Hooks, RelaySession
 from backlogctl.fanout.relay.worker import (
@@ -78,13 +78,19 @@ PROTOCOLS = {"classic": {"group_protocol": "classic"}, "consumer": {"group_proto
 
 
 def session_of(
-    world: RelayWorld, log: Path, hooks: Hooks = NOTHING, **changes: object
+    world: RelayWorld,
+    log: Path,
+    hooks: Hooks = NOTHING,
+    *,
+    engine: str = RECORD,
+    **changes: object,
 ) -> RelaySession:
     return RelaySession(
         world.guard,
         lambda metadata: world.task(metadata, **changes),
         log / "relay.log",
         hooks,
+        engine=engine,
         processes=2,
     )
 
@@ -140,13 +146,15 @@ def test_join_is_given_up_when_the_caller_has_to_stop(make_world: MakeWorld) -> 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_fault_65_a_consumer_that_comes_back_stops_the_relay(
-    make_world: MakeWorld, tmp_path: Path, protocol: str
+    engine: RelayEngine, make_world: MakeWorld, tmp_path: Path, protocol: str
 ) -> None:
     here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 3000, 1: 3000})
     seen: list[dict[int, int]] = []
     read: list[Message] = []
-    with closing(session_of(here, tmp_path, transaction_timeout_ms=6_000)) as session:
+    with closing(
+        session_of(here, tmp_path, transaction_timeout_ms=6_000, engine=engine.name)
+    ) as session:
         session.join()
         session.start(lambda: [SourceRange(0, 0), SourceRange(1, 0)])
         with filling(here.properties, here.source, 2):
@@ -205,7 +213,7 @@ def test_fault_65_a_modern_joiner_stops_the_relay_though_the_guard_keeps_its_par
         assert here.commits() == stopped
         assert len(here.read_target()) == copied
     with here.guarded() as task:  # the next run goes on where it stopped
-        relay(make_relay_engine(DEFAULT_ENGINE), task, here.ranges())
+        relay(make_relay_engine(RECORD), task, here.ranges())
     assert check_copied(here) == []
 
 
@@ -282,7 +290,7 @@ def test_without_the_guards_membership_messages_are_doubled_and_offsets_go_backw
 
 @pytest.mark.parametrize("who", ["a consumer", "another relay"])
 def test_fault_65_a_relay_that_wakes_up_too_late_commits_nothing(
-    make_world: MakeWorld, tmp_path: Path, who: str
+    engine: RelayEngine, make_world: MakeWorld, tmp_path: Path, who: str
 ) -> None:
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 60_000})
@@ -290,7 +298,7 @@ def test_fault_65_a_relay_that_wakes_up_too_late_commits_nothing(
     guard = here.guard()
     try:
         task = here.task(guard.join(lambda: None), transaction_timeout_ms=6_000)
-        with pool_of(task, [SourceRange(0, 0)], tmp_path) as pool:
+        with pool_of(task, [SourceRange(0, 0)], tmp_path, engine=engine.name) as pool:
             pool.start()
             wait_until(lambda: pool.positions)
             (sleeper,) = pool.pids
@@ -300,7 +308,7 @@ def test_fault_65_a_relay_that_wakes_up_too_late_commits_nothing(
                     fill(here.properties, here.source, {0: 2_000}, first=60_000)
                     overtake(here, read)
                 else:
-                    with pool_of(task, here.ranges(), tmp_path) as other:
+                    with pool_of(task, here.ranges(), tmp_path, engine=engine.name) as other:
                         run(other)
                 commits = here.commits()
                 copied = len(here.read_target())
@@ -315,7 +323,7 @@ def test_fault_65_a_relay_that_wakes_up_too_late_commits_nothing(
     finally:
         guard.leave()
     with here.guarded() as task:
-        relay(make_relay_engine(DEFAULT_ENGINE), task, here.ranges())
+        relay(make_relay_engine(RECORD), task, here.ranges())
     assert check_copied(here, also=read) == []
 
 
@@ -442,10 +450,9 @@ def test_a_task_comes_over_the_pipe_in_one_line(
         metadata,
         order,
     )
-    line = write_task("records", task, parts)
+    line = write_task(task, parts)
     assert "\n" not in line
-    engine, task_again, parts_again = read_task(line)
-    assert (engine.name, task_again, parts_again) == ("records", task, parts)
+    assert read_task(line) == (task, parts)
     assert "päss" not in repr(task)  # fault 59
 
 

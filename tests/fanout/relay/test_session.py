@@ -69,11 +69,11 @@ def start(session: RelaySession, world: RelayWorld) -> None:
 
 
 def test_a_guard_that_a_visitor_pushed_out_joins_again(
-    make_world: MakeWorld, tmp_path: Path
+    engine: RelayEngine, make_world: MakeWorld, tmp_path: Path
 ) -> None:
     here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 300, 1: 300})
-    with closing(session_of(here, tmp_path)) as session:
+    with closing(session_of(here, tmp_path, engine=engine.name)) as session:
         start(session, here)
         join(here.properties, here.group, here.source).close()
         fill(here.properties, here.source, {0: 300, 1: 300}, first=300)
@@ -99,13 +99,15 @@ def stop_in_a_transaction(session: RelaySession, world: RelayWorld) -> int:
 
 
 def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
-    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: RelayEngine, make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The machine itself may pause as well.
     monkeypatch.setattr("backlogctl.fanout.relay.session.FENCED_AGAIN_SECONDS", 0.0)
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 300})
-    with closing(session_of(here, tmp_path, transaction_timeout_ms=4_000)) as session:
+    with closing(
+        session_of(here, tmp_path, transaction_timeout_ms=4_000, engine=engine.name)
+    ) as session:
         with filling(here.properties, here.source, 1):
             start(session, here)
             pid = stop_in_a_transaction(session, here)
@@ -118,11 +120,11 @@ def test_fault_05_a_transaction_that_timed_out_in_a_pause_is_done_again(
 
 
 def test_a_relay_that_is_fenced_starts_again_once_if_the_lease_is_still_his(
-    make_world: MakeWorld, tmp_path: Path
+    engine: RelayEngine, make_world: MakeWorld, tmp_path: Path
 ) -> None:
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 10})
-    with closing(session_of(here, tmp_path)) as session:
+    with closing(session_of(here, tmp_path, engine=engine.name)) as session:
         start(session, here)
         with filling(here.properties, here.source, 1):
             fence_relays(here.properties, "backlog", here.source, [0])
@@ -156,14 +158,14 @@ def test_a_relay_that_is_fenced_after_the_lease_was_lost_stops(
 
 
 def test_what_retention_took_is_on_record_before_the_relay_goes_on(
-    make_world: MakeWorld, tmp_path: Path
+    engine: RelayEngine, make_world: MakeWorld, tmp_path: Path
 ) -> None:
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 50})
     move_log_start(here.properties, here.source, {0: 20})
     expired: list[dict[int, int]] = []
     hooks = Hooks(lambda: None, lambda: None, lambda: expired.append(here.commits()))
-    with closing(session_of(here, tmp_path, hooks)) as session:
+    with closing(session_of(here, tmp_path, hooks, engine=engine.name)) as session:
         session.join()
         session.start(lambda: [SourceRange(0, 20 if expired else 0)])
         go_on(session, here)
@@ -172,7 +174,7 @@ def test_what_retention_took_is_on_record_before_the_relay_goes_on(
 
 
 def test_fault_11_a_broker_dies_and_comes_back_in_mid_relay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: RelayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of three: where a partition has no leader, see tests/fanout/test_lags.py."""
     # The group comes back with a member that is gone: it is waited for, as long as here.
@@ -185,7 +187,7 @@ def test_fault_11_a_broker_dies_and_comes_back_in_mid_relay(
         here = RelayWorld(properties, "source", "target", "group", 2, 6)
         set_offsets_raw(properties, "group", "source", {0: 0, 1: 0})
         fill(properties, "source", {0: 20_000, 1: 20_000}, size=100)
-        with closing(session_of(here, tmp_path, NOTHING)) as session:
+        with closing(session_of(here, tmp_path, NOTHING, engine=engine.name)) as session:
             start(session, here)
             kafka.kill(2)  # the first is the controller
             down = time.monotonic() + 1.0
@@ -268,13 +270,17 @@ def test_an_abandoned_transaction_is_ended_at_once(make_world: MakeWorld) -> Non
 
 @pytest.mark.parametrize("point", RELAY_POINTS)
 def test_fault_01_a_relay_that_is_killed_goes_on_where_it_was(
-    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    engine: RelayEngine,
+    make_world: MakeWorld,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
 ) -> None:
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 400})
     times = 1 if point == "p4.6.init.after" else 2
     with here.guarded() as task:
-        with pool_of(task, [SourceRange(0, 0)], tmp_path) as pool:
+        with pool_of(task, [SourceRange(0, 0)], tmp_path, engine=engine.name) as pool:
             monkeypatch.setenv(VARIABLE, f"{point}:{times}")
             pool.start()
             if times == 2:
@@ -282,7 +288,7 @@ def test_fault_01_a_relay_that_is_killed_goes_on_where_it_was(
                 fill(here.properties, here.source, {0: 400}, first=400)
             wait_until(lambda: not pool.pids, what="it is killed")
             monkeypatch.delenv(VARIABLE)
-        with pool_of(task, here.ranges(), tmp_path) as again:
+        with pool_of(task, here.ranges(), tmp_path, engine=engine.name) as again:
             run(again)
             assert again.positions[0].relayed == (400 if times == 1 else 800)
         assert here.commits() == here.ends()
@@ -291,13 +297,17 @@ def test_fault_01_a_relay_that_is_killed_goes_on_where_it_was(
     assert sum(list_offsets(here.admin, here.target, numbers, "latest").values()) > 0
 
 
-def test_a_process_that_is_killed_is_started_again(make_world: MakeWorld, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_is_started_again(
+    engine: RelayEngine, make_world: MakeWorld, tmp_path: Path
+) -> None:
     here = make_world(partitions=3)
     fill(here.properties, here.source, {0: 2000, 1: 2000, 2: 2000})
     with (
         here.guarded() as task,
         filling(here.properties, here.source, 3),
-        pool_of(task, [SourceRange(p, 0) for p in range(3)], tmp_path, count=2) as pool,
+        pool_of(
+            task, [SourceRange(p, 0) for p in range(3)], tmp_path, count=2, engine=engine.name
+        ) as pool,
     ):
         pool.start()
         check_until(pool, lambda: len(pool.positions) == 3)
@@ -316,7 +326,10 @@ def test_a_process_that_is_killed_is_started_again(make_world: MakeWorld, tmp_pa
         assert pool.is_done
         assert here.commits() == {p: at.committed for p, at in pool.positions.items()}
         wait_until(lambda: not here.has_open_transactions(), 10.0)  # by itself after 15 s
-    with here.guarded() as task, pool_of(task, here.ranges(), tmp_path) as again:
+    with (
+        here.guarded() as task,
+        pool_of(task, here.ranges(), tmp_path, engine=engine.name) as again,
+    ):
         run(again)
     assert check_copied(here) == []
     assert (tmp_path / "relay.log").read_text() == ""
