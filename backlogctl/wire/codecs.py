@@ -72,7 +72,7 @@ def make_batch(
 # Codecs.
 
 
-def compress(codec: str, records: Bytes | memoryview) -> bytes | memoryview:
+def compress(codec: str, records: bytes | memoryview) -> bytes | memoryview:
     """What `codec`, one of CODECS, makes of them."""
     return _COMPRESS[codec](records)
 

@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
 # Columns of a batch to be read: bytes `[start, end)`; how many were placed is filled.
-START, END, COUNT, BASE_TIME, APPEND_TIME, BASE_OFFSET, FOUND, BATCH_COLUMNS = range(8)
+START, END, COUNT, BASE_TIME, APPEND_TIME, BASE_OFFSET, LAST_OFFSET, FOUND, BATCH_COLUMNS = range(9)
 # Columns of a record that was placed.
 AT, LENGTH, TIME, PLACE, RECORD_COLUMNS = range(5)
 # Columns of a batch that was written: bytes `[from, to)`, and what its header needs.
@@ -31,6 +31,7 @@ TO_PLACE, FROM, TO, RECORDS, FIRST_TIME, LAST_TIME, WRITTEN_COLUMNS = range(7)
 PLACED, DATA_BYTES, LARGEST, LARGEST_AT, TURN, TOTALS = range(6)
 NOT_APPENDED: Final = -1  # an APPEND_TIME: each record has its own
 ROUND_ROBIN, MURMUR2, CRC32 = range(3)
+LEAST_RECORD_BYTES = 7
 # Of a record's own length, attributes, and both deltas, at most.
 _HEAD_BYTES = 24
 _MASK = 0xFFFFFFFF
@@ -132,6 +133,23 @@ def _write_varint(out, at, number):  # type: ignore[no-untyped-def]
     return at + 1
 
 
+@njit(nogil=True)
+def _skip_headers(data, at, end):  # type: ignore[no-untyped-def]
+    """Where a record's headers end; -1 where they make no sense."""
+    count, at = _read_varint(data, at, end)
+    if at < 0 or count < 0 or count > end - at:
+        return np.int64(-1)
+    for _ in range(count):
+        name, at = _read_varint(data, at, end)
+        if at < 0 or name < 0 or name > end - at:
+            return np.int64(-1)
+        value, at = _read_varint(data, at + name, end)
+        if at < 0 or value < -1 or value > end - at:
+            return np.int64(-1)
+        at += max(value, 0)
+    return at
+
+
 @njit(nogil=True, cache=True)
 def place_records(data, batches, start, end, how, partitions, turn, crc, records, totals):  # type: ignore[no-untyped-def]
     """Finds the records with offsets in `[start, end)`, and chooses a partition for each.
@@ -151,7 +169,7 @@ def place_records(data, batches, start, end, how, partitions, turn, crc, records
     largest_at = np.int64(-1)
     for number in range(batches.shape[0]):
         at, last = batches[number, START], batches[number, END]
-        before = placed
+        before, reached = placed, batches[number, BASE_OFFSET] - 1
         for _ in range(batches[number, COUNT]):
             length, at = _read_varint(data, at, last)
             if at < 0 or length < 1 or length > last - at:
@@ -164,6 +182,9 @@ def place_records(data, batches, start, end, how, partitions, turn, crc, records
             if at < 0:
                 return number
             offset += batches[number, BASE_OFFSET]
+            if offset <= reached or offset > batches[number, LAST_OFFSET]:
+                return number
+            reached = offset
             tail = at
             key, at = _read_varint(data, at, after)
             if at < 0 or key < -1 or key > after - at:
@@ -172,6 +193,8 @@ def place_records(data, batches, start, end, how, partitions, turn, crc, records
             at += max(key, 0)
             value, at = _read_varint(data, at, after)
             if at < 0 or value < -1 or value > after - at:
+                return number
+            if _skip_headers(data, at + max(value, 0), after) != after:
                 return number
             if start <= offset < end:
                 if key >= 0 and how == MURMUR2:

@@ -21,7 +21,6 @@ from backlogctl.clock import Deadline
 from backlogctl.kafka.batches import add_sequence
 from backlogctl.kafka.raw_client import Coordinators, RawClient, read_leaders
 from backlogctl.wire.codecs import compress, make_batch
-from backlogctl.wire.kernels import Bytes
 
 Result = TypeVar("Result")
 
@@ -79,14 +78,14 @@ class Unsent:
     """
 
     partition: int
-    records: Bytes | memoryview
+    records: bytes | memoryview
     count: int
     first_time: int
     last_time: int
     codec: str
     is_compressed: bool = False
 
-    def pack(self) -> bytes | memoryview | Bytes:
+    def pack(self) -> bytes | memoryview:
         return self.records if self.is_compressed else compress(self.codec, self.records)
 
 

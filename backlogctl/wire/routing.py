@@ -21,6 +21,7 @@ from backlogctl.wire.kernels import (
     LARGEST,
     LARGEST_AT,
     LAST_TIME,
+    LEAST_RECORD_BYTES,
     MURMUR2,
     NOT_APPENDED,
     PLACE,
@@ -111,11 +112,7 @@ class BatchRouter:
         args = (self._partitions, self._turn, crc_table(), records, totals)
         bad = place_records(self._arena.data, table, start, end, self._how, *args)
         if bad >= 0:
-            raise BatchesUnreadable(
-                f"could not read the batch at offset {batches[bad][0].base_offset}: its records "
-                "make no sense",
-                subject=subject,
-            )
+            raise _refuse(batches[bad][0], subject)
         records, self._turn = records[: totals[PLACED]], int(totals[TURN])
         whole: list[Unsent] = []
         if self._how == ROUND_ROBIN:
@@ -140,9 +137,12 @@ class BatchRouter:
         for number, (header, batch) in enumerate(batches):
             check_batch(batch, subject)
             lies = self._arena.add(header, batch, subject)
+            if header.record_count * LEAST_RECORD_BYTES > lies[1] - lies[0]:
+                raise _refuse(header, subject)
             appended = header.max_timestamp_ms if header.is_log_append_time else NOT_APPENDED
             base = header.first_timestamp_ms
-            table[number] = (*lies, header.record_count, base, appended, header.base_offset, 0)
+            offsets = header.base_offset, header.last_offset
+            table[number] = (*lies, header.record_count, base, appended, *offsets, 0)
         return table
 
     def _write(self, records: Numbers) -> list[Unsent]:
@@ -161,7 +161,7 @@ class BatchRouter:
         return [
             Unsent(
                 row[TO_PLACE],
-                self._out[row[FROM] : row[TO]],
+                self._out.data[row[FROM] : row[TO]],
                 row[RECORDS],
                 row[FIRST_TIME],
                 row[LAST_TIME],
@@ -179,7 +179,7 @@ class BatchRouter:
         remaining: int,
     ) -> tuple[list[Unsent], Numbers]:
         """Batches that go on as they are, and the records of the others, placed evenly."""
-        level = -(-(int(self._counts.sum()) + max(remaining, len(records))) // self._partitions)
+        level = (int(self._counts.sum()) + max(remaining, len(records))) // self._partitions
         whole, kept, at = [], [], 0
         for (header, batch), inside in zip(batches, found.tolist(), strict=True):
             place = int(self._counts.argmin())
@@ -228,3 +228,10 @@ class BatchRouter:
         places = np.repeat(order[:filled], share)
         self._counts[order[:filled]] += share
         return places.astype(np.int64)
+
+
+def _refuse(header: BatchHeader, subject: str) -> BatchesUnreadable:
+    return BatchesUnreadable(
+        f"could not read the batch at offset {header.base_offset}: its records make no sense",
+        subject=subject,
+    )

@@ -122,7 +122,7 @@ class SourceBatch:
 
 
 @dataclass
-class OpenTransaction:
+class Copied:
     """What one open transaction holds."""
 
     began: float
@@ -149,7 +149,7 @@ class PartitionRelay(ABC):
         self._next = part.start
         self._jumps = False  # retention was faster: it starts behind the group's commit
         self._epoch: int | None = None
-        self._opened = OpenTransaction(0.0)
+        self._opened = Copied(0.0)
         self._own_metadata: bytes | None = None
 
     @abstractmethod
@@ -167,7 +167,7 @@ class PartitionRelay(ABC):
         """
 
     @abstractmethod
-    def _write(self, batch: SourceBatch, opened: OpenTransaction) -> None:
+    def _write(self, batch: SourceBatch, opened: Copied) -> None:
         """Sends a batch of `_read` on its way, and counts it."""
 
     @abstractmethod
@@ -212,7 +212,7 @@ class PartitionRelay(ABC):
     def _copy(self, producer: TransactionalProducer, batch: SourceBatch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
         self._call(producer.begin_transaction, "begin")  # 5.
-        opened = self._opened = OpenTransaction(time.monotonic())
+        opened = self._opened = Copied(time.monotonic())
         while True:
             self._next = batch.reached
             if batch.count:
@@ -247,7 +247,7 @@ class PartitionRelay(ABC):
             self._own_metadata = bytes(reader.consumer_group_metadata())
         self._counters = counted.counters(task.recovery_id)
 
-    def _count(self, opened: OpenTransaction) -> Counters:
+    def _count(self, opened: Copied) -> Counters:
         before = self._counters
         counts = None
         if before.counts is not None:
@@ -265,7 +265,7 @@ class PartitionRelay(ABC):
                 send = partial(self._send_position, counters, membership)
                 self._call(send, "commit the source offsets")
 
-    def _is_full(self, opened: OpenTransaction) -> bool:
+    def _is_full(self, opened: Copied) -> bool:
         return (
             opened.count >= TRANSACTION_MESSAGES
             or time.monotonic() - opened.began >= TRANSACTION_SECONDS

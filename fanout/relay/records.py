@@ -23,7 +23,7 @@ from backlogctl.fanout.relay.interface import (
 )
 from backlogctl.fanout.relay.partition import (
     CALL_SECONDS,
-    OpenTransaction,
+    Copied,
     PartitionRelay,
     SourceBatch,
 )
@@ -221,7 +221,7 @@ class _RecordRelay(PartitionRelay):
             self._silence.end()
         return batch
 
-    def _write(self, batch: SourceBatch, opened: OpenTransaction) -> None:
+    def _write(self, batch: SourceBatch, opened: Copied) -> None:
         assert isinstance(batch, RecordBatch)
         assert self._producer is not None
         producer, messages, target = self._producer, batch.messages, self._task.target

@@ -17,7 +17,7 @@ from backlogctl.fanout.relay.interface import (
 )
 from backlogctl.fanout.relay.partition import (
     CALL_SECONDS,
-    OpenTransaction,
+    Copied,
     PartitionRelay,
     SourceBatch,
 )
@@ -128,7 +128,7 @@ class _WireRelay(PartitionRelay):
         at_end = found.is_end or reached == end
         return _WireBatch(reached, at_end, len(found.batches), start, found)
 
-    def _write(self, batch: SourceBatch, opened: OpenTransaction) -> None:
+    def _write(self, batch: SourceBatch, opened: Copied) -> None:
         assert isinstance(batch, _WireBatch)
         assert self._producer is not None
         producer, end = self._producer, self._part.end
