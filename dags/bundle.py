@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from airflow.dag_processing.bundles.local import LocalDagBundle
+from backlogctl.dags.airflow_internals import LocalDagBundle
 
 RUNBOOKS = Path(__file__).parent / "runbooks"
 

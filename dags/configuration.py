@@ -158,6 +158,8 @@ def find_deployment() -> str:
         return known
     # A variable that could not be read looks like none, and a new id would disown all recoveries.
     if DEPLOYMENT in Variable.keys(prefix=DEPLOYMENT):
+        if made := read_deployment():  # by another task, between the two looks (fault 155)
+            return made
         raise ConfigurationError(
             "it is there, and could not be read", subject=f"variable {DEPLOYMENT}", hint="try again"
         )

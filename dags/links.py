@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from airflow.sdk import DAG
-from airflow.sdk.bases.operatorlink import BaseOperatorLink
-from airflow.sdk.configuration import conf
+from airflow.sdk import DAG, BaseOperatorLink, conf
 
 NAME = "backlogctl"
 PREFIX = f"/{NAME}"
@@ -111,6 +109,6 @@ def _find_published(link: BaseOperatorLink, ti_key: Any) -> str:
 
 
 def _read(ti_key: Any, key: str) -> Any:
-    from airflow.sdk.execution_time.xcom import XCom
+    from backlogctl.dags.airflow_internals import XCom
 
     return XCom.get_value(ti_key=ti_key, key=key)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import nullcontext
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow.plugins_manager import AirflowPlugin
 
 from backlogctl.dags import notes
+from backlogctl.dags.airflow_internals import Side, find_unsuited
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+
+LOG = logging.getLogger(__name__)
 
 # What the plugin hands to Airflow: the page, made when somebody first asks for it.
 
@@ -43,6 +48,11 @@ class LazyPage:
 
 
 def _make_app() -> ASGIApp:
+    if told := find_unsuited(Side.SERVER):
+        from starlette.responses import PlainTextResponse
+
+        LOG.error("%s", told)
+        return PlainTextResponse(f"There is no page: {told}.", HTTPStatus.SERVICE_UNAVAILABLE)
     from backlogctl.dags.page.app import make_page_app
 
     return make_page_app()

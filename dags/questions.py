@@ -14,15 +14,13 @@ from typing import Any
 from uuid import UUID
 
 from airflow.providers.standard.operators.hitl import HITLOperator
-from airflow.providers.standard.triggers.hitl import HITLTrigger
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException
-from airflow.sdk.execution_time.hitl import upsert_hitl_detail
-from airflow.sdk.timezone import utcnow
 from airflow.triggers.base import TriggerEvent
 from asgiref.sync import sync_to_async
 
 from backlogctl.clock import parse_duration, utc_now
+from backlogctl.dags.airflow_internals import HITLTrigger, upsert_hitl_detail
 from backlogctl.dags.configuration import load
 from backlogctl.dags.links import find_recovery_page, publish_links
 from backlogctl.dags.policies import APPROVE
@@ -96,7 +94,7 @@ def defer_question(operator: HITLOperator, context: Context, recovery_id: str) -
             defaults=operator.defaults,
             params=operator.serialized_params,
             multiple=operator.multiple,
-            timeout_datetime=utcnow() + limit if limit else None,
+            timeout_datetime=utc_now() + limit if limit else None,
             poke_interval=_LOOK_SECONDS,
         ),
         method_name="execute_complete",
@@ -128,7 +126,7 @@ class AnswerTrigger(HITLTrigger):
             if await sync_to_async(self._is_answered)():
                 yield TriggerEvent({ELSEWHERE: True})
                 return
-            if limit is not None and limit < utcnow():
+            if limit is not None and limit < utc_now():
                 yield await self._handle_timeout()
                 return
 

@@ -24,7 +24,6 @@ from airflow.sdk.exceptions import (
     AirflowRuntimeError,
     AirflowSkipException,
 )
-from airflow.sdk.execution_time.comms import DagResult, GetDag
 from rich.console import Console
 
 from backlogctl.config import Stream, mask_secrets
@@ -254,7 +253,7 @@ def find_task_state(context: Context, task: WorkTask) -> str | None:
 
 def is_paused(dag_id: str) -> bool:
     """Whether the scheduler leaves the DAG alone; one that is not there is not paused."""
-    from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS  # there only in a task
+    from backlogctl.dags.airflow_internals import SUPERVISOR_COMMS, DagResult, GetDag
 
     try:
         answer = SUPERVISOR_COMMS.send(GetDag(dag_id=dag_id))

@@ -6,13 +6,34 @@ needs no client of Kafka for that.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
-from airflow.sdk import AssetAlias, task
+from airflow.sdk import AssetAlias, Context, task
 
+from backlogctl.dags.airflow_internals import Side, describe_untried, find_unsuited
 from backlogctl.dags.policies import ALERTS, LOOK, PLAN, WORK
 
 BY_STREAM = "{{ stream }}"
+LOG = logging.getLogger(__name__)
+
+
+def refuse_unsuited(context: Context) -> None:
+    """Before each task: with an Airflow that lacks what is needed nothing is done.
+    Raises RunbookRefusal: what it lacks, in words for people.
+    """
+    if told := find_unsuited(Side.TASK):
+        from backlogctl.dags.task_context import RunbookRefusal, fail
+
+        fail(context, RunbookRefusal(told))
+    if told := describe_untried():
+        LOG.warning("%s", told)
+
+
+if untried := describe_untried():  # for the log of the DAG processor
+    LOG.warning("%s", untried)
+DAG_DEFAULTS: Mapping[str, Any] = {"owner": "backlogctl", "pre_execute": refuse_unsuited}
 
 
 @task.branch(**LOOK)
@@ -47,7 +68,8 @@ def carry_out(approved: dict[str, Any]) -> dict[str, Any]:
     return recoveries.run_approved(approved)
 
 
-@task(**WORK)
+# With any Airflow: it needs nothing of it, and consumers are stopped.
+@task(pre_execute=None, **WORK)
 def restore(kind: str) -> None:
     """Gives the layout back, whatever became of the run."""
     from backlogctl.dags import recoveries

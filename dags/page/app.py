@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from airflow.api_fastapi.app import API_ROOT_PATH
-from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
-from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException
@@ -21,6 +18,13 @@ from starlette.responses import Response
 import backlogctl.replay.web.page
 from backlogctl.clock import utc_now
 from backlogctl.config import mask_secrets
+from backlogctl.dags.airflow_internals import (
+    API_ROOT_PATH,
+    DagAccessEntity,
+    GetUserDep,
+    get_user,
+    requires_access_dag,
+)
 from backlogctl.dags.configuration import read_deployment
 from backlogctl.dags.page.cache import PageCache
 from backlogctl.dags.policies import RECOVER

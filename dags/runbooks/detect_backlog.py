@@ -8,7 +8,7 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import DAG
 
 from backlogctl.dags import tasks
-from backlogctl.dags.policies import DAG_DEFAULTS, DETECT, RECOVER, TAGS
+from backlogctl.dags.policies import DETECT, RECOVER, TAGS
 
 DOC = """
 ### Sample every stream, judge it, and write down what was lost
@@ -28,7 +28,7 @@ with DAG(
     catchup=False,
     # A layout that takes long to be given back does not keep the next looks away.
     max_active_runs=2,
-    default_args=dict(DAG_DEFAULTS),
+    default_args=dict(tasks.DAG_DEFAULTS),
     doc_md=DOC,
     tags=TAGS,
 ) as dag:

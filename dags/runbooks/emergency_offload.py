@@ -6,7 +6,8 @@ from airflow.sdk import DAG
 
 from backlogctl.dags.form import make_fields
 from backlogctl.dags.layout import lay_out_tasks
-from backlogctl.dags.policies import DAG_DEFAULTS, OFFLOAD, TAGS, read_outline
+from backlogctl.dags.policies import OFFLOAD, TAGS, read_outline
+from backlogctl.dags.tasks import DAG_DEFAULTS
 from backlogctl.replay.engine.kind import Registry
 from backlogctl.replay.kinds import OFFLOAD as KIND
 

@@ -10,7 +10,6 @@ from airflow.sdk import DAG, CronDataIntervalTimetable
 from backlogctl.dags import tasks
 from backlogctl.dags.policies import (
     AUDIT,
-    DAG_DEFAULTS,
     TAGS,
     find_cron,
     find_pool,
@@ -37,7 +36,7 @@ with DAG(
     max_active_runs=1,
     # Each starts a Spark.
     max_active_tasks=2,
-    default_args=dict(DAG_DEFAULTS),
+    default_args=dict(tasks.DAG_DEFAULTS),
     doc_md=DOC,
     tags=TAGS,
 ) as dag:

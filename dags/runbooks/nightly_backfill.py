@@ -12,7 +12,6 @@ from backlogctl.dags import tasks
 from backlogctl.dags.layout import AskForApproval
 from backlogctl.dags.links import add_links
 from backlogctl.dags.policies import (
-    DAG_DEFAULTS,
     NIGHTLY,
     PLAN,
     TAGS,
@@ -46,7 +45,7 @@ with DAG(
     max_active_runs=2,
     # Each plan starts a Spark.
     max_active_tasks=4,
-    default_args=dict(DAG_DEFAULTS),
+    default_args=dict(tasks.DAG_DEFAULTS),
     doc_md=DOC,
     tags=TAGS,
 ) as dag:

@@ -6,7 +6,8 @@ from airflow.sdk import DAG
 
 from backlogctl.dags.form import make_fields
 from backlogctl.dags.layout import lay_out_tasks
-from backlogctl.dags.policies import DAG_DEFAULTS, RECOVER, TAGS, read_outline
+from backlogctl.dags.policies import RECOVER, TAGS, read_outline
+from backlogctl.dags.tasks import DAG_DEFAULTS
 from backlogctl.replay.kinds import KINDS, OFFLOAD
 
 DOC = """

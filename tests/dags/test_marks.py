@@ -213,8 +213,10 @@ def test_marked_while_it_waits_for_an_answer(airflow: Airflow, slots: Slots) -> 
         found = workspace.ledger.recoveries.get(planned.id)
         assert (found.state, found.detail) == (S.REJECTED, {"by": NOBODY, "reason": UNANSWERED})
         assert UNANSWERED in airflow.read_run(run)["note"]
-        states = airflow.read_states(run)
-        assert states[f"{kind}.carry_out"] in ("skipped", "upstream_failed")
+        work = airflow.read_task(run, f"{kind}.carry_out")
+        # Airflow 3.3.0 marks with a run also what has not begun.
+        begun = work["try_number"] > 0
+        assert work["state"] in ("skipped", "upstream_failed") or not begun
         for task_id in ("report", *(["expand.restore_layout"] if kind == "expand" else [])):
             assert airflow.read_task(run, task_id)["try_number"] == 1
             assert "Traceback" not in airflow.logs(run, task_id, 1)

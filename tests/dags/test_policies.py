@@ -19,7 +19,7 @@ import httpx
 import pendulum
 import psutil
 import pytest
-from airflow.sdk import Connection
+from airflow.sdk import Connection, Variable
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.timetables.interval import CronDataIntervalTimetable
 from hypothesis import given
@@ -317,6 +317,16 @@ def test_fault_59_a_setting_that_is_refused_is_named_and_not_shown(extra: dict[s
     assert next(iter(extra)) in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__context__ is None
+
+
+def test_fault_155_two_first_tasks_have_one_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another task makes the id between two looks of this one; unreadable it stays a refusal."""
+    reads = ["", "made by the other"]
+    monkeypatch.setattr(Variable, "get", lambda *_, **__: reads.pop(0) if reads else "")
+    monkeypatch.setattr(Variable, "keys", lambda *_, **__: [configuration.DEPLOYMENT])
+    assert configuration.find_deployment() == "made by the other"
+    with pytest.raises(ConfigurationError, match="could not be read"):
+        configuration.find_deployment()
 
 
 # It starts a process in a session of its own, which loses its parent at once, as consumers do.
