@@ -68,6 +68,11 @@ test: $(AIRFLOW) ## Run the tests, on a real Kafka, PostgreSQL, MariaDB, Redis, 
 test-all: ## Run them all, with every whole story: some three times as long
 	@$(MAKE) --no-print-directory test ARGS="--all $(ARGS)"
 
+.PHONY: test-airflow-versions
+test-airflow-versions: $(AIRFLOW) ## Run the runbooks' tests on the lowest and the newest Airflow: 10 minutes
+	@scripts/need.sh postgres chromium
+	@scripts/test_airflow_versions.sh
+
 .PHONY: test-quick
 test-quick: $(AIRFLOW) ## Run what takes seconds, on a real Kafka, PostgreSQL, MariaDB and Redis: under five minutes
 	@scripts/need.sh postgres mariadb redis

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 from backlogctl.clock import format_time
 from backlogctl.dags.configuration import find_deployment
 from backlogctl.dags.links import find_report, publish_links
-from backlogctl.dags.policies import CHOSEN, HOLD_TASKS, PROPOSED, REASON
+from backlogctl.dags.policies import ASKING, CHOSEN, HOLD_TASKS, PROPOSED, REASON
 from backlogctl.dags.task_context import (
     ENDED,
     RunbookRefusal,
@@ -36,6 +36,7 @@ from backlogctl.replay.engine.plan import (
     AIRFLOW,
     Approver,
     RunOrigin,
+    find_origin,
     list_recoveries_of_run,
     name_origin,
 )
@@ -241,9 +242,16 @@ def _list_recoveries(context: Context, workspace: Workspace) -> list[Recovery]:
     return list(found.values())
 
 
+def _is_of(origin: RunOrigin, mine: RunOrigin) -> bool:
+    return origin.model_dump(exclude={"note"}) == mine.model_dump(exclude={"note"})
+
+
 def _close_unanswered(context: Context, workspace: Workspace, recovery: Recovery) -> Recovery:
     """Nobody will ask about it any more: a task, or the whole run, was marked. What failed by
     itself may be cleared, and asks again."""
+    origin = find_origin(recovery)
+    if origin and origin.dag_id in ASKING and not _is_of(origin, make_origin(context)):
+        return recovery  # that run asks about it; this one only named it
     before = ("choose", f"{recovery.kind}.plan", f"{recovery.kind}.approve")
     failed = any(_pull(context, task_id, ENDED) for task_id in before)
     if recovery.state is not RecoveryState.PLANNED or failed:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from backlogctl.clock import Deadline, read_time
-from backlogctl.config import Stream
+from backlogctl.config import Stream, mask_secrets
 from backlogctl.errors import BacklogError
 from backlogctl.formats import format_duration
 from backlogctl.monitoring.offsets.history import MEMBERLESS
@@ -199,7 +199,11 @@ def find_loss_ahead(entry: Mapping[str, Any], *, puts_back: bool = False) -> Los
     if loss is None:
         return None
     who = "the group reads too slowly" if is_read else "nobody is in the group"
-    when = f"in {format_duration(loss)} at the earliest" if loss > 0 else "at its next check"
+    # How soon what is added pushes out what is older is not known.
+    earliest = (
+        "or sooner by its size" if puts_back and entry["retention_bytes"] else "at the earliest"
+    )
+    when = f"in {format_duration(loss)} {earliest}" if loss > 0 else "at its next check"
     length = round_hold(find_hold_seconds(loss, entry["seconds_to_drain"]))
     return LossAhead(loss, f"{who}, and retention takes what is unread {when}", length)
 
@@ -210,9 +214,11 @@ def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = Fa
     try:
         _, entry = sample_stream(workspace, workspace.config.stream(name), Deadline(_LOSS_SECONDS))
     except BacklogError as error:
-        return f"{unknown}: {error}"
+        return f"{unknown}: {mask_secrets(str(error))}"
     if ahead := find_loss_ahead(entry, puts_back=puts_back):
         return ahead.sentence
+    if puts_back and entry["retention_bytes"]:
+        return f"{unknown}: `retention.bytes` takes the oldest once the topic has grown past it"
     unseen = [one["what"] for one in entry["unseen"] if one["what"] in _RETENTION]
     return f"{unknown}: {' and '.join(unseen)} could not be read" if unseen else ""
 

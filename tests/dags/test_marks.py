@@ -119,6 +119,20 @@ def test_fault_142_a_plan_that_nobody_will_ask_about_is_closed(
         assert f"{planned.id}: {UNANSWERED}; nothing was changed" in str(told.value)
 
 
+def test_fault_142_a_plan_that_another_run_asks_about_is_left_to_it(
+    desk: Workspace, context: dict[str, Any]
+) -> None:
+    """This run only named it as its existing plan."""
+    planned = store(desk)
+    context["dag_run"].run_id = "another"
+    context["params"]["recovery"] = planned.id
+    left: dict[tuple[str, str], Any] = {("choose", CHOSEN): ["rebuild.plan"]}
+    leave(context, left, choose="success", rebuild__approve="failed")
+    with pytest.raises(RunbookRefusal):
+        recoveries.report()
+    assert desk.ledger.recoveries.get(planned.id).state is S.PLANNED
+
+
 @pytest.mark.parametrize("marked", ["success", "skipped"])
 def test_fault_142_a_run_that_has_chosen_nothing_does_not_end_well(
     desk: Workspace, context: dict[str, Any], marked: str

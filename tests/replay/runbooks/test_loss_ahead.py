@@ -44,6 +44,20 @@ def test_fault_143_nobody_reads_and_retention_comes(empty_shop: Shop) -> None:
     member.close()
 
 
+def test_fault_143_by_its_size_retention_may_come_sooner(empty_shop: Shop) -> None:
+    """What is put back pushes out what is older: when, nobody knows."""
+    shop, properties = empty_shop, empty_shop.properties
+    leave_at(properties, shop.group, shop.topic, dict.fromkeys(range(PARTITIONS), 0))
+    set_config(properties, shop.topic, {"retention.ms": "-1", "retention.bytes": "100000000"})
+    workspace = shop.open()
+    assert describe_loss_ahead(workspace, "orders") == ""
+    told = describe_loss_ahead(workspace, "orders", puts_back=True)
+    assert told.startswith("whether retention will take what is unread is not known: `retention.by")
+    set_config(properties, shop.topic, {"retention.ms": str(19 * MINUTES)})
+    told = describe_loss_ahead(workspace, "orders", puts_back=True)
+    assert told == f"{NOBODY} 19 min or sooner by its size"
+
+
 def test_fault_143_what_is_ahead_can_be_held(empty_shop: Shop) -> None:
     """For as long as the loss asks for; one that is held for longer stays so."""
     shop, properties = empty_shop, empty_shop.properties
