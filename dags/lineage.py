@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -28,23 +29,15 @@ class Flow(NamedTuple):
 
 
 def report_recovery(workspace: Workspace, recovery: Recovery) -> None:
-    """What the recovery reads and writes; never a reason for its task to fail."""
-    if _is_collected():
-        try:
-            _report(find_flow(workspace, recovery))
-        except Exception as error:  # noqa: BLE001 whatever a provider makes of a URI
-            LOG.warning("no lineage of %s: %s", recovery.id, type(error).__name__)
+    """What the recovery reads and writes."""
+    _report(recovery.id, lambda: find_flow(workspace, recovery))
 
 
 def report_audit(workspace: Workspace, stream: Stream) -> None:
     """What an audit reads."""
-    if _is_collected():
-        try:
-            config = workspace.config
-            topic = name_topic(config, stream.cluster, stream.topic)
-            _report(Flow((topic, *_list_tables(config, stream))))
-        except Exception as error:  # noqa: BLE001
-            LOG.warning("no lineage of the audit of %s: %s", stream.name, type(error).__name__)
+    config = workspace.config
+    topic = name_topic(config, stream.cluster, stream.topic)
+    _report(f"an audit of {stream.name}", lambda: Flow((topic, *_list_tables(config, stream))))
 
 
 def find_flow(workspace: Workspace, recovery: Recovery) -> Flow:
@@ -111,12 +104,18 @@ def _is_collected() -> bool:
     return bool(get_hook_lineage_readers_plugins())
 
 
-def _report(flow: Flow) -> None:
+def _report(subject: str, find: Callable[[], Flow]) -> None:
+    """Tells the collector; never a reason for a task to fail."""
+    if not _is_collected():
+        return
     from backlogctl.dags.airflow_internals import get_hook_lineage_collector
 
-    collector = get_hook_lineage_collector()
     hook: Any = None
-    for uri in flow.inputs:
-        collector.add_input_asset(hook, uri=uri)
-    for uri in flow.outputs:
-        collector.add_output_asset(hook, uri=uri)
+    try:
+        flow, collector = find(), get_hook_lineage_collector()
+        for uri in flow.inputs:
+            collector.add_input_asset(hook, uri=uri)
+        for uri in flow.outputs:
+            collector.add_output_asset(hook, uri=uri)
+    except Exception as error:  # noqa: BLE001 whatever a provider makes of a URI
+        LOG.warning("no lineage of %s: %s", subject, type(error).__name__)

@@ -6,14 +6,24 @@ import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from backlogctl.dags import lineage
-from backlogctl.dags.lineage import Flow, find_flow, name_archive, name_table, report_recovery
+from backlogctl.dags.lineage import (
+    Flow,
+    find_flow,
+    name_archive,
+    name_table,
+    report_audit,
+    report_recovery,
+)
 from backlogctl.dags.local.standalone import AirflowStandalone
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.plan import Plan
+from backlogctl.replay.kinds.offload.plan import OffloadPlan, PlannedPlace
+from backlogctl.replay.kinds.redrive.plan import PlannedSource, RedrivePlan
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.dags.airflow import Airflow
 from tests.kit.kafka import wait_until
@@ -71,6 +81,37 @@ def test_what_is_read_and_written_is_that_of_the_plan(tmp_path: Path) -> None:
     assert find_flow(desk, expand) == Flow((topic,))
 
 
+def test_an_archive_is_written_by_an_offload_and_read_by_a_redrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = open_lineage_desk(tmp_path)
+    planned = keep_plan(desk, make_rebuild_plan(group=GROUP))
+    topic, place = "kafka://k1:9093/orders", f"s3a://bucket/{planned.id}"
+    of_topic: dict[str, Any] = {"cluster": "main", "topic": "orders"}
+    digest = "0" * 64
+    desk.ledger.archives.record(
+        planned.id, stream="orders", topic_id="id", location=place, manifest_sha256=digest,
+        messages=0, bytes=0, ranges=(), **of_topic,
+    )  # fmt: skip
+
+    def find(plan: Plan) -> Flow:
+        monkeypatch.setattr(Workspace, "plan_of", lambda *_: plan)
+        return find_flow(desk, planned)
+
+    written = PlannedPlace.model_construct(location=place)
+    archive = (f"s3://bucket/{planned.id}",)
+    assert find(OffloadPlan.model_construct(**of_topic, place=written)) == Flow((topic,), archive)
+    assert find(OffloadPlan.model_construct(**of_topic, place=None)) == Flow((topic,))
+    sources: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"topic": "orders", "archive": planned.id}, archive),
+        ({"topic": "orders-dlt"}, ("kafka://k1:9093/orders-dlt",)),
+    ]
+    for source, read in sources:
+        planned_source = PlannedSource.model_construct(**source)
+        plan = RedrivePlan.model_construct(**of_topic, source=planned_source)
+        assert find(plan) == Flow(read, (topic,))
+
+
 def test_lineage_never_ends_a_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,6 +120,21 @@ def test_lineage_never_ends_a_task(
     monkeypatch.setattr(lineage, "_is_collected", lambda: True)
     report_recovery(desk, replace(planned, kind="mystery"))
     assert f"no lineage of {planned.id}: " in caplog.text
+
+
+def test_an_audit_reads_the_table_and_the_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk.lineage import HookLineageCollector
+
+    desk, make = open_lineage_desk(tmp_path), cast("Any", HookLineageCollector)
+    collector = make()
+    monkeypatch.setattr(lineage, "_is_collected", lambda: True)
+    monkeypatch.setattr("airflow.sdk.lineage.get_hook_lineage_collector", lambda: collector)
+    report_audit(desk, desk.config.stream("orders"))
+    collected = collector.collected_assets
+    assert {one.asset.uri for one in collected.inputs} == {TABLE, "kafka://k1:9093/orders"}
+    assert not collected.outputs
 
 
 def test_nobody_collects_and_nothing_is_made(
