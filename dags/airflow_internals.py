@@ -33,6 +33,10 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, with its types
     from airflow.sdk.execution_time.hitl import upsert_hitl_detail as upsert_hitl_detail
     from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS as SUPERVISOR_COMMS
     from airflow.sdk.execution_time.xcom import XCom as XCom
+    from airflow.sdk.lineage import get_hook_lineage_collector as get_hook_lineage_collector
+    from airflow.sdk.plugins_manager import (
+        get_hook_lineage_readers_plugins as get_hook_lineage_readers_plugins,
+    )
 
 # Between which all of this was tried, by `make test-airflow-versions`.
 LOWEST, NEWEST = "3.3.0", "3.3.2"
@@ -49,6 +53,7 @@ class Side(StrEnum):
     TASK = "task"
     SCHEDULER = "scheduler"
     SERVER = "API server"
+    LINEAGE = "task whose lineage is collected"
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Part:
 
 _API, _SDK = "airflow.api_fastapi", "airflow.sdk.execution_time"
 _RIGHTS = "asks who may see the page"
+_LINEAGE = "says what it reads and writes"
 _PAUSED = "asks whether a DAG is paused"
 PARTS: Mapping[str, Part] = {
     "LocalDagBundle": Part(
@@ -88,6 +94,10 @@ PARTS: Mapping[str, Part] = {
         f"{_SDK}.task_runner", "3.1.8", Side.TASK, _PAUSED, ("send",), made_late=True
     ),
     "XCom": Part(f"{_SDK}.xcom", "3.1.8", Side.TASK, "links to a recovery", ("get_value",)),
+    "get_hook_lineage_collector": Part("airflow.sdk.lineage", "3.2.0", Side.LINEAGE, _LINEAGE),
+    "get_hook_lineage_readers_plugins": Part(
+        "airflow.sdk.plugins_manager", "3.2.0", Side.LINEAGE, _LINEAGE
+    ),
     "DagRun": Part(
         "airflow.models.dagrun", "3.1.8", Side.SCHEDULER, "writes notes", ("dag_run_note", "note")
     ),

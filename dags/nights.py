@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 
 from backlogctl.clock import format_time, utc_now
 from backlogctl.config import Stream
+from backlogctl.dags.lineage import report_audit, report_recovery
 from backlogctl.dags.policies import FOUND
 from backlogctl.dags.recoveries import come_again, make_origin, work_on
 from backlogctl.dags.task_context import (
@@ -67,6 +68,8 @@ def plan_night(stream: str) -> dict[str, Any]:
             lost_in=_find_night(context),
             hold=lambda recovery: _hold_marked(context, workspace, recovery),
         )
+        if work.recovery:
+            report_recovery(workspace, workspace.ledger.recoveries.get(work.recovery))
     LOG.info("%s: %s %s: %s", stream, work.action, work.recovery, work.why)
     keep_reason(context, work.why)
     return work.to_json()
@@ -152,6 +155,7 @@ def audit(work: dict[str, str]) -> dict[str, Any]:
     with opened(context) as workspace:
         stream = workspace.config.stream(work["stream"])
         await_window(context, stream)
+        report_audit(workspace, stream)
         found = carry_out_audit(workspace, stream, work["audit"], LOG.info)
     told = describe_audit(found)
     LOG.info("%s: %s: %s", name, told["verdict"], told["sentence"])

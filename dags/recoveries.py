@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 
 from backlogctl.clock import format_time
 from backlogctl.dags.configuration import find_deployment
+from backlogctl.dags.lineage import report_recovery
 from backlogctl.dags.links import find_report, publish_links
 from backlogctl.dags.policies import ASKING, CHOSEN, HOLD_TASKS, PROPOSED, REASON
 from backlogctl.dags.task_context import (
@@ -139,6 +140,7 @@ def plan(kind: str) -> dict[str, Any]:
             told = f"{kind} is refused: {describe_error(refused)}"
             context["ti"].xcom_push(key=REFUSED, value=told)
             raise skipping(context, told) from None
+        report_recovery(workspace, recovery)
     LOG.info("%s is %s, plan %s", recovery.id, recovery.state, recovery.plan_hash)
     return {
         "recovery": recovery.id,
@@ -205,6 +207,7 @@ def work_on(workspace: Workspace, context: Context, recovery_id: str) -> Carried
     publish_links(context["ti"], recovery_id)
     recovery = workspace.ledger.recoveries.get(recovery_id)
     workspace.kind_of(recovery)
+    report_recovery(workspace, recovery)
     lifted = lifts_hold(workspace, recovery, task_)
     record_task(workspace, recovery_id, task_)
     try:

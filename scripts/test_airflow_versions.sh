@@ -21,11 +21,19 @@ subset=(
 left_out=()
 failed=()
 
+find_python() { # A shim of pyenv is there also where it leads to nothing.
+    local candidate
+    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+        "$candidate" -c '' 2>/dev/null && command -v "$candidate" && return
+    done
+    echo "$1"
+}
+
 run_one() { # AIRFLOW PYTHON REQUIREMENT...
     local airflow=$1 python=$2 place=.tools/airflow-$1-python-$2
     local list=$lists/constraints-$1/constraints-$2.txt constraints=()
     shift 2
-    "$uv" venv --quiet --clear --no-python-downloads --python "$python" "$place" || return 2
+    "$uv" venv --quiet --clear --no-python-downloads --python "$(find_python "$python")" "$place" || return 77
     if curl --silent --fail --location --max-time 20 --output "$place/constraints.txt" "$list"; then
         constraints=(--constraint "$place/constraints.txt")
     else
@@ -47,7 +55,7 @@ try() {
     set -e
     case $code in
         0) ;;
-        2) left_out+=("$name") ;;
+        77) left_out+=("$name") ;;
         *) failed+=("$name") ;;
     esac
 }

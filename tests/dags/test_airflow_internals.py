@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import io
 import logging
 import runpy
@@ -39,7 +40,7 @@ ADAPTER = ROOT / "dags" / "airflow_internals.py"
 
 def list_imports(source: str) -> dict[str, str]:
     """Names taken from Airflow, with the modules they are of."""
-    found = {}
+    found: dict[str, str] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("airflow."):
             found |= {alias.name: str(node.module) for alias in node.names}
@@ -105,7 +106,7 @@ def lose_part(monkeypatch: pytest.MonkeyPatch, name: str) -> str:
     """As a later version would have it; the name in full."""
     part = PARTS[name]
     gone = SimpleNamespace(**{other: None for other in PARTS if other != name})
-    known = airflow_internals.import_module
+    known = importlib.import_module
     monkeypatch.setattr(
         airflow_internals,
         "import_module",
@@ -122,7 +123,13 @@ def make_task_context() -> Context:
     return cast("Context", {"ti": MagicMock(try_number=1, max_tries=2)})
 
 
-def run_task_hook(task: Any) -> str:
+def find_hook(task: Any) -> Any:
+    """What a task does before its work."""
+    mapped = getattr(task, "partial_kwargs", None)
+    return mapped["pre_execute"] if mapped else task._pre_execute_hook
+
+
+def run_hook(hook: Any) -> str:
     """What the log of a task says that does not come to its work."""
     out = io.StringIO()
     before = structlog.get_config()
@@ -131,7 +138,7 @@ def run_task_hook(task: Any) -> str:
         logger_factory=structlog.PrintLoggerFactory(out),
     )
     try:
-        task._pre_execute_hook(make_task_context())
+        hook(make_task_context())
     except RunbookRefusal:
         structlog.get_logger().exception("Task failed with exception")
     finally:
@@ -170,8 +177,7 @@ def test_fault_154_with_an_unsuited_airflow_no_task_works(
         for task in dag.tasks:
             if task.task_id.endswith(".restore_layout"):
                 continue  # whoever was stopped is started by any Airflow
-            hook = getattr(task, "partial_kwargs", {}).get("pre_execute") or task._pre_execute_hook
-            said = run_task_hook(SimpleNamespace(_pre_execute_hook=hook))
+            said = run_hook(find_hook(task))
             assert told in said, task.task_id
             assert f"Airflow {LOWEST}" in said
             assert "Traceback" not in said
@@ -180,7 +186,7 @@ def test_fault_154_with_an_unsuited_airflow_no_task_works(
 def test_fault_154_consumers_are_started_by_any_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, "3.2.2")
     task = load_runbooks()["recover_backlog"].get_task("expand.restore_layout")
-    assert task._pre_execute_hook is None
+    assert find_hook(task) is None
 
 
 def test_fault_154_a_newer_airflow_is_warned_of(
