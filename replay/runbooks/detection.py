@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from backlogctl.clock import Deadline, read_time
-from backlogctl.config import Stream
+from backlogctl.config import Stream, mask_secrets
 from backlogctl.errors import BacklogError
 from backlogctl.formats import format_duration
 from backlogctl.monitoring.offsets.history import MEMBERLESS
@@ -210,7 +210,7 @@ def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = Fa
     try:
         _, entry = sample_stream(workspace, workspace.config.stream(name), Deadline(_LOSS_SECONDS))
     except BacklogError as error:
-        return f"{unknown}: {error}"
+        return f"{unknown}: {mask_secrets(str(error))}"
     if ahead := find_loss_ahead(entry, puts_back=puts_back):
         return ahead.sentence
     unseen = [one["what"] for one in entry["unseen"] if one["what"] in _RETENTION]
