@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from backlogctl.clock import parse_duration
+from backlogctl.errors import Refused
 from backlogctl.formats import format_moment
 from backlogctl.ledger import OPERATOR
 from backlogctl.replay.engine.kind import Workspace
@@ -57,7 +58,14 @@ def hold_topic(workspace: Workspace, stream: str, length: str) -> str:
     chosen, now = workspace.config.stream(stream), workspace.ledger.now()
     mine = workspace.ledger.holds.list(stream=stream, holder=OPERATOR)
     ends = [hold.until - now for hold in mine if hold.until is not None]
-    held = hold_stream(workspace, chosen, max(parse_duration(length), *ends, timedelta(0)))
+    try:
+        held = hold_stream(workspace, chosen, max(parse_duration(length), *ends, timedelta(0)))
+    except Refused as refused:
+        if "--allow" not in (refused.hint or ""):
+            raise
+        # The form's field for it is of plans.
+        shell = f"make room; in the shell `backlogctl hold {stream} --for {length}` says what else"
+        raise Refused(refused.message, subject=refused.subject, hint=shell) from None
     if held.hold is None:
         return f"topic {chosen.topic}: retention deletes nothing of it, and nothing is held"
     until = "" if held.hold.until is None else f" until {format_moment(held.hold.until)}"

@@ -10,6 +10,8 @@ import pytest
 from backlogctl.config import load_config
 from backlogctl.dags import recoveries
 from backlogctl.dags.policies import HOLD_TASKS, PROPOSED
+from backlogctl.dags.task_context import RunbookRefusal
+from backlogctl.errors import Refused
 from backlogctl.ledger import OPERATOR
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.retention import release_stream
@@ -57,6 +59,23 @@ def test_fault_143_auto_asks_for_a_hold_where_an_approval_may_come_too_late(
         c.kwargs["key"]: c.kwargs["value"] for c in mystery_context["ti"].xcom_push.mock_calls
     }
     assert (PROPOSED in pushed) is (ASK in chosen)
+
+
+def test_a_refused_hold_names_no_field_that_its_action_does_not_have(
+    desk: Workspace, mystery_context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The form's *Allow* is for plans."""
+
+    def refuse(*_: Any) -> None:
+        hint = "make room; `--allow disk` holds it in spite of it"
+        raise Refused("the brokers' disks would fill up", subject="topic orders", hint=hint)
+
+    monkeypatch.setattr("backlogctl.replay.runbooks.holds.hold_stream", refuse)
+    mystery_context["ti"].xcom_pull.return_value = {"stream": "orders", "length": "6h"}
+    with pytest.raises(RunbookRefusal, match="the brokers' disks would fill up") as told:
+        recoveries.hold({"responded_by_user": {"name": "bob"}})
+    assert "llow" not in str(told.value)
+    assert "`backlogctl hold orders --for 6h`" in str(told.value)
 
 
 def test_a_person_says_yes_to_a_hold(airflow: Airflow, slots: Slots) -> None:

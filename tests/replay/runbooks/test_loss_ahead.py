@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import pytest
+
+from backlogctl.errors import KafkaFailure
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.retention import release_stream
 from backlogctl.replay.observe.stream import sample_stream
@@ -15,7 +19,7 @@ from backlogctl.replay.runbooks.detection import (
 )
 from backlogctl.replay.runbooks.holds import hold_topic, propose_hold
 from tests.kit.kafka import join, leave_at, publish, set_config
-from tests.kit.recoveries import make_recovery
+from tests.kit.recoveries import make_recovery, open_desk
 from tests.kit.shop import PARTITIONS, Shop
 from tests.replay.runbooks.desks import make_rebuild
 
@@ -89,6 +93,24 @@ def test_what_cannot_be_read_is_unknown(desk: Workspace) -> None:
     """Such as of a stream that the file does not have any more."""
     told = describe_loss_ahead(desk, "renamed", puts_back=True)
     assert told.startswith("whether retention will take what is unread is not known: ")
+
+
+def test_why_it_is_unknown_shows_no_secret(
+    desk: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client library may put an address with its password into an error."""
+    monkeypatch.setenv("SHOP_PASSWORD", "hunter2")
+    other = tmp_path / "other"
+    other.mkdir()
+    open_desk(other, sources={"shop": {"url": "postgresql://ada:${env:SHOP_PASSWORD}@shop/db"}})
+
+    def look(*_: object) -> None:
+        raise KafkaFailure("postgresql://ada:hunter2@shop/db: no answer", subject="topic orders")
+
+    monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
+    told = describe_loss_ahead(desk, "orders")
+    assert "no answer" in told
+    assert "hunter2" not in told
 
 
 def test_it_is_in_front_of_what_is_decided(desk: Workspace) -> None:
