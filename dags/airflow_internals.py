@@ -28,9 +28,11 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, with its types
     from airflow.models.dagrun import DagRun as DagRun
     from airflow.models.xcom import XComModel as XComModel
     from airflow.providers.standard.triggers.hitl import HITLTrigger as HITLTrigger
+    from airflow.sdk.execution_time.comms import (
+        CreateHITLDetailPayload as CreateHITLDetailPayload,
+    )
     from airflow.sdk.execution_time.comms import DagResult as DagResult
     from airflow.sdk.execution_time.comms import GetDag as GetDag
-    from airflow.sdk.execution_time.hitl import upsert_hitl_detail as upsert_hitl_detail
     from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS as SUPERVISOR_COMMS
     from airflow.sdk.execution_time.xcom import XCom as XCom
     from airflow.sdk.lineage import get_hook_lineage_collector as get_hook_lineage_collector
@@ -80,7 +82,9 @@ PARTS: Mapping[str, Part] = {
     "LocalDagBundle": Part(
         "airflow.dag_processing.bundles.local", "3.1.8", Side.PROCESSOR, "finds the runbooks"
     ),
-    "upsert_hitl_detail": Part(f"{_SDK}.hitl", "3.1.8", Side.TASK, "asks a person about a plan"),
+    "CreateHITLDetailPayload": Part(
+        f"{_SDK}.comms", "3.1.8", Side.TASK, "asks a person about a plan"
+    ),
     "HITLTrigger": Part(
         "airflow.providers.standard.triggers.hitl",
         "3.1.8",

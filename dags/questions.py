@@ -10,7 +10,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from airflow.providers.standard.operators.hitl import HITLOperator
@@ -20,7 +20,7 @@ from airflow.triggers.base import TriggerEvent
 from asgiref.sync import sync_to_async
 
 from backlogctl.clock import parse_duration, utc_now
-from backlogctl.dags.airflow_internals import HITLTrigger, upsert_hitl_detail
+from backlogctl.dags.airflow_internals import HITLTrigger
 from backlogctl.dags.configuration import load
 from backlogctl.dags.links import find_recovery_page, publish_links
 from backlogctl.dags.policies import APPROVE
@@ -67,18 +67,28 @@ def waits_for_answer(recovery: Recovery) -> bool:
 ASKED = "asked"
 
 
-def put_question(operator: HITLOperator, task_instance: UUID) -> None:
-    """Shows it to people; an answer that is there already is forgotten."""
-    upsert_hitl_detail(
-        ti_id=task_instance,
-        options=operator.options,
-        subject=operator.subject,
-        body=operator.body,
-        defaults=operator.defaults,
-        multiple=operator.multiple,
-        params=operator.serialized_params,
-        assigned_users=operator.assigned_users,
+def put_question(operator: HITLOperator, task_instance: UUID) -> bool:
+    """Shows it to people; an answer that is there already is forgotten.
+
+    Returns:
+        Whether this is what they see: in one run Airflow keeps a task's first text, also where the
+        task is cleared (fault 158).
+    """
+    from backlogctl.dags.airflow_internals import SUPERVISOR_COMMS, CreateHITLDetailPayload
+
+    kept = SUPERVISOR_COMMS.send(
+        CreateHITLDetailPayload(
+            ti_id=task_instance,
+            options=operator.options,
+            subject=operator.subject,
+            body=operator.body,
+            defaults=operator.defaults,
+            multiple=operator.multiple,
+            params=operator.serialized_params,
+            assigned_users=cast("Any", operator.assigned_users or []),
+        )
     )
+    return getattr(kept, "subject", None) == operator.subject
 
 
 def defer_question(operator: HITLOperator, context: Context, recovery_id: str) -> None:
@@ -191,7 +201,13 @@ class ApprovalQuestion:
             LOG.info("%s waits for its approval, until %s", recovery.id, until)
             keep_reason(context, f"waits for an approval, until {until}")
         if not asked:
-            put_question(operator, context["ti"].id)
+            if not put_question(operator, context["ti"].id):
+                told = (
+                    f"recovery {recovery.id}: this run has asked about another plan before, and "
+                    "Airflow still shows that text; nothing was asked. Trigger a new run with "
+                    f"*existing plan* {recovery.id}"
+                )
+                fail(context, RunbookRefusal(told))
             context["task_state_store"].set(ASKED, recovery.plan_hash)
         return defer_question(operator, context, recovery.id)
 

@@ -158,7 +158,7 @@ TooOld = Callable[[pytest.MonkeyPatch], Any]
     ("change", "told"),
     [
         (lambda patch: be(patch, "3.2.2"), "Airflow 3.2.2 is too old"),
-        (lambda patch: lose_part(patch, "upsert_hitl_detail"), "asks a person about a plan"),
+        (lambda patch: lose_part(patch, "CreateHITLDetailPayload"), "asks a person about a plan"),
         (
             lambda patch: patch.delattr(airflow_internals.HITLTrigger, "_handle_timeout"),
             "HITLTrigger._handle_timeout",

@@ -25,11 +25,11 @@ from starlette.types import Receive, Scope, Send
 
 from backlogctl.clock import utc_now
 from backlogctl.config import load_config
-from backlogctl.dags import questions
+from backlogctl.dags import airflow_internals, questions
 from backlogctl.dags.layout import ApprovePlan
 from backlogctl.dags.plugin import AnswersInTurn
 from backlogctl.dags.policies import APPROVE, REJECT
-from backlogctl.dags.task_context import RunbookError, translated_errors
+from backlogctl.dags.task_context import RunbookError, RunbookRefusal, translated_errors
 from backlogctl.errors import LedgerError
 from backlogctl.fanout.launchers import Role
 from backlogctl.replay.engine.approval import approve_plan, check_approval, reject_plan
@@ -355,7 +355,12 @@ def test_fault_140_airflow_takes_answers_in_turn() -> None:
 def ask(recovery: Recovery, states: TaskStates, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Parks the question's task; each question that was put to people."""
     put: list[object] = []
-    monkeypatch.setattr(questions, "put_question", lambda *words: put.append(words))
+
+    def note(*words: object) -> bool:
+        put.append(words)
+        return True
+
+    monkeypatch.setattr(questions, "put_question", note)
     plan = {"recovery": recovery.id, "plan_hash": recovery.plan_hash}
     with pytest.raises(TaskDeferred):
         ApprovePlan(task_id="approve", plan=plan).execute(make_context(states))
@@ -391,6 +396,27 @@ def test_fault_139_an_answer_outlives_the_try_that_was_to_count_it(
     assert len(ask(planned, states, monkeypatch)) == 1
     newer = store_plan(desk)
     assert len(ask(newer, states, monkeypatch)) == 1, "another plan is another question"
+
+
+def test_fault_158_nobody_is_asked_under_the_text_of_another_plan(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Airflow answers has the subject that it shows."""
+    planned, sent = store_plan(desk), []
+
+    def keep(payload: Any) -> Any:
+        sent.append(payload)
+        return SimpleNamespace(subject="Put 10 messages back into orders (r-20261121-0009)")
+
+    comms = SimpleNamespace(send=keep)
+    monkeypatch.setattr(airflow_internals, "SUPERVISOR_COMMS", comms, raising=False)
+    plan = {"recovery": planned.id, "plan_hash": planned.plan_hash}
+    context = make_context(TaskStates())
+    context["ti"].id = uuid4()
+    with pytest.raises(RunbookRefusal, match=f"new run with \\*existing plan\\* {planned.id}"):
+        ApprovePlan(task_id="approve", plan=plan).execute(context)
+    assert planned.id in sent[0].subject
+    assert desk.ledger.recoveries.get(planned.id).state is S.PLANNED
 
 
 def test_fault_44_an_answer_in_the_shell_stands(desk: Workspace) -> None:
