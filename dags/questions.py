@@ -61,9 +61,9 @@ def waits_for_answer(recovery: Recovery) -> bool:
     return recovery.state is RecoveryState.PLANNED or is_expired(recovery)
 
 
-# What the state store of a question's task has, through all its tries: the hash of the plan that it
-# asks about, until an answer is counted. To ask again would wipe what was answered meanwhile, of
-# which a try that Airflow ended knows nothing; Airflow hands both on to the next try (fault 139).
+# What the state store of a question's task has, through all its tries: the plan that it asks about,
+# until an answer is counted. To ask again would wipe what was answered meanwhile, of which a try
+# that Airflow ended knows nothing; Airflow hands both on to the next try (fault 139).
 ASKED = "asked"
 
 
@@ -184,7 +184,7 @@ class ApprovalQuestion:
         with opened(context) as workspace:
             recovery = self._find(workspace)
             # Whatever was answered elsewhere: an answer that an earlier try did not count may wait.
-            asked = context["task_state_store"].get(ASKED) == recovery.plan_hash
+            asked = context["task_state_store"].get(ASKED) == _name(recovery)
             if not asked and not waits_for_answer(recovery):
                 return self._go_on(recovery)
             publish_links(context["ti"], recovery.id)
@@ -208,7 +208,7 @@ class ApprovalQuestion:
                     f"*existing plan* {recovery.id}"
                 )
                 fail(context, RunbookRefusal(told))
-            context["task_state_store"].set(ASKED, recovery.plan_hash)
+            context["task_state_store"].set(ASKED, _name(recovery))
         return defer_question(operator, context, recovery.id)
 
     def record(self, answer: Mapping[str, Any]) -> Any:
@@ -313,6 +313,11 @@ class ApprovalQuestion:
             "approved_by": recovery.approved_by,
             "approved_identity": recovery.approved_identity,
         }
+
+
+def _name(recovery: Recovery) -> str:
+    """Two recoveries may have plans that are the same."""
+    return f"{recovery.id} {recovery.plan_hash}"
 
 
 def _describe_closed(recovery: Recovery) -> str:
