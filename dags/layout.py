@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
@@ -98,6 +99,9 @@ class AskForHold(ApprovalOperator):
         proposed = read_given(context, left)
         self.subject = f"Hold the retention of {proposed['stream']} for {proposed['length']}"
         self.body = proposed["body"]
+        if proposed["within"] is not None:
+            # The run is open no longer than there is something to hold.
+            self.response_timeout = min(HOLD_WITHIN, timedelta(seconds=proposed["within"]))
         return super().execute(context)
 
 

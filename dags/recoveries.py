@@ -42,7 +42,11 @@ from backlogctl.replay.engine.plan import (
     name_origin,
 )
 from backlogctl.replay.runbooks.descriptions import describe_end, describe_outcome
-from backlogctl.replay.runbooks.detection import describe_loss_ahead, detect_backlog
+from backlogctl.replay.runbooks.detection import (
+    describe_loss_ahead,
+    detect_backlog,
+    propose_instead,
+)
 from backlogctl.replay.runbooks.holds import hold_topic, propose_hold
 from backlogctl.replay.runbooks.requests import (
     AUTO,
@@ -105,7 +109,7 @@ def _look(
     suggested = found.actions if request.action == AUTO else ()
     actions = (*first, *(name for name in suggested if name in kinds.names()))
     if not actions:
-        keep_reason(context, f"nothing to do: {found.sentence}")
+        keep_reason(context, f"nothing to do: {found.sentence}; {propose_instead(found)}")
     return actions
 
 

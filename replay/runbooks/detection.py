@@ -258,6 +258,17 @@ def choose_actions(
     )
 
 
+def propose_instead(found: Detection) -> str:
+    """What a person can do where `auto` has nothing to do."""
+    if found.under_way:
+        return f"{' and '.join(found.under_way)} is at work on it"
+    if found.declined:
+        return f"{found.declined} was rejected: an action by its name plans again"
+    if found.lag:
+        return "the action `expand` drains what is unread all the same"
+    return "messages that exist are put back by the action `redrive`"
+
+
 def should_plan(workspace: Workspace, stream: Stream, found: Detection) -> bool:
     """Whether a scheduler starts a recovery by itself (`auto_plan`)."""
     quiet = not found.under_way and not found.declined

@@ -17,15 +17,19 @@ from backlogctl.replay.runbooks.detection import Detection
 
 # Where no loss is in sight, and a person asks for it.
 _LENGTH = "6h"
+# Between two looks of a broker, by default (`log.retention.check.interval.ms`).
+_CHECK_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class HoldProposal:
-    """What would be held, and for how long; the question in Markdown."""
+    """What would be held, and for how long; the question in Markdown, and for how many seconds it
+    is one: behind that there is nothing to hold."""
 
     stream: str
     length: str
     body: str
+    within: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,7 +46,8 @@ def propose_hold(workspace: Workspace, found: Detection) -> HoldProposal:
     )
     if found.ahead:
         body = f"**Loss ahead:** {make_plain(found.ahead.sentence)}.\n\n{body}"
-    return HoldProposal(found.stream, length, body)
+    within = max(found.ahead.seconds, _CHECK_SECONDS) if found.ahead else None
+    return HoldProposal(found.stream, length, body, within)
 
 
 def hold_topic(workspace: Workspace, stream: str, length: str) -> str:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import Context
 
 from backlogctl.config import load_config
 from backlogctl.dags import recoveries
-from backlogctl.dags.policies import HOLD_TASKS, PROPOSED
+from backlogctl.dags.layout import AskForHold
+from backlogctl.dags.policies import HOLD_TASKS, HOLD_WITHIN, PROPOSED
 from backlogctl.dags.task_context import RunbookRefusal
 from backlogctl.errors import Refused
 from backlogctl.ledger import OPERATOR
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.retention import release_stream
 from backlogctl.replay.opening import open_workspace
+from backlogctl.replay.runbooks.detection import Detection, propose_instead
 from tests.dags.airflow import Airflow
 from tests.dags.slots import Slots
 from tests.replay.runbooks.desks import QUIET, TOPIC_ID
@@ -59,6 +65,37 @@ def test_fault_143_auto_asks_for_a_hold_where_an_approval_may_come_too_late(
         c.kwargs["key"]: c.kwargs["value"] for c in mystery_context["ti"].xcom_push.mock_calls
     }
     assert (PROPOSED in pushed) is (ASK in chosen)
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ({}, "messages that exist are put back by the action `redrive`"),
+        ({"lag": 7}, "the action `expand` drains what is unread all the same"),
+        ({"lag": 7, "declined": "r-1"}, "r-1 was rejected: an action by its name plans again"),
+        ({"lag": 7, "under_way": ("r-2",)}, "r-2 is at work on it"),
+    ],
+)
+def test_a_run_with_nothing_to_do_proposes_what_works(seen: dict[str, Any], told: str) -> None:
+    found = SimpleNamespace(**{"lag": 0, "declined": "", "under_way": (), **seen})
+    assert propose_instead(cast("Detection", found)) == told
+
+
+def test_a_hold_is_asked_about_as_long_as_there_is_something_to_hold(
+    monkeypatch: pytest.MonkeyPatch, mystery_context: dict[str, Any]
+) -> None:
+    """The run ends with its question: it keeps no other from being started."""
+    parked: list[timedelta] = []
+    monkeypatch.setattr(
+        ApprovalOperator, "execute", lambda task, _: parked.append(task.response_timeout)
+    )
+    for within in (1140.0, None, 10 * 86_400.0):
+        proposed = {"stream": "orders", "length": "6h", "body": "b", "within": within}
+        mystery_context["ti"].xcom_pull.return_value = proposed
+        AskForHold(task_id="approve", subject="Hold", response_timeout=HOLD_WITHIN).execute(
+            cast("Context", mystery_context)
+        )
+    assert parked == [timedelta(minutes=19), HOLD_WITHIN, HOLD_WITHIN]
 
 
 def test_a_refused_hold_names_no_field_that_its_action_does_not_have(

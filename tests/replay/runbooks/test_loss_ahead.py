@@ -74,6 +74,7 @@ def test_fault_143_what_is_ahead_can_be_held(empty_shop: Shop) -> None:
     assert found.ahead.sentence.startswith(NOBODY)
     proposed = propose_hold(workspace, found)
     assert proposed.length == "6h"
+    assert proposed.within == found.ahead.seconds <= 19 * 60
     assert proposed.body.startswith("**Loss ahead:** nobody is in the group")
 
     told = hold_topic(workspace, "orders", proposed.length)

@@ -1,0 +1,119 @@
+"""What only the wire engine does: batches sent again, another engine's help, and its choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kafka.errors import KafkaConnectionError
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import UsageError
+from backlogctl.fanout.relay import worker
+from backlogctl.fanout.relay.interface import RECORD, WIRE
+from backlogctl.fanout.relay.wire import WireEngine
+from backlogctl.fanout.relay.worker import choose_relay_engine
+from backlogctl.kafka.batches import CODECS
+from backlogctl.kafka.raw_client import RawClient
+from backlogctl.wire.fetch import OldFormat, PartitionReader
+from backlogctl.wire.produce import Membership, read_membership
+from tests.fanout.relay.conftest import MakeWorld
+from tests.fanout.relay.doing import check_copied, fill, pin_nothing, relay
+
+PLAIN = {"bootstrap.servers": "a:1"}
+
+
+def test_answers_that_are_lost_are_asked_for_with_the_same_numbers(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has the batches: a connection broke before it could say so."""
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 3000}, size=100)
+    await_sent = RawClient.await_sent
+    lost: list[Any] = []
+
+    def lose(client: RawClient, sent: Any, limit: Deadline) -> Any:
+        answer = await_sent(client, sent, limit)
+        if type(answer).__name__ == "ProduceResponse" and len(lost) < 4:
+            lost.append(answer)
+            raise KafkaConnectionError("it broke")
+        return answer
+
+    monkeypatch.setattr(RawClient, "await_sent", lose)
+    with here.guarded() as task:
+        (position,) = relay(WireEngine(), task, here.ranges()).values()
+    assert len(lost) == 4
+    assert position.relayed == 3000
+    assert check_copied(here) == []
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_each_codec_is_read_and_written(make_world: MakeWorld, codec: str) -> None:
+    """As the broker and librdkafka write and read it."""
+    name = codec.replace("none", "uncompressed")
+    here = make_world(partitions=1, config={"compression.type": name})
+    fill(here.properties, here.source, {0: 2000}, size=300)
+    with here.guarded(compression=codec) as task:
+        relay(WireEngine(), task, here.ranges())
+    assert check_copied(here) == []
+
+
+def test_messages_of_old_formats_go_message_by_message(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 500})
+
+    def refuse(reader: PartitionReader, within: float) -> Any:
+        raise OldFormat("it has messages of an old format", subject=here.source)
+
+    monkeypatch.setattr(PartitionReader, "read", refuse)
+    with here.guarded() as task:
+        assert relay(WireEngine(), task, here.ranges())[0].relayed == 500
+    assert check_copied(here) == []
+
+
+def test_a_membership_is_read_from_what_librdkafka_keeps(make_world: MakeWorld) -> None:
+    here = make_world(partitions=1)
+    assert read_membership(pin_nothing(here)) == Membership(here.group)
+    guard = here.guard()
+    try:
+        found = read_membership(guard.join(lambda: None))
+        assert (found.group, found.instance) == (here.group, None)
+        assert found.generation >= 1
+        assert found.member
+    finally:
+        guard.leave()
+    with pytest.raises(ValueError, match="begins with"):
+        read_membership(b"another form")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "properties", "engine", "why"),
+    [
+        ("auto", PLAIN, WIRE, "whole record batches"),
+        ("wire", PLAIN, WIRE, "whole record batches"),
+        ("record", PLAIN, RECORD, "as `expand.engine` says"),
+        (
+            "auto",
+            {**PLAIN, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"},
+            RECORD,
+            "kafka-python cannot connect with sasl.mechanism OAUTHBEARER",
+        ),
+    ],
+)
+def test_an_engine_is_chosen_and_says_why(
+    wanted: str, properties: dict[str, str], engine: str, why: str
+) -> None:
+    assert choose_relay_engine(wanted, properties)[0] == engine
+    assert why in choose_relay_engine(wanted, properties)[1]
+
+
+def test_an_engine_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kerberos = {**PLAIN, "security.protocol": "SASL_PLAINTEXT"}
+    with pytest.raises(UsageError, match=r"with sasl.mechanism GSSAPI"):
+        choose_relay_engine("wire", kerberos)
+    monkeypatch.setattr(worker, "find_spec", lambda _: None)
+    assert choose_relay_engine("auto", PLAIN)[0] == RECORD
+    with pytest.raises(UsageError, match=r"pip install 'backlogctl\[wire\]'"):
+        choose_relay_engine("wire", PLAIN)
