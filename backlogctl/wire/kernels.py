@@ -270,6 +270,39 @@ def write_batches(data, records, partitions, limit, out, rows):  # type: ignore[
     return written
 
 
+@njit(nogil=True)
+def _write_bytes(out, at, column, row):  # type: ignore[no-untyped-def]
+    offsets, data, known = column
+    if not known[row]:
+        return _write_varint(out, at, np.int64(-1))
+    count = offsets[row + 1] - offsets[row]
+    at = _write_varint(out, at, count)
+    _copy(out, at, data, offsets[row], count)
+    return at + count
+
+
+@njit(nogil=True, cache=True)
+def encode_tails(key, value, lists, name, header, out, records):  # type: ignore[no-untyped-def]
+    """Writes what follows a record's offset delta, row after row of Arrow columns.
+
+    Args:
+        key, value, name, header: columns of bytes, each (offsets, data, whether it is no NULL).
+        lists: where each row's headers begin among all, and the end of the last.
+        out: `measure_tails` bytes.
+        records: AT and LENGTH are filled.
+    """
+    at = 0
+    for row in range(records.shape[0]):
+        records[row, AT] = at
+        at = _write_bytes(out, at, key, row)
+        at = _write_bytes(out, at, value, row)
+        at = _write_varint(out, at, lists[row + 1] - lists[row])
+        for place in range(lists[row], lists[row + 1]):
+            at = _write_bytes(out, at, name, place)
+            at = _write_bytes(out, at, header, place)
+        records[row, LENGTH] = at - records[row, AT]
+
+
 def measure_output(records: Numbers) -> int:
     """Bytes that `write_batches` may need for these records."""
     return int(records[:, LENGTH].sum()) + _HEAD_BYTES * len(records)
@@ -286,6 +319,8 @@ def load_kernels() -> None:
     place_records(data, none, 0, 0, MURMUR2, 1, 0, _CRC, records, np.zeros(TOTALS, np.int64))
     rows = np.zeros((1, WRITTEN_COLUMNS), np.int64)
     write_batches(data, records[:0], 1, 1, data, rows)
+    column = np.frombuffer(bytes(8), np.int64), np.frombuffer(b"", np.uint8), data[:0]
+    encode_tails(column, column, np.zeros(1, np.int64), column, column, data, records[:0])
 
 
 def crc_table() -> Numbers:

@@ -13,6 +13,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -77,6 +80,7 @@ class Unsent:
         records: as `codec` makes them where `is_compressed`, else as they are.
     """
 
+    topic: str
     partition: int
     records: bytes | memoryview
     count: int
@@ -89,9 +93,12 @@ class Unsent:
         return self.records if self.is_compressed else compress(self.codec, self.records)
 
 
+Place = tuple[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class _Sealed:
-    partition: int
+    place: Place
     sequence: int
     count: int
     batch: bytearray
@@ -100,22 +107,19 @@ class _Sealed:
 class WireProducer:
     """One transactional.id. Errors of brokers are KafkaExceptions, as confluent-kafka has them."""
 
-    def __init__(
-        self, client: RawClient, transactional_id: str, timeout_ms: int, topic: str
-    ) -> None:
+    def __init__(self, client: RawClient, transactional_id: str, timeout_ms: int) -> None:
         self._client, self._id, self._timeout_ms = client, transactional_id, timeout_ms
-        self._topic = topic
         self._transactions = Coordinators(client, "TRANSACTION")
         self._groups = Coordinators(client)
         self._producer = (-1, -1)
-        self._sequences: defaultdict[int, int] = defaultdict(int)
-        self._leaders: Mapping[int, int] = {}
-        self._added: set[int] = set()
+        self._sequences: defaultdict[Place, int] = defaultdict(int)
+        self._leaders: dict[Place, int] = {}
+        self._added: set[Place] = set()
         self._is_open = False
         self._packing = ThreadPoolExecutor(2, "backlog-pack")
         self._flying: defaultdict[int, deque[tuple[Any, list[_Sealed]]]] = defaultdict(deque)
         self._failed: list[_Sealed] = []
-        self.last_offsets: dict[int, int] = {}
+        self.offsets: dict[Place, tuple[int, int]] = {}  # of the transaction: first, last
 
     def init_transactions(self, seconds: float) -> None:
         """Fences whoever has the id; what it left open is aborted."""
@@ -135,29 +139,30 @@ class WireProducer:
         self._sequences.clear()
 
     def begin_transaction(self) -> None:
-        self._added, self._failed = set(), []
+        self._added, self._failed, self.offsets = set(), [], {}
 
     def write(self, batches: Sequence[Unsent], seconds: float) -> None:
         """Sends them on their way, each partition's in this order; `flush` awaits their ends."""
         packed = [self._packing.submit(one.pack) for one in batches]
-        self._add_partitions({one.partition for one in batches}, seconds)
+        self._add_partitions({(one.topic, one.partition) for one in batches}, seconds)
         rounds: list[list[_Sealed]] = []
-        depth: defaultdict[int, int] = defaultdict(int)
+        depth: defaultdict[Place, int] = defaultdict(int)
         for one, future in zip(batches, packed, strict=True):
+            sealed = self._seal(one, future)
             # A request has one batch of a partition at most.
-            if depth[one.partition] == len(rounds):
+            if depth[sealed.place] == len(rounds):
                 rounds.append([])
-            rounds[depth[one.partition]].append(self._seal(one, future))
-            depth[one.partition] += 1
-        for sealed in rounds:
-            self._send(sealed, Deadline(seconds))
+            rounds[depth[sealed.place]].append(sealed)
+            depth[sealed.place] += 1
+        for together in rounds:
+            self._send(together, Deadline(seconds))
 
     def flush(self, seconds: float) -> None:
         """Until all that was written is in the log; what may pass is sent again."""
         limit = Deadline(seconds)
         self._drain(limit)
         while self._failed:
-            again = sorted(self._failed, key=lambda one: (one.partition, one.sequence))
+            again = sorted(self._failed, key=lambda one: (one.place, one.sequence))
             self._failed, self._leaders = [], {}
             if limit.expired:
                 raise _make_error(KafkaError._TIMED_OUT, "the messages were not written")
@@ -240,13 +245,14 @@ class WireProducer:
             lambda: EndTxnRequest(**self._mine, committed=is_commit, max_version=_END),
             lambda answer: [answer.error_code],
             seconds,
+            is_abortable=not is_commit,  # what may be committed is not to be called aborted
         )
         self._is_open = False
 
-    def _add_partitions(self, partitions: Iterable[int], seconds: float) -> None:
+    def _add_partitions(self, places: Iterable[Place], seconds: float) -> None:
         from kafka.protocol.producer import AddPartitionsToTxnRequest
 
-        new = sorted(set(partitions) - self._added)
+        new = sorted(set(places) - self._added)
         if not new:
             return
         self._is_open = True
@@ -256,7 +262,10 @@ class WireProducer:
             mine = {f"v3_and_below_{name}": value for name, value in self._mine.items()}
             return AddPartitionsToTxnRequest(
                 **mine,
-                v3_and_below_topics=[topic(name=self._topic, partitions=new)],
+                v3_and_below_topics=[
+                    topic(name=name, partitions=[place for _, place in some])
+                    for name, some in groupby(new, itemgetter(0))
+                ],
                 max_version=_ADD,
             )
 
@@ -271,8 +280,9 @@ class WireProducer:
         self._added.update(new)
 
     def _seal(self, one: Unsent, packed: Future[Any]) -> _Sealed:
-        sequence = self._sequences[one.partition]
-        self._sequences[one.partition] = add_sequence(sequence, one.count)
+        place = (one.topic, one.partition)
+        sequence = self._sequences[place]
+        self._sequences[place] = add_sequence(sequence, one.count)
         batch = make_batch(
             packed.result(),
             codec=one.codec,
@@ -281,17 +291,18 @@ class WireProducer:
             last_time=one.last_time,
             producer=(*self._producer, sequence),
         )
-        return _Sealed(one.partition, sequence, one.count, batch)
+        return _Sealed(place, sequence, one.count, batch)
 
     # Requests under way.
 
     def _send(self, sealed: Sequence[_Sealed], limit: Deadline) -> None:
-        if any(one.partition not in self._leaders for one in sealed):
-            self._leaders = self._run(lambda: read_leaders(self._client, self._topic, limit))
+        for topic in {one.place[0] for one in sealed if one.place not in self._leaders}:
+            found = self._run(partial(read_leaders, self._client, topic, limit))
+            self._leaders |= {(topic, partition): node for partition, node in found.items()}
         by_node: defaultdict[int, list[_Sealed]] = defaultdict(list)
         for one in sealed:
-            if one.partition in self._leaders:
-                by_node[self._leaders[one.partition]].append(one)
+            if one.place in self._leaders:
+                by_node[self._leaders[one.place]].append(one)
             else:
                 self._failed.append(one)
         for node, batches in by_node.items():
@@ -309,14 +320,18 @@ class WireProducer:
         from kafka.protocol.producer import ProduceRequest
 
         of_topic = ProduceRequest.TopicProduceData
-        data = [
-            of_topic.PartitionProduceData(index=one.partition, records=one.batch) for one in batches
-        ]
+        by_topic: defaultdict[str, list[Any]] = defaultdict(list)
+        for one in batches:
+            topic, partition = one.place
+            data = of_topic.PartitionProduceData(index=partition, records=one.batch)
+            by_topic[topic].append(data)
         return ProduceRequest(
             transactional_id=self._id,
             acks=_ACKS_ALL,
             timeout_ms=int(_ANSWER_SECONDS * 1000),
-            topic_data=[of_topic(name=self._topic, partition_data=data)],
+            topic_data=[
+                of_topic(name=name, partition_data=data) for name, data in by_topic.items()
+            ],
             max_version=_PRODUCE,
         )
 
@@ -340,28 +355,40 @@ class WireProducer:
             self._failed += batches
             return
         self._flying[node].popleft()
-        by_place = {one.partition: one for one in batches}
-        found = [part for topic in answer.responses for part in topic.partition_responses]
+        by_place = {one.place: one for one in batches}
         worst: KafkaException | None = None
-        for part in found:
-            sealed = by_place.pop(part.index)
-            if part.error_code in _RESENT:
-                self._failed.append(sealed)
-            elif part.error_code:
-                worst = worst or _make_error(part.error_code)
-            else:
-                last = part.base_offset + sealed.count - 1
-                self.last_offsets[part.index] = max(last, self.last_offsets.get(part.index, -1))
+        for topic in answer.responses:
+            for part in topic.partition_responses:
+                sealed = by_place.pop((topic.name, part.index))
+                if part.error_code in _RESENT:
+                    self._failed.append(sealed)
+                elif part.error_code:
+                    worst = worst or _make_error(part.error_code)
+                else:
+                    self._note_offsets(sealed, part.base_offset)
         self._failed += by_place.values()
         if worst is not None:
             raise worst
 
+    def _note_offsets(self, sealed: _Sealed, base: int) -> None:
+        if base < 0:
+            return  # the broker had it already, and may not say where
+        last = base + sealed.count - 1
+        known = self.offsets.get(sealed.place, (base, last))
+        self.offsets[sealed.place] = (min(known[0], base), max(known[1], last))
+
     # Requests to a coordinator.
 
     def _ask_coordinator(
-        self, make: Callable[[], Any], read_codes: Callable[[Any], list[int]], seconds: float
+        self,
+        make: Callable[[], Any],
+        read_codes: Callable[[Any], list[int]],
+        seconds: float,
+        *,
+        is_abortable: bool = True,
     ) -> Any:
-        return self._ask(self._transactions, self._id, make, read_codes, seconds)
+        asked = (self._transactions, self._id, make, read_codes, seconds)
+        return self._ask(*asked, is_abortable=is_abortable)
 
     def _ask(
         self,
@@ -370,6 +397,8 @@ class WireProducer:
         make: Callable[[], Any],
         read_codes: Callable[[Any], list[int]],
         seconds: float,
+        *,
+        is_abortable: bool = True,
     ) -> Any:
         """Until it is answered without an error. Raises KafkaException: the first that lasts."""
         limit = Deadline(seconds)
@@ -390,7 +419,7 @@ class WireProducer:
             if not code:
                 return answer
             if code not in _PASSING or limit.expired:
-                raise _make_error(code)
+                raise _make_error(code, is_abortable=is_abortable)
             if code not in _BUSY:
                 coordinators.forget([name])
             time.sleep(_PAUSE)
@@ -424,7 +453,8 @@ def _read_code(error: Exception) -> int:
     return code if is_brokers and code is not None else int(KafkaError._TRANSPORT)
 
 
-def _make_error(code: int, reason: str | None = None) -> KafkaException:
-    """As the other client has it: its transaction is to be aborted."""
-    error = KafkaError(code, reason, txn_requires_abort=True)
-    return KafkaException(error)
+def _make_error(
+    code: int, reason: str | None = None, *, is_abortable: bool = True
+) -> KafkaException:
+    """As the other client has it; abortable: its transaction is to be aborted."""
+    return KafkaException(KafkaError(code, reason, txn_requires_abort=is_abortable))

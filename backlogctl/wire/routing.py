@@ -34,6 +34,7 @@ from backlogctl.wire.kernels import (
     TOTALS,
     TURN,
     WRITTEN_COLUMNS,
+    Bytes,
     Numbers,
     crc_table,
     measure_output,
@@ -75,6 +76,7 @@ class BatchRouter:
 
     def __init__(
         self,
+        topic: str,
         order: Literal["key", "round_robin"],
         partitioner: str,
         partitions: int,
@@ -85,13 +87,14 @@ class BatchRouter:
         limit: int,
     ) -> None:
         """Args:
+        topic: the batches are for.
         counts: what each partition has of this source already.
         turn: how many records went before.
         codec: of batches that are written anew.
         limit: bytes of a batch, unless one record is larger.
         """
         self._how = _HOW[partitioner] if order == "key" else ROUND_ROBIN
-        self._partitions, self._turn = partitions, turn
+        self._topic, self._partitions, self._turn = topic, partitions, turn
         self._codec, self._limit = codec, limit
         self._counts = np.array([counts.get(one, 0) for one in range(partitions)], np.int64)
         self._arena = Arena()
@@ -146,29 +149,11 @@ class BatchRouter:
         return table
 
     def _write(self, records: Numbers) -> list[Unsent]:
-        if not len(records):
-            return []
         size = measure_output(records)
         if size > len(self._out):
             self._out = np.empty(size + size // 4, np.uint8)
-        # Of two batches of a partition in turn, both have more than the limit together.
-        rows = np.empty(
-            (self._partitions + 2 * (size // self._limit + 1), WRITTEN_COLUMNS), np.int64
-        )
-        count = write_batches(
-            self._arena.data, records, self._partitions, self._limit, self._out, rows
-        )
-        return [
-            Unsent(
-                row[TO_PLACE],
-                self._out.data[row[FROM] : row[TO]],
-                row[RECORDS],
-                row[FIRST_TIME],
-                row[LAST_TIME],
-                self._codec,
-            )
-            for row in rows[:count].tolist()
-        ]
+        told = (self._topic, self._codec, self._partitions, self._limit)
+        return seal_records(self._arena.data, records, self._out, *told)
 
     def _pass_on(
         self,
@@ -187,6 +172,7 @@ class BatchRouter:
                 self._counts[place] += header.record_count
                 whole.append(
                     Unsent(
+                        self._topic,
                         place,
                         batch[HEADER_BYTES:],
                         header.record_count,
@@ -228,6 +214,30 @@ class BatchRouter:
         places = np.repeat(order[:filled], share)
         self._counts[order[:filled]] += share
         return places.astype(np.int64)
+
+
+def seal_records(
+    data: Bytes, records: Numbers, out: Bytes, topic: str, codec: str, partitions: int, limit: int
+) -> list[Unsent]:
+    """Placed records of `data` as batches, written into `out`."""
+    if not len(records):
+        return []
+    # Of two batches of a partition in turn, both have more than the limit together.
+    most = partitions + 2 * (len(out) // limit + 1)
+    rows = np.empty((most, WRITTEN_COLUMNS), np.int64)
+    count = write_batches(data, records, partitions, limit, out, rows)
+    return [
+        Unsent(
+            topic,
+            row[TO_PLACE],
+            out.data[row[FROM] : row[TO]],
+            row[RECORDS],
+            row[FIRST_TIME],
+            row[LAST_TIME],
+            codec,
+        )
+        for row in rows[:count].tolist()
+    ]
 
 
 def _refuse(header: BatchHeader, subject: str) -> BatchesUnreadable:

@@ -86,12 +86,13 @@ class _WireRelay(PartitionRelay):
             raise translate_error(error, "connect", self._subject) from error
         name = task.transactional_id(self._part.partition)
         timeout_ms = task.transaction_timeout_ms
-        self._producer = WireProducer(self._clients[0], name, timeout_ms, task.target)
+        self._producer = WireProducer(self._clients[0], name, timeout_ms)
         return self._producer
 
     def _open_reader(self) -> None:
         task, counters = self._task, self._counters
         self._router = BatchRouter(
+            task.target,
             task.order,
             task.partitioner,
             task.target_partitions,
@@ -148,7 +149,7 @@ class _WireRelay(PartitionRelay):
         producer = self._producer
         assert producer is not None
         self._call(lambda: producer.flush(CALL_SECONDS), "write")
-        self._last_offsets = producer.last_offsets
+        self._last_offsets |= {place: last for (_, place), (_, last) in producer.offsets.items()}
 
     def _send_position(self, counters: str, membership: bytes) -> None:
         assert self._producer is not None

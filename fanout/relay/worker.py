@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced, Refused, UsageError
@@ -32,7 +31,7 @@ from backlogctl.fanout.relay.interface import (
     UnexplainedRefusal,
 )
 from backlogctl.kafka.errors import TopicMissing
-from backlogctl.kafka.raw_client import translate_properties
+from backlogctl.wire import explain_absence
 
 _ERRORS: dict[str, type[BacklogError]] = {
     kind.code: kind
@@ -41,7 +40,6 @@ _ERRORS: dict[str, type[BacklogError]] = {
         *(Refused, TopicMissing, KafkaFailure),
     )
 }
-_LIBRARIES = ("cramjam", "crc32c", "lz4", "numba")
 _GONE = 70  # exit code: the runner went away
 
 
@@ -67,16 +65,14 @@ def choose_relay_engine(
     """
     if wanted == RECORD:
         return "record", "as `expand.engine` says"
-    settings, why = translate_properties(properties)
-    missing = [name for name in _LIBRARIES if find_spec(name) is None]
-    if settings is not None and not missing:
+    why = explain_absence(properties)
+    if not why:
         return "wire", "whole record batches, several times as fast"
-    why = f"kafka-python cannot connect {why}" if settings is None else "it is not installed"
     if wanted == WIRE:
         raise UsageError(
             f"the wire engine cannot relay here: {why}",
             subject="expand.engine",
-            hint="set it to `auto`" if settings is None else "pip install 'backlogctl[wire]'",
+            hint="set it to `auto`, or pip install 'backlogctl[wire]'",
         )
     return "record", f"the wire engine cannot relay here: {why}"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from backlogctl.errors import BacklogError, KafkaFailure, Refused
 from backlogctl.kafka.clients import Properties, make_producer
@@ -119,16 +119,8 @@ class SlotProducer:
         max_message_bytes: int,
         compression: str = "none",
     ) -> None:
-        self.session = ""
-        self.subject = f"topic {topic}, transactional.id {transactional_id}"
-        self.timeout = timeout_ms / 1000.0
-        self._topic = topic
-        self._ends: list[int | None] = []
-        self._delivered = 0
-        self._produced = 0
-        self._failure: KafkaError | None = None
-        self._begun = 0.0
-        self._producer: Producer = make_producer(
+        self._set_up(topic, transactional_id, timeout_ms)
+        self._producer: Any = make_producer(
             properties,
             {
                 "transactional.id": transactional_id,
@@ -142,6 +134,17 @@ class SlotProducer:
                 "queue.buffering.max.kbytes": 256 * 1024,
             },
         )
+
+    def _set_up(self, topic: str, transactional_id: str, timeout_ms: int) -> None:
+        self.session = ""
+        self.subject = f"topic {topic}, transactional.id {transactional_id}"
+        self.timeout = timeout_ms / 1000.0
+        self._topic = topic
+        self._ends: list[int | None] = []
+        self._delivered = 0
+        self._produced = 0
+        self._failure: KafkaError | None = None
+        self._begun = 0.0
 
     def init(self) -> None:
         """Fences older producers of the id; their open transaction is aborted or has ended."""

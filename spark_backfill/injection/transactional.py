@@ -33,6 +33,7 @@ from backlogctl.spark_backfill.injection.newer import (
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.values import Chunk
+from backlogctl.wire import explain_absence
 from backlogctl_delivery.crashpoints import reach
 
 # The interface that writes one chunk to Kafka.
@@ -369,7 +370,12 @@ class TransactionalWriter:
 
     def _make_producer(self, slot: int) -> SlotProducer:
         settings = self.settings
-        return SlotProducer(
+        make = SlotProducer
+        if not explain_absence(settings.properties):
+            from backlogctl.spark_backfill.injection.batch_producer import BatchSlotProducer
+
+            make = BatchSlotProducer
+        return make(
             settings.properties,
             settings.topic,
             name_transactional_id(settings.prefix, settings.topic, slot),

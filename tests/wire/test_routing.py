@@ -78,7 +78,7 @@ def make_router(
     order: Literal["key", "round_robin"] = "key", partitions: int = 5, **changes: Any
 ) -> BatchRouter:
     told: dict[str, Any] = {"counts": {}, "turn": 0, "codec": "none", "limit": 1_000_000, **changes}
-    return BatchRouter(order, told.pop("partitioner", "murmur2"), partitions, **told)
+    return BatchRouter("t", order, told.pop("partitioner", "murmur2"), partitions, **told)
 
 
 def seal(one: Unsent) -> bytearray:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from kafka.errors import KafkaConnectionError
 
+from backlogctl import wire
 from backlogctl.clock import Deadline
 from backlogctl.errors import UsageError
-from backlogctl.fanout.relay import worker
 from backlogctl.fanout.relay.interface import RECORD, WIRE
 from backlogctl.fanout.relay.wire import WireEngine
 from backlogctl.fanout.relay.worker import choose_relay_engine
@@ -113,7 +113,7 @@ def test_an_engine_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch
     kerberos = {**PLAIN, "security.protocol": "SASL_PLAINTEXT"}
     with pytest.raises(UsageError, match=r"with sasl.mechanism GSSAPI"):
         choose_relay_engine("wire", kerberos)
-    monkeypatch.setattr(worker, "find_spec", lambda _: None)
+    monkeypatch.setattr(wire, "find_spec", lambda _: None)
     assert choose_relay_engine("auto", PLAIN)[0] == RECORD
     with pytest.raises(UsageError, match=r"pip install 'backlogctl\[wire\]'"):
         choose_relay_engine("wire", PLAIN)
