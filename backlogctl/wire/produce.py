@@ -13,10 +13,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -25,12 +24,10 @@ from backlogctl.kafka.batches import add_sequence
 from backlogctl.kafka.raw_client import Coordinators, RawClient, read_leaders
 from backlogctl.wire.codecs import compress, make_batch
 
-Result = TypeVar("Result")
-
 # The last versions before KIP-890, and before topics have ids in requests.
 _INIT, _ADD, _OFFSETS, _COMMIT, _END, _PRODUCE = 4, 3, 3, 3, 3, 9
 _IN_FLIGHT = 4  # of one broker; it knows the last five batches of a producer and partition again
-_PAUSE = 0.01
+_PAUSE, _LONG_PAUSE = 0.01, 0.1
 _ANSWER_SECONDS = 30.0
 _ACKS_ALL = -1
 # May pass when the leader is asked for again, with the same sequence numbers.
@@ -297,7 +294,7 @@ class WireProducer:
 
     def _send(self, sealed: Sequence[_Sealed], limit: Deadline) -> None:
         for topic in {one.place[0] for one in sealed if one.place not in self._leaders}:
-            found = self._run(partial(read_leaders, self._client, topic, limit))
+            found = self._read_leaders(topic, limit)
             self._leaders |= {(topic, partition): node for partition, node in found.items()}
         by_node: defaultdict[int, list[_Sealed]] = defaultdict(list)
         for one in sealed:
@@ -315,6 +312,16 @@ class WireProducer:
                 continue
             request = self._make_request(batches)
             flying.append((self._client.send_soon(request, node), batches))
+
+    def _read_leaders(self, topic: str, limit: Deadline) -> Mapping[int, int]:
+        """Also while a broker is away, or keeps us waiting for a quota."""
+        while True:
+            try:
+                return read_leaders(self._client, topic, limit)
+            except Exception as error:
+                if limit.expired or not getattr(error, "retriable", True):
+                    raise _make_error(_read_code(error)) from error
+            time.sleep(_LONG_PAUSE)
 
     def _make_request(self, batches: Sequence[_Sealed]) -> Any:
         from kafka.protocol.producer import ProduceRequest
@@ -423,14 +430,6 @@ class WireProducer:
             if code not in _BUSY:
                 coordinators.forget([name])
             time.sleep(_PAUSE)
-
-    def _run(self, call: Callable[[], Result]) -> Result:
-        try:
-            return call()
-        except KafkaException:
-            raise
-        except Exception as error:
-            raise _make_error(_read_code(error)) from error
 
 
 _BUSY = frozenset({KafkaError.CONCURRENT_TRANSACTIONS, KafkaError.COORDINATOR_LOAD_IN_PROGRESS})

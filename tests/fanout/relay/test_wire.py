@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from kafka.errors import KafkaConnectionError
+from kafka.protocol.admin import AlterClientQuotasRequest
 
 from backlogctl import wire
 from backlogctl.clock import Deadline
@@ -19,6 +23,8 @@ from backlogctl.wire.fetch import OldFormat, PartitionReader
 from backlogctl.wire.produce import Membership, read_membership
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import check_copied, fill, pin_nothing, relay
+from tests.fanout.relay.test_contract import produce
+from tests.kit.transactions import open_raw
 
 PLAIN = {"bootstrap.servers": "a:1"}
 
@@ -44,6 +50,28 @@ def test_answers_that_are_lost_are_asked_for_with_the_same_numbers(
         (position,) = relay(WireEngine(), task, here.ranges()).values()
     assert len(lost) == 4
     assert position.relayed == 3000
+    assert check_copied(here) == []
+
+
+def test_a_broker_that_throttles_is_waited_for(make_world: MakeWorld, unique: str) -> None:
+    """It answers at once, and takes nothing more for as long as it says (KIP-219)."""
+    here = make_world(partitions=1)
+    produce(here, [(b"k%d" % n, random.Random(n).randbytes(2000), None) for n in range(2000)])
+    slow = replace(here, properties={**here.properties, "client.id": unique})
+    limits = {"producer_byte_rate": 330_000.0, "consumer_byte_rate": 330_000.0}
+    quotas = AlterClientQuotasRequest.EntryData
+    entity = quotas.EntityData(entity_type="client-id", entity_name=unique)
+    ops = [quotas.OpData(key=key, value=value, remove=False) for key, value in limits.items()]
+    with open_raw(here.properties) as client:
+        request = AlterClientQuotasRequest(
+            entries=[quotas(entity=[entity], ops=ops)], validate_only=False
+        )
+        answer = client.run(lambda: client.send(request), Deadline(30.0))
+        assert [entry.error_code for entry in answer.entries] == [0]
+    began = time.monotonic()
+    with slow.guarded() as task:
+        relay(WireEngine(), task, here.ranges())
+    assert time.monotonic() - began > 1.0, "it was not throttled"
     assert check_copied(here) == []
 
 
