@@ -58,7 +58,7 @@ def test_a_broker_that_throttles_is_waited_for(make_world: MakeWorld, unique: st
     here = make_world(partitions=1)
     produce(here, [(b"k%d" % n, random.Random(n).randbytes(2000), None) for n in range(2000)])
     slow = replace(here, properties={**here.properties, "client.id": unique})
-    limits = {"producer_byte_rate": 330_000.0, "consumer_byte_rate": 330_000.0}
+    limits = {"producer_byte_rate": 330_000.0, "consumer_byte_rate": 390_000.0}
     quotas = AlterClientQuotasRequest.EntryData
     entity = quotas.EntityData(entity_type="client-id", entity_name=unique)
     ops = [quotas.OpData(key=key, value=value, remove=False) for key, value in limits.items()]
