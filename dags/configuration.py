@@ -92,7 +92,8 @@ def read_spark(connection: Connection, section: SparkSection) -> SparkSection:
     `local[*]`. `extra` is a JSON object of settings whose names begin with `spark.`.
     """
     host = connection.host or section.master
-    if connection.conn_type == "k8s":  # of a URI, whose scheme is no part of the host
+    if connection.conn_type == "k8s" and connection.host and not host.startswith("k8s://"):
+        # Of a URI, whose scheme is no part of the host.
         host = f"k8s://{host}"
     if connection.conn_type in ("spark", "spark_connect") and "://" not in host and connection.port:
         host = f"spark://{host}"

@@ -218,6 +218,8 @@ def test_the_file_is_read_with_connections(
     assert load().spark.master == "yarn"
     know("own", conn_type="k8s", host="https://api.example", port=6443)
     assert load().spark.master == "k8s://https://api.example:6443"
+    know("own", conn_type="k8s")
+    assert load().spark.master == "local[*]"
 
 
 def test_a_cluster_and_a_database_are_connections(
