@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, FrameLocator, Page
@@ -80,8 +83,14 @@ class Visit:
     def open_question(self, run_id: str, task_id: str) -> None:
         """The plan that waits."""
         task = f"{self._run(run_id)}/tasks/{task_id}"
-        self.page.goto(f"{task}/required_actions")
-        self.page.get_by_role("button", name="Approve").wait_for()
+        limit = time.monotonic() + _PATIENCE_MS / 1000
+        while time.monotonic() < limit:
+            # Opened before there is a question it does not look again.
+            self.page.goto(f"{task}/required_actions")
+            with suppress(PlaywrightTimeout):
+                self.page.get_by_role("button", name="Approve").wait_for(timeout=10_000)
+                return
+        raise AssertionError(f"{task_id} of {run_id} asked nothing")
 
     def sees_buttons(self) -> bool:
         """Whether a person can answer without scrolling."""
@@ -93,6 +102,12 @@ class Visit:
 
     def open_backlogs(self) -> FrameLocator:
         self._click(self.page.get_by_text("Backlogs").first)
+        return self.page.frame_locator("iframe")
+
+    def open_recovery(self, run_id: str) -> FrameLocator:
+        """Our page, in its tab of the run."""
+        self.page.goto(self._run(run_id))
+        self._click(self.page.get_by_role("link", name="Recovery", exact=True))
         return self.page.frame_locator("iframe")
 
     def _run(self, run_id: str) -> str:
