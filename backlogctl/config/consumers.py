@@ -181,7 +181,7 @@ class Expand(Section):
     )
     engine: Literal["auto", "wire", "record"] = Field(
         default="auto",
-        description="`wire` relays whole record batches, several times as fast. `record` reads and "
+        description="`wire` relays whole record batches, which costs less. `record` reads and "
         "writes each message with librdkafka. `auto`: `wire` where it can log in and is installed "
         "(the extra `wire`).",
     )

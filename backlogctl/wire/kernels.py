@@ -57,6 +57,14 @@ def _copy(typing: Any, target: Any, to: Any, source: Any, at: Any, count: Any) -
     return signature, generate
 
 
+def _kept(kernel: Any) -> Any:
+    """Compiled, and kept in numba's cache where there is a place for one."""
+    try:
+        return njit(nogil=True, cache=True)(kernel)
+    except RuntimeError:  # nowhere may be written: as in a zip, without a home directory
+        return njit(nogil=True)(kernel)
+
+
 @njit(nogil=True, inline="never")
 def _murmur2(data, at, count):  # type: ignore[no-untyped-def]
     """As Java's `Utils.murmur2`, made positive."""
@@ -150,7 +158,7 @@ def _skip_headers(data, at, end):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(nogil=True, cache=True)
+@_kept
 def place_records(data, batches, start, end, how, partitions, turn, crc, records, totals):  # type: ignore[no-untyped-def]
     """Finds the records with offsets in `[start, end)`, and chooses a partition for each.
 
@@ -221,7 +229,7 @@ def place_records(data, batches, start, end, how, partitions, turn, crc, records
     return np.int64(-1)
 
 
-@njit(nogil=True, cache=True)
+@_kept
 def write_batches(data, records, partitions, limit, out, rows):  # type: ignore[no-untyped-def]
     """Writes placed records into batches, each partition's in their order; none has more than
     `limit` bytes unless a single record does.
@@ -281,7 +289,7 @@ def _write_bytes(out, at, column, row):  # type: ignore[no-untyped-def]
     return at + count
 
 
-@njit(nogil=True, cache=True)
+@_kept
 def encode_tails(key, value, lists, name, header, out, records):  # type: ignore[no-untyped-def]
     """Writes what follows a record's offset delta, row after row of Arrow columns.
 

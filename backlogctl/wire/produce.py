@@ -141,6 +141,7 @@ class WireProducer:
     def write(self, batches: Sequence[Unsent], seconds: float) -> None:
         """Sends them on their way, each partition's in this order; `flush` awaits their ends."""
         packed = [self._packing.submit(one.pack) for one in batches]
+        limit = Deadline(seconds)
         self._add_partitions({(one.topic, one.partition) for one in batches}, seconds)
         rounds: list[list[_Sealed]] = []
         depth: defaultdict[Place, int] = defaultdict(int)
@@ -152,7 +153,7 @@ class WireProducer:
             rounds[depth[sealed.place]].append(sealed)
             depth[sealed.place] += 1
         for together in rounds:
-            self._send(together, Deadline(seconds))
+            self._send(together, limit)
 
     def flush(self, seconds: float) -> None:
         """Until all that was written is in the log; what may pass is sent again."""

@@ -67,7 +67,7 @@ def choose_relay_engine(
         return "record", "as `expand.engine` says"
     why = explain_absence(properties)
     if not why:
-        return "wire", "whole record batches, several times as fast"
+        return "wire", "whole record batches"
     if wanted == WIRE:
         raise UsageError(
             f"the wire engine cannot relay here: {why}",

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError
 from backlogctl.clock import Deadline
 from backlogctl.kafka.clients import Properties
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlogctl.manifests import CHUNK_SCHEMA
 from backlogctl.spark_backfill.injection.producing import SlotProducer
 from backlogctl.wire.encoding import encode_table
 from backlogctl.wire.produce import WireProducer
@@ -19,13 +20,7 @@ from backlogctl_delivery.crashpoints import reach
 _MOST_BYTES = 1_000_000
 # Rows that are encoded at once; with a pace, those that are sent at once.
 _ROWS, _PACED_ROWS = 20_000, 1_000
-_RECORD = pa.schema(
-    {
-        "key": pa.binary(),
-        "value": pa.binary(),
-        "headers": pa.list_(pa.struct({"name": pa.string(), "value": pa.binary()})),
-    }
-)
+_RECORD = pa.schema([CHUNK_SCHEMA.field(name) for name in ("key", "value", "headers")])
 
 
 class BatchSlotProducer(SlotProducer):
@@ -43,8 +38,7 @@ class BatchSlotProducer(SlotProducer):
         self._set_up(topic, transactional_id, timeout_ms)
         self._properties, self._timeout_ms = properties, timeout_ms
         self._id, self._codec = transactional_id, compression
-        # Less than a topic takes as one message, with the batch's own header.
-        self._limit = max(1000, min(_MOST_BYTES, max_message_bytes) - 1000)
+        self._limit = min(_MOST_BYTES, max_message_bytes)
         self._client: RawClient | None = None
         self._slot = (topic, -1)
 
