@@ -52,7 +52,7 @@ fi
 case "${1:-}" in
     demo)
         wanted=(--no-dev --extra spark --extra delivery --extra wire)
-        echo "setup: fetching 555 MB of Python packages and 70 MB of Java libraries, once"
+        echo "setup: fetching 620 MB of Python packages and 70 MB of Java libraries, once"
         ;;
     # Compiled once here: every Python worker of Spark would else compile its libraries again, where
     # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
