@@ -88,12 +88,14 @@ class Scan:
         old_format: entries of format 0 or 1, which have neither producer nor sequence.
         next_offset: the one after the last whole entry; None where there is none.
         is_cut: the bytes end inside an entry, as brokers end an answer.
+        places: at which byte each batch begins.
     """
 
     headers: tuple[BatchHeader, ...]
     old_format: int
     next_offset: int | None
     is_cut: bool
+    places: tuple[int, ...] = ()
 
 
 def scan_batches(buffer: bytes | bytearray | memoryview, subject: str = "", at: int = 0) -> Scan:
@@ -110,6 +112,7 @@ def scan_batches(buffer: bytes | bytearray | memoryview, subject: str = "", at: 
     view = memoryview(buffer)
     end, position, last, old = len(view), 0, -1, 0
     headers: list[BatchHeader] = []
+    places: list[int] = []
     append, unpack = headers.append, _HEADER.unpack_from
     while end - position > _MAGIC_AT:
         magic = view[position + _MAGIC_AT]
@@ -166,8 +169,10 @@ def scan_batches(buffer: bytes | bytearray | memoryview, subject: str = "", at: 
                 _read_end(view[position + _HEADER.size : position + size], attributes),
             )
         )
+        places.append(position)
         position += size
-    return Scan(tuple(headers), old, last + 1 if last >= 0 else None, position < end)
+    next_offset = last + 1 if last >= 0 else None
+    return Scan(tuple(headers), old, next_offset, position < end, tuple(places))
 
 
 def _read_end(records: memoryview, attributes: int) -> bool | None:

@@ -1,18 +1,18 @@
-"""Batch headers of ranges of a topic, by the Fetch request itself.
+"""Record batches of ranges of a topic as they lie in its log, by the Fetch request itself.
 
-confluent-kafka gives messages only: their batches, and the control records, are gone by then. Asked
-as read uncommitted, so that aborted transactions and control records are seen too.
+confluent-kafka gives messages only: their batches, and the control records, are gone by then. Read
+uncommitted, aborted transactions and control records are seen too.
 """
 
 from __future__ import annotations
 
+import heapq
 import queue
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
@@ -32,7 +32,10 @@ from backlogctl_delivery.kafka import AccessDenied
 
 Look = Callable[[], object]
 """Called often; what it raises ends the reading."""
+Isolation = Literal["read_uncommitted", "read_committed"]
 
+ENDLESS = 2**62
+"""The end of a range that is read on for as long as it is asked for."""
 # Topic names in requests until version 12, ids after; 4 has what follows from transactions.
 _OLDEST, _NEWEST = 4, 12
 _MAX_BYTES = 4 * 1024 * 1024
@@ -55,10 +58,13 @@ class FetchedBatches:
     """What one answer had of a partition, in the order of its log.
 
     Attributes:
+        headers: read committed, neither of control batches, nor of aborted or empty ones.
+        data: the bytes of each of these batches. The first and the last may reach beyond the range.
         old_format: entries of format 0 or 1; see `batches.Scan`.
         passed_over: offsets before these batches that had expired, or were deleted, before they
             were read.
         next_offset: where the partition is read on; never more than the range's end.
+        is_end: nothing more can be read of it now.
     """
 
     partition: int
@@ -66,6 +72,8 @@ class FetchedBatches:
     old_format: int
     passed_over: OffsetRange | None
     next_offset: int
+    data: tuple[memoryview, ...] = ()
+    is_end: bool = False
 
 
 @dataclass(slots=True)
@@ -95,7 +103,7 @@ def fetch_batches(
     limit: Deadline | None = None,
     look: Look | None = None,
 ) -> Iterator[FetchedBatches]:
-    """Batch headers of the ranges; the partitions take turns, each in the order of its log.
+    """Batches of the ranges, read uncommitted; the partitions take turns, each in its order.
 
     A batch belongs to a range that it overlaps. What moves while it is read (leaders, brokers,
     the start of a log) is followed.
@@ -109,35 +117,45 @@ def fetch_batches(
             a range does.
         BatchesUnreadable, TopicMissing, ClusterUnreachable.
     """
-    settings, reason = translate_properties(properties)
-    if settings is None:
-        raise KafkaFailure(
-            f"its batch headers cannot be read {reason}",
-            subject=f"topic {topic}",
-            hint="kafka-python reads them, which takes SASL PLAIN and SCRAM, and PEM files by path",
-        )
-    places = {one.partition: _Place(one.end, one.start) for one in ranges if one.count}
-    fetch = _Fetch(properties, settings, topic, places, limit, look or (lambda: None))
+    fetch = RawFetch(properties, topic, ranges)
     try:
-        if places:
-            yield from fetch.run()
+        while not fetch.is_done:
+            if look is not None:
+                look()
+            fetch.check_time(limit)
+            yield from fetch.read(_LOOK_EACH)
     finally:
         fetch.close()
 
 
-class _Fetch:
+class RawFetch:
+    """Reads ranges of a topic; the next requests are under way while its caller works on an answer.
+
+    Args:
+        ranges: one of a partition; up to ENDLESS it follows the log.
+        max_bytes: of an answer.
+    """
+
     def __init__(
         self,
         properties: Properties,
-        settings: dict[str, Any],
         topic: str,
-        places: dict[int, _Place],
-        limit: Deadline | None,
-        look: Look,
+        ranges: Sequence[OffsetRange],
+        isolation: Isolation = "read_uncommitted",
+        max_bytes: int = _MAX_BYTES,
     ) -> None:
+        settings, reason = translate_properties(properties)
+        if settings is None:
+            raise KafkaFailure(
+                f"its batches cannot be read {reason}",
+                subject=f"topic {topic}",
+                hint="kafka-python reads them, which takes SASL PLAIN and SCRAM, and PEM files "
+                "by path",
+            )
         self._properties, self._topic = properties, topic
         self._settings = {**settings, "receive_message_max_bytes": _LARGEST_ANSWER}
-        self._places, self._limit, self._look = places, limit, look
+        self._places = {one.partition: _Place(one.end, one.start) for one in ranges if one.count}
+        self._is_committed, self._max_bytes = isolation == "read_committed", max_bytes
         self._client: RawClient | None = None
         self._leaders: dict[int, int] = {}
         self._asked: defaultdict[int, int] = defaultdict(int)
@@ -146,24 +164,30 @@ class _Fetch:
         self._patience = Deadline(_PATIENCE)
         self._subject = f"topic {topic} of cluster {find_addresses(properties)}"
 
-    def run(self) -> Iterator[FetchedBatches]:
-        while self._places:
-            self._look()
-            self._check_time()
-            self._ask()
-            try:
-                answer = self._answers.get(timeout=_LOOK_EACH)
-            except queue.Empty:
-                continue
-            if answer.client is not self._client:
-                continue  # closed meanwhile; it was asked again
-            self._asked[answer.node] -= 1
-            for partition in answer.partitions:
-                self._places[partition].is_asked = False
-            if isinstance(answer.outcome, Exception):
-                self._endure(answer.outcome, answer.partitions)
-            else:
-                yield from self._take(answer)
+    @property
+    def is_done(self) -> bool:
+        return not self._places
+
+    def read(self, within: float) -> list[FetchedBatches]:
+        """What the next answer had; nothing where there is none within so many seconds.
+        Raises as `fetch_batches`.
+        """
+        self._ask()
+        try:
+            answer = self._answers.get(timeout=within)
+        except queue.Empty:
+            return []
+        if answer.client is not self._client:
+            return []  # closed meanwhile; it was asked again
+        self._asked[answer.node] -= 1
+        for partition in answer.partitions:
+            self._places[partition].is_asked = False
+        if isinstance(answer.outcome, Exception):
+            self._endure(answer.outcome, answer.partitions)
+            return []
+        found = list(self._take(answer))
+        self._ask()
+        return found
 
     def close(self, *, is_well: bool = True) -> None:
         if self._client is not None:
@@ -176,12 +200,13 @@ class _Fetch:
         for place in self._places.values():
             place.is_asked = False
 
-    def _check_time(self) -> None:
-        if self._limit is None or not self._limit.expired:
+    def check_time(self, limit: Deadline | None) -> None:
+        """Raises KafkaFailure, with where it is, when the limit is over."""
+        if limit is None or not limit.expired:
             return
         place = ", ".join(f"[{p}] at {one.position}" for p, one in sorted(self._places.items())[:5])
         raise KafkaFailure(
-            f"could not read its batch headers within {self._limit.seconds:g} s: {place}",
+            f"could not read its batch headers within {limit.seconds:g} s: {place}",
             subject=self._subject,
             hint="read a shorter range, or take more time",
             retryable=True,
@@ -225,15 +250,13 @@ class _Fetch:
             self._places[partition].is_asked = True
         self._asked[node] += 1
 
-        def work() -> None:
-            try:
-                outcome = client.run(lambda: client.send(request, node), Deadline(_ANSWER_SECONDS))
-            except Exception as error:  # noqa: BLE001 - handed to the reader
-                outcome = error
+        sent = client.send_soon(request, node)
+
+        def take(_: object) -> None:
+            outcome = sent.value if sent.exception is None else sent.exception
             self._answers.put(_Answer(client, node, partitions, outcome))
 
-        # `run` hands its work to the client's own thread. A daemon: a Ctrl-C waits for no broker.
-        threading.Thread(target=work, name="backlog-fetch", daemon=True).start()
+        sent.add_both(take)
 
     def _make_request(self, partitions: Sequence[int]) -> Any:
         from kafka.protocol.consumer import FetchRequest
@@ -243,8 +266,8 @@ class _Fetch:
             replica_id=-1,
             max_wait_ms=_MAX_WAIT_MS,
             min_bytes=1,
-            max_bytes=_MAX_BYTES,
-            isolation_level=0,
+            max_bytes=self._max_bytes,
+            isolation_level=int(self._is_committed),
             topics=[
                 wanted(
                     topic=self._topic,
@@ -252,7 +275,7 @@ class _Fetch:
                         wanted.FetchPartition(
                             partition=partition,
                             fetch_offset=self._places[partition].position,
-                            partition_max_bytes=_MAX_BYTES,
+                            partition_max_bytes=self._max_bytes,
                         )
                         for partition in partitions
                     ],
@@ -277,36 +300,67 @@ class _Fetch:
             elif part.error_code:
                 self._endure(for_code(part.error_code)(), [partition])
             elif part.records:
-                yield from self._read(partition, part.records)
-            elif is_empty and part.high_watermark >= self._places[partition].end:
-                # Compaction has left nothing between here and the end of the range.
-                yield self._move(partition, Scan((), 0, self._places[partition].end, False))
+                yield from self._read(part)
             elif is_empty:
-                self._endure(_ends_before(part, self._subject), [partition])
+                yield from self._rest(part)
 
-    def _read(self, partition: int, records: bytes) -> Iterator[FetchedBatches]:
+    def _read(self, part: Any) -> Iterator[FetchedBatches]:
+        partition, view = part.partition_index, memoryview(part.records)
         position = self._places[partition].position
-        scan = scan_batches(records, f"topic {self._topic}[{partition}]", position)
+        scan = scan_batches(view, f"topic {self._topic}[{partition}]", position)
         # The last entry of an answer may be cut; the first one of all never is.
-        if scan.next_offset is not None and scan.next_offset > position:
-            yield self._move(partition, scan)
+        if scan.next_offset is None or scan.next_offset <= position:
+            return
+        batches = [
+            (header, view[at : at + header.size])
+            for header, at in zip(scan.headers, scan.places, strict=True)
+        ]
+        if self._is_committed:
+            begun = [(one.first_offset, one.producer_id) for one in part.aborted_transactions or ()]
+            batches = list(_list_committed(batches, begun))
+        yield self._move(partition, scan, batches, is_end=scan.next_offset >= self._find_end(part))
+
+    def _rest(self, part: Any) -> Iterator[FetchedBatches]:
+        """Of a partition that has nothing here."""
+        partition, end = part.partition_index, self._find_end(part)
+        place = self._places[partition]
+        if end >= place.end:
+            # Compaction has left nothing between here and the end of the range.
+            yield self._move(partition, Scan((), 0, place.end, False))
+        elif place.end == ENDLESS:
+            self._patience = Deadline(_PATIENCE)
+            is_end = place.position >= end
+            yield FetchedBatches(partition, (), 0, None, place.position, is_end=is_end)
+        else:
+            self._endure(_ends_before(partition, end, self._subject), [partition])
+
+    def _find_end(self, part: Any) -> int:
+        end: int = part.last_stable_offset if self._is_committed else part.high_watermark
+        return end
 
     def _move(
-        self, partition: int, scan: Scan, passed_over: OffsetRange | None = None
+        self,
+        partition: int,
+        scan: Scan,
+        batches: Sequence[tuple[BatchHeader, memoryview]] = (),
+        passed_over: OffsetRange | None = None,
+        *,
+        is_end: bool = False,
     ) -> FetchedBatches:
         place = self._places[partition]
         start, reached = place.position, scan.next_offset or place.position
-        headers = scan.headers
-        if headers and (headers[0].last_offset < start or headers[-1].base_offset >= place.end):
-            headers = tuple(
-                one for one in headers if one.last_offset >= start and one.base_offset < place.end
-            )
+        inside = [
+            one for one in batches if one[0].last_offset >= start and one[0].base_offset < place.end
+        ]
         self._turn += 1
         place.served, place.position = self._turn, min(reached, place.end)
         self._patience = Deadline(_PATIENCE)
         if place.position >= place.end:
             del self._places[partition]
-        return FetchedBatches(partition, headers, scan.old_format, passed_over, place.position)
+        headers = tuple(header for header, _ in inside)
+        data = tuple(batch for _, batch in inside)
+        told = (partition, headers, scan.old_format, passed_over, place.position)
+        return FetchedBatches(*told, data, is_end)
 
     def _pass_over(self, partition: int) -> Iterator[FetchedBatches]:
         """The log starts later by now, or ends before."""
@@ -328,7 +382,7 @@ class _Fetch:
                 "for unclean elections, then read again",
             )
         passed = OffsetRange(partition, place.position, min(start, place.end))
-        yield self._move(partition, Scan((), 0, start, False), passed)
+        yield self._move(partition, Scan((), 0, start, False), passed_over=passed)
 
     def _endure(self, error: Exception, partitions: Sequence[int]) -> None:
         """What may pass is tried again; raises what may not, or has lasted too long."""
@@ -349,6 +403,28 @@ class _Fetch:
         for partition in partitions:
             self._leaders.pop(partition, None)
             self._places[partition].not_before = time.monotonic() + _PAUSE
+
+
+def _list_committed(
+    batches: Sequence[tuple[BatchHeader, memoryview]], begun: list[tuple[int, int]]
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Aborted transactions by their first offsets and their ends in the log, as Java does.
+
+    Args:
+        begun: first offset and producer id of those that were aborted.
+    """
+    heapq.heapify(begun)
+    aborted: set[int] = set()
+    for header, batch in batches:
+        while begun and begun[0][0] <= header.last_offset:
+            aborted.add(heapq.heappop(begun)[1])
+        if header.is_control:
+            if header.is_commit is False:
+                aborted.discard(header.producer_id)
+        elif header.record_count and not (
+            header.is_transactional and header.producer_id in aborted
+        ):
+            yield header, batch
 
 
 # How many offsets of a partition tell its codec, and of how many partitions.
@@ -419,10 +495,10 @@ def _no_leader(partition: int, subject: str) -> BacklogError:
     )
 
 
-def _ends_before(part: Any, subject: str) -> BacklogError:
+def _ends_before(partition: int, end: int, subject: str) -> BacklogError:
     return KafkaFailure(
-        f"could not read its batch headers: partition {part.partition_index} ends at offset "
-        f"{part.high_watermark}, before the range does",
+        f"could not read its batch headers: partition {partition} ends at offset "
+        f"{end}, before the range does",
         subject=subject,
         hint="take ranges from offsets that the cluster itself gives",
         retryable=True,

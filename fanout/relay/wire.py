@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from backlogctl.clock import Deadline
@@ -23,8 +23,9 @@ from backlogctl.fanout.relay.partition import (
 )
 from backlogctl.fanout.relay.records import RecordEngine
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
+from backlogctl.kafka.raw_fetch import ENDLESS, FetchedBatches, RawFetch
 from backlogctl.kafka.topics import read_topic_settings
-from backlogctl.wire.fetch import Fetched, OffsetOutOfRange, OldFormat, PartitionReader
+from backlogctl.values import OffsetRange
 from backlogctl.wire.kernels import load_kernels
 from backlogctl.wire.produce import WireProducer, read_membership
 from backlogctl.wire.routing import BatchRouter
@@ -36,7 +37,12 @@ _LEAST_BYTES, _MOST_BYTES = 1024 * 1024, 8 * 1024 * 1024
 _LIMIT, _BATCH_BYTES = "max.message.bytes", 1_000_000
 _CONNECT_SECONDS = 30.0
 _READ_SECONDS = 0.1
-_ENDLESS = 2**62
+
+
+class _OldFormat(KafkaFailure):
+    """The log has messages of format 0 or 1, which are in no record batch."""
+
+    code = "old_format"
 
 
 class WireEngine:
@@ -50,7 +56,7 @@ class WireEngine:
     ) -> Position:
         try:
             return _WireRelay(task, part, notify, should_stop).run()
-        except OldFormat:  # which only the other one can read
+        except _OldFormat:  # which only the other one can read
             return RecordEngine().relay(task, part, notify, should_stop)
 
 
@@ -59,14 +65,15 @@ class _WireBatch(SourceBatch):
     """What was fetched from `start` on; `count` is of batches."""
 
     start: int = 0
-    fetched: Fetched = field(default_factory=lambda: Fetched([], 0, is_end=False))
+    fetched: FetchedBatches | None = None
 
 
 class _WireRelay(PartitionRelay):
     """Two connections: an answer that is waited for would hold up what is written."""
 
-    _clients: tuple[RawClient, ...] = ()
+    _client: RawClient | None = None
     _producer: WireProducer | None = None
+    _reader: RawFetch | None = None
 
     def _open_producer(self) -> WireProducer:
         task = self._task
@@ -80,13 +87,12 @@ class _WireRelay(PartitionRelay):
         limit = Deadline(_CONNECT_SECONDS)
         settings["receive_message_max_bytes"] = 2**31 - 1
         try:
-            for _ in range(2):
-                self._clients += (RawClient(settings, limit, task.properties),)
+            self._client = RawClient(settings, limit, task.properties)
         except Exception as error:
             raise translate_error(error, "connect", self._subject) from error
         name = task.transactional_id(self._part.partition)
         timeout_ms = task.transaction_timeout_ms
-        self._producer = WireProducer(self._clients[0], name, timeout_ms)
+        self._producer = WireProducer(self._client, name, timeout_ms)
         return self._producer
 
     def _open_reader(self) -> None:
@@ -102,9 +108,8 @@ class _WireRelay(PartitionRelay):
             limit=self._read_limit(),
         )
         share = min(_MOST_BYTES, max(_LEAST_BYTES, _READ_BYTES // task.side_by_side))
-        self._reader = PartitionReader(
-            self._clients[1], task.source, self._part.partition, self._next, share
-        )
+        rest = [OffsetRange(self._part.partition, self._next, ENDLESS)]
+        self._reader = RawFetch(task.properties, task.source, rest, "read_committed", share)
 
     def _read_limit(self) -> int:
         """Bytes of a batch that the temporary topic takes; Kafka's default where we may not ask."""
@@ -115,28 +120,32 @@ class _WireRelay(PartitionRelay):
             return _BATCH_BYTES
 
     def _read(self) -> SourceBatch:
-        start = self._next
-        try:
-            found = self._reader.read(_READ_SECONDS)
-        except OffsetOutOfRange:
-            raise PositionExpired(
-                f"the messages at offset {start} are gone before they were relayed",
-                subject=self._subject,
-                hint="`backlogctl gaps` shows what is lost; the relay goes on behind it",
-            ) from None
-        end = self._part.end
-        reached = found.next_offset if end is None else min(end, found.next_offset)
-        at_end = found.is_end or reached == end
-        return _WireBatch(reached, at_end, len(found.batches), start, found)
+        assert self._reader is not None
+        start, end = self._next, self._part.end
+        for found in self._reader.read(_READ_SECONDS):
+            if found.passed_over is not None:
+                raise PositionExpired(
+                    f"the messages at offset {start} are gone before they were relayed",
+                    subject=self._subject,
+                    hint="`backlogctl gaps` shows what is lost; the relay goes on behind it",
+                )
+            if found.old_format:
+                raise _OldFormat("it has messages of an old format", subject=self._subject)
+            reached = found.next_offset if end is None else min(end, found.next_offset)
+            at_end = found.is_end or reached == end
+            return _WireBatch(reached, at_end, len(found.data), start, found)
+        return _WireBatch(start, False, 0, start)
 
     def _write(self, batch: SourceBatch, opened: Copied) -> None:
         assert isinstance(batch, _WireBatch)
         assert self._producer is not None
-        producer, end = self._producer, self._part.end
-        bounds = (batch.start, _ENDLESS if end is None else end)
+        assert batch.fetched is not None
+        producer, end, fetched = self._producer, self._part.end, batch.fetched
+        bounds = (batch.start, ENDLESS if end is None else end)
         remaining = 0 if end is None else end - batch.start
-        routed = self._router.route(batch.fetched.batches, *bounds, remaining, self._subject)
-        self._epoch = batch.fetched.leader_epoch
+        batches = list(zip(fetched.headers, fetched.data, strict=True))
+        routed = self._router.route(batches, *bounds, remaining, self._subject)
+        self._epoch = fetched.headers[-1].leader_epoch
         opened.count += routed.count
         opened.bytes += routed.bytes
         opened.largest = max(opened.largest, routed.largest)
@@ -165,5 +174,7 @@ class _WireRelay(PartitionRelay):
     def _close(self) -> None:
         if self._producer is not None:
             self._producer.close()
-        for client in self._clients:
-            client.close()
+        if self._client is not None:
+            self._client.close()
+        if self._reader is not None:
+            self._reader.close()

@@ -19,7 +19,7 @@ from backlogctl.fanout.relay.wire import WireEngine
 from backlogctl.fanout.relay.worker import choose_relay_engine
 from backlogctl.kafka.batches import CODECS
 from backlogctl.kafka.raw_client import RawClient
-from backlogctl.wire.fetch import OldFormat, PartitionReader
+from backlogctl.kafka.raw_fetch import FetchedBatches, RawFetch
 from backlogctl.wire.produce import Membership, read_membership
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import check_copied, fill, pin_nothing, relay
@@ -105,10 +105,10 @@ def test_messages_of_old_formats_go_message_by_message(
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 500})
 
-    def refuse(reader: PartitionReader, within: float) -> Any:
-        raise OldFormat("it has messages of an old format", subject=here.source)
+    def read(reader: RawFetch, within: float) -> list[FetchedBatches]:
+        return [FetchedBatches(0, (), 3, None, 3)]
 
-    monkeypatch.setattr(PartitionReader, "read", refuse)
+    monkeypatch.setattr(RawFetch, "read", read)
     with here.guarded() as task:
         assert relay(WireEngine(), task, here.ranges())[0].relayed == 500
     assert check_copied(here) == []
