@@ -16,7 +16,7 @@ ALLOWED_PROPERTIES = _list(
     bootstrap.servers client.id client.rack client.dns.lookup security.protocol
     sasl.mechanism sasl.mechanisms sasl.username
     sasl.oauthbearer.method sasl.oauthbearer.client.id sasl.oauthbearer.scope
-    sasl.oauthbearer.extensions sasl.oauthbearer.token.endpoint.url
+    sasl.oauthbearer.extensions sasl.oauthbearer.token.endpoint.url https.ca.location
     ssl.ca.location ssl.ca.pem ssl.certificate.location ssl.certificate.pem ssl.crl.location
     ssl.key.location ssl.keystore.location ssl.cipher.suites ssl.curves.list ssl.sigalgs.list
     ssl.endpoint.identification.algorithm enable.ssl.certificate.verification

@@ -26,7 +26,7 @@ _PAUSE = 0.2
 # Seconds.
 _EXPLAINED_AFTER = 2.0
 _EXPLAINED_WITHIN = 4.0
-_SASL = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
+_SASL = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"})
 _NAMES: Mapping[str, str] = {
     "sasl.username": "sasl_plain_username",
     "sasl.password": "sasl_plain_password",
@@ -37,6 +37,7 @@ _NAMES: Mapping[str, str] = {
     "ssl.crl.location": "ssl_crlfile",
     "client.id": "client_id",
 }
+_TOKENS = "sasl_oauth_token_provider"
 _UNTRANSLATED = (
     "ssl.ca.pem",
     "ssl.certificate.pem",
@@ -60,6 +61,12 @@ def translate_properties(properties: Properties) -> tuple[dict[str, Any] | None,
         if mechanism.upper() not in _SASL:
             return None, f"with sasl.mechanism {mechanism or 'GSSAPI'}"
         found["sasl_mechanism"] = mechanism.upper()
+        if mechanism.upper() == "OAUTHBEARER":
+            from backlogctl.kafka.tokens import find_tokens, uses_oidc
+
+            if not uses_oidc(properties):
+                return None, "with sasl.mechanism OAUTHBEARER without sasl.oauthbearer.method oidc"
+            found[_TOKENS] = find_tokens(properties)
     if protocol.endswith("SSL"):
         for name in _UNTRANSLATED:
             if properties.get(name):
@@ -93,6 +100,8 @@ class RawClient:
         """
         from kafka.errors import KafkaTimeoutError
 
+        if _TOKENS in settings:
+            settings[_TOKENS].token()  # kafka-python would only try again
         if properties is not None:
             first = Deadline(min(_EXPLAINED_AFTER, limit.remaining()))
             with suppress(KafkaTimeoutError):

@@ -28,7 +28,7 @@ from backlogctl.kafka.raw_client import (
 )
 from backlogctl.kafka.topics import list_offsets
 from backlogctl.values import OffsetRange
-from backlogctl_delivery.kafka import AccessDenied
+from backlogctl_delivery.kafka import AccessDenied, EncryptionRefused, LoginRefused
 
 Look = Callable[[], object]
 """Called often; what it raises ends the reading."""
@@ -149,8 +149,7 @@ class RawFetch:
             raise KafkaFailure(
                 f"its batches cannot be read {reason}",
                 subject=f"topic {topic}",
-                hint="kafka-python reads them, which takes SASL PLAIN and SCRAM, and PEM files "
-                "by path",
+                hint="kafka-python reads them: docs/clusters.md says which logins it takes",
             )
         self._properties, self._topic = properties, topic
         self._settings = {**settings, "receive_message_max_bytes": _LARGEST_ANSWER}
@@ -161,6 +160,7 @@ class RawFetch:
         self._asked: defaultdict[int, int] = defaultdict(int)
         self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
         self._turn = 0
+        self._has_connected = False
         self._patience = Deadline(_PATIENCE)
         self._subject = f"topic {topic} of cluster {find_addresses(properties)}"
 
@@ -242,6 +242,7 @@ class RawFetch:
         if self._client is None:
             limit = Deadline(_ANSWER_SECONDS)
             self._client = take_client(self._settings, limit, self._properties)
+            self._has_connected = True
         return self._client
 
     def _send(self, client: RawClient, node: int, partitions: tuple[int, ...]) -> None:
@@ -396,7 +397,9 @@ class RawFetch:
             ) from error
         ours = translate_error(error, "read its batch headers", self._subject)
         is_new_broker = isinstance(error, UnknownBrokerIdError)
-        if self._patience.expired or not (ours.retryable or is_new_broker):
+        # Work under way waits for a password that is changed, broker by broker.
+        is_refused = isinstance(ours, LoginRefused | EncryptionRefused) and not self._has_connected
+        if self._patience.expired or is_refused or not (ours.retryable or is_new_broker):
             raise ours from error
         if is_new_broker:
             self.close(is_well=False)  # a new client knows all brokers

@@ -248,7 +248,7 @@ def _run(
         raise KafkaFailure(
             f"could not {doing}: transactions cannot be asked for {reason}",
             subject=subject,
-            hint="kafka-python asks, which takes SASL PLAIN and SCRAM, and PEM files by path",
+            hint="kafka-python asks: docs/clusters.md says which logins it takes",
         )
     try:
         with lend_client(settings, limit, properties) as client:

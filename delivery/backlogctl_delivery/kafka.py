@@ -81,6 +81,8 @@ _LOGIN = frozenset(
         KafkaError.UNSUPPORTED_SASL_MECHANISM,
     }
 )
+_LOGIN_HINT = "check sasl.username, sasl.password and sasl.mechanism of the cluster"
+_ISSUER_HINT = "check sasl.oauthbearer.* of the cluster, and whether its token endpoint answers"
 # What librdkafka puts around a broker's words.
 _AROUND = re.compile(r"^\w+://\S+: (?:SASL authentication error: )?| \(after \d+ms in state \w+\)$")
 # librdkafka sets its own "retriable" mark on producer errors only; a broker's transient
@@ -375,7 +377,7 @@ def refuse_login(
         f"could not {doing}: the cluster at {place} refused the login{whose}: "
         f"{_AROUND.sub('', error.str())}",
         subject=subject,
-        hint="check sasl.username, sasl.password and sasl.mechanism of the cluster",
+        hint=_ISSUER_HINT if "OAUTHBEARER" in login else _LOGIN_HINT,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from backlogctl.errors import ConfigurationError
 from backlogctl.jars import find_java_version
+from backlogctl.kafka.tokens import OIDC_NAMES, uses_oidc
 from backlogctl_delivery.visible import quote_word
 
 # Which private keys Kafka's Java client reads: PKCS#8 in PEM, of the kinds that it knows.
@@ -137,6 +138,8 @@ _HANDLED = frozenset(
         "sasl.mechanisms",
         "sasl.username",
         "sasl.password",
+        "sasl.oauthbearer.method",
+        *OIDC_NAMES,
         "ssl.ca.location",
         "ssl.ca.pem",
         "ssl.certificate.location",
@@ -182,16 +185,42 @@ def _make_sasl(properties: Mapping[str, str]) -> dict[str, str]:
         module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     elif mechanism.startswith("SCRAM-"):
         module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    elif mechanism == "OAUTHBEARER" and uses_oidc(properties):
+        return _make_oidc(properties)
     else:
         raise ConfigurationError(
             f"{mechanism} is not supported by Spark's Kafka reader here yet",
             subject="client properties",
-            hint="use PLAIN or SCRAM",
+            hint="use PLAIN, SCRAM, or OAUTHBEARER with `sasl.oauthbearer.method: oidc`",
         )
     user = _quote(properties.get("sasl.username", ""))
     password = _quote(properties.get("sasl.password", ""))
     login = f"{module} required username={user} password={password};"
     return {"sasl.mechanism": mechanism, "sasl.jaas.config": login}
+
+
+def _make_oidc(properties: Mapping[str, str]) -> dict[str, str]:
+    """Java fetches its tokens itself (KIP-768)."""
+    words = {
+        "clientId": properties["sasl.oauthbearer.client.id"],
+        "clientSecret": properties["sasl.oauthbearer.client.secret"],
+    }
+    if scope := properties.get("sasl.oauthbearer.scope"):
+        words["scope"] = scope
+    if extensions := properties.get("sasl.oauthbearer.extensions"):
+        for one in extensions.split(","):
+            name, _, value = one.partition("=")
+            words[f"extension_{name.strip()}"] = value.strip()
+    if ca := properties.get("https.ca.location"):
+        words |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": ca}
+    told = " ".join(f"{name}={_quote(value)}" for name, value in words.items())
+    package = "org.apache.kafka.common.security.oauthbearer"
+    return {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.jaas.config": f"{package}.OAuthBearerLoginModule required {told};",
+        "sasl.login.callback.handler.class": f"{package}.OAuthBearerLoginCallbackHandler",
+        "sasl.oauthbearer.token.endpoint.url": properties["sasl.oauthbearer.token.endpoint.url"],
+    }
 
 
 def _make_tls(properties: Mapping[str, str]) -> dict[str, str]:

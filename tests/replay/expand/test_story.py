@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from backlogctl.replay.kinds.expand import context as expand_context
 from backlogctl.replay.kinds.expand.context import ExpandContext
 from backlogctl.replay.observe.rights import list_rights
 from tests.kit.kafka import set_offsets_raw, wait_until
+from tests.kit.oidc import start_issuer, start_with_tokens
 from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
 from tests.kit.shortened import WORLD, shorten
 from tests.replay.expand.conftest import MakeWorld
@@ -167,18 +168,31 @@ BACKLOG = 800
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", ["password", "token"])
 def test_fault_77_an_expansion_with_the_listed_rights_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    with start_secured(tmp_path) as secured:
-        world = make_world(tmp_path, secured, monkeypatch)
+    """With a token each connection logs in again every few seconds (KIP-368)."""
+    with ExitStack() as stack:
+        if way == "password":
+            secured = stack.enter_context(start_secured(tmp_path))
+            login = secured.login("tool", "${env:TOOL_PASSWORD}")
+        else:
+            issuer = stack.enter_context(start_issuer())
+            often = {"connections.max.reauth.ms": "4000"}
+            secured = stack.enter_context(start_with_tokens(tmp_path, issuer, often))
+            plain = {k: v for k, v in secured.properties.items() if not k.startswith("sasl.")}
+            login = {**plain, **issuer.login("tool", "${env:TOOL_PASSWORD}")}
+        world = make_world(tmp_path, secured, monkeypatch, login)
         try:
             tell_story(world, secured)
         finally:
             world.end()
 
 
-def make_world(tmp_path: Path, secured: SecuredKafka, patch: pytest.MonkeyPatch) -> World:
+def make_world(
+    tmp_path: Path, secured: SecuredKafka, patch: pytest.MonkeyPatch, tool_login: dict[str, str]
+) -> World:
     patch.setenv(WORLD, str(tmp_path))
     shorten(patch.setattr)
     bootstrap = secured.properties["bootstrap.servers"]
@@ -187,7 +201,7 @@ def make_world(tmp_path: Path, secured: SecuredKafka, patch: pytest.MonkeyPatch)
     create_topic(secured.properties, "orders", partitions=PARTITIONS, config=config)
     world = World(tmp_path, bootstrap, "orders", "order-service", patch, login=login)
     patch.setenv("TOOL_PASSWORD", PASSWORD)
-    world.tool_login = secured.login("tool", "${env:TOOL_PASSWORD}")
+    world.tool_login = tool_login
     world.write_config()
     world.publish(BACKLOG)
     world.start_originals()

@@ -103,7 +103,9 @@ class World:
             "ledger": "sqlite:///ledger.db",
             "staging": {"dir": "./staging"},
             "kafka_ledger": {"transactional_prefix": self.topic},
-            "clusters": {"main": {**self.properties, **self.tool_login}},
+            "clusters": {
+                "main": {"bootstrap.servers": self.bootstrap, **(self.tool_login or self.login)}
+            },
             "streams": {self.stream: section},
         }
         (self.directory / "backlog.yaml").write_text(json.dumps(document, indent=1))

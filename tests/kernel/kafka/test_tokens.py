@@ -1,0 +1,139 @@
+"""Logins by OAUTHBEARER: a real issuer of tokens, and Kafka's own check of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import ConfigurationError
+from backlogctl.kafka.admin import create_topic, describe_topic
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.kafka.raw_client import RawClient, read_leaders, translate_properties
+from backlogctl.kafka.raw_fetch import fetch_batches
+from backlogctl.kafka.rights import Operation, Resource, Right, read_rights
+from backlogctl.kafka.tokens import find_tokens
+from backlogctl.spark_backfill.spark.kafka_options import make_java_options
+from backlogctl.spark_backfill.spark.topic import TopicReader
+from backlogctl.values import OffsetRange
+from backlogctl.wire import explain_absence
+from backlogctl_delivery.kafka import LoginRefused
+from tests.kit.kafka import publish
+from tests.kit.oidc import Issuer, start_issuer, start_with_tokens
+from tests.kit.secured import SecuredKafka
+
+TOPIC = "orders"
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    with start_issuer() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def kafka(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A connection lives no longer than three seconds without a new login (KIP-368)."""
+    place = tmp_path_factory.mktemp("tokens")
+    with start_with_tokens(place, issuer, {"connections.max.reauth.ms": "3000"}) as found:
+        create_topic(found.properties, TOPIC, partitions=1)
+        yield found
+
+
+RIGHTS = [
+    Right(Resource.TOPIC, TOPIC, Operation.READ, "read"),
+    Right(Resource.TOPIC, TOPIC, Operation.WRITE, "write"),
+    Right(Resource.TOPIC, TOPIC, Operation.DESCRIBE, "look"),
+    Right(Resource.TOPIC, TOPIC, Operation.DESCRIBE_CONFIGS, "look"),
+    Right(Resource.CLUSTER, "kafka-cluster", Operation.DESCRIBE, "look"),
+]
+
+
+@pytest.fixture(scope="module")
+def properties(kafka: SecuredKafka, issuer: Issuer) -> dict[str, str]:
+    kafka.add_user("ada", RIGHTS)
+    plain = {k: v for k, v in kafka.properties.items() if not k.startswith("sasl.")}
+    return {**plain, **issuer.login("ada")}
+
+
+def test_both_clients_log_in(properties: dict[str, str], issuer: Issuer) -> None:
+    publish(properties, TOPIC, {0: 10})
+    assert describe_topic(make_admin(properties), TOPIC).partitions == 1
+    seen = read_log_dirs(properties, TOPIC, Deadline(30))
+    assert (seen.reason, len(seen.brokers or ())) == ("", 1)
+    assert read_rights(properties, RIGHTS).missing == ()
+    (found,) = fetch_batches(properties, TOPIC, [OffsetRange(0, 0, 10)])
+    assert sum(one.record_count for one in found.headers) == 10
+    assert set(issuer.given) == {"ada"}
+    assert explain_absence(properties) == ""
+
+
+def test_spark_logs_in(spark: SparkSession, properties: dict[str, str]) -> None:
+    publish(properties, TOPIC, {0: 10})
+    rows = TopicReader(spark, properties, TOPIC).read([OffsetRange(0, 0, 10)]).count()
+    assert rows == 10
+
+
+def test_a_connection_logs_in_again(properties: dict[str, str]) -> None:
+    settings, _ = translate_properties(properties)
+    assert settings is not None
+    with RawClient(settings, Deadline(30)) as client:
+        end = time.monotonic() + 7
+        while time.monotonic() < end:
+            assert read_leaders(client, TOPIC, Deadline(10)) == {0: 1}
+            time.sleep(0.2)
+
+
+def test_a_token_is_kept_for_as_long_as_it_is_good(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("backlogctl.kafka.tokens.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(issuer, "seconds", 100.0)
+    tokens = find_tokens(issuer.login("grace"))
+    assert find_tokens(issuer.login("grace")) is tokens
+    first, given = tokens.token(), len(issuer.given)
+    now[0] += 79
+    assert tokens.token() == first
+    assert len(issuer.given) == given
+    now[0] += 2
+    tokens.token()
+    assert len(issuer.given) == given + 1
+
+
+@pytest.mark.parametrize("way", ["secret", "away", "nobody"])
+def test_who_gets_no_token_is_told_where(
+    properties: dict[str, str], issuer: Issuer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    login = issuer.login("mallory", "wrong-secret" if way == "secret" else "x")
+    if way == "away":
+        monkeypatch.setattr(issuer, "is_away", True)
+    if way == "nobody":
+        login["sasl.oauthbearer.token.endpoint.url"] = "http://127.0.0.1:1/token"
+    with pytest.raises(LoginRefused) as told:
+        find_tokens(login).token()
+    assert "mallory" in str(told.value)
+    assert "wrong-secret" not in str(told.value)
+    began = time.monotonic()
+    with pytest.raises(LoginRefused):
+        list(fetch_batches({**properties, **login}, TOPIC, [OffsetRange(0, 0, 1)]))
+    assert time.monotonic() - began < 30  # it waits for a minute where work is under way
+
+
+def test_a_client_that_may_not_is_told_so(
+    kafka: SecuredKafka, properties: dict[str, str], issuer: Issuer
+) -> None:
+    found = read_rights({**properties, **issuer.login("nobody")}, RIGHTS)
+    assert {one.operation for one in found.missing} >= {Operation.READ, Operation.WRITE}
+
+
+def test_other_methods_are_refused_by_name() -> None:
+    login = {"bootstrap.servers": "a:1", "security.protocol": "sasl_ssl"}
+    login |= {"sasl.mechanism": "OAUTHBEARER"}
+    assert translate_properties(login)[1].endswith("without sasl.oauthbearer.method oidc")
+    with pytest.raises(ConfigurationError, match="oidc"):
+        make_java_options(login)
