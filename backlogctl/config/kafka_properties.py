@@ -57,7 +57,7 @@ FILE_PROPERTIES: frozenset[str] = frozenset(
     name for name in ALLOWED_PROPERTIES if name.endswith(".location")
 )
 
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM")
 
 
 def check_property(name: str, value: str) -> str | None:

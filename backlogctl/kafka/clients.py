@@ -22,6 +22,7 @@ from backlogctl_delivery.kafka import (
     COMMON,
     ConnectionReports,
     Properties,
+    adapt_login,
     explain_creation_failure,
     find_addresses,
     is_unreachable,
@@ -56,7 +57,7 @@ class Admin(AdminClient):
             **properties,
             "error_cb": self.reports,
         }
-        super().__init__(settings, logger=CLIENT_LOG)
+        super().__init__(adapt_login(settings), logger=CLIENT_LOG)
         self._properties = dict(properties)
         # (group, topic) -> since when an answer about them is wrong, by the monotonic clock.
         self.behind_since: dict[tuple[str, str], float] = {}

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
 from backlogctl.kafka.clients import Properties, find_addresses, make_admin, wait_for_broker
-from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
+from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused, uses_msk
 
 Result = TypeVar("Result")
 
@@ -57,7 +57,11 @@ def translate_properties(properties: Properties) -> tuple[dict[str, Any] | None,
         "bootstrap_servers": [part.strip() for part in find_addresses(properties).split(",")],
         "security_protocol": protocol,
     }
-    if protocol.startswith("SASL"):
+    if protocol.startswith("SASL") and uses_msk(properties):
+        from backlogctl.kafka.tokens import MskTokens
+
+        found |= {"sasl_mechanism": "OAUTHBEARER", _TOKENS: MskTokens(properties)}
+    elif protocol.startswith("SASL"):
         if mechanism.upper() not in _SASL:
             return None, f"with sasl.mechanism {mechanism or 'GSSAPI'}"
         found["sasl_mechanism"] = mechanism.upper()

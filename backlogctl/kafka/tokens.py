@@ -1,7 +1,7 @@
-"""Tokens of OAUTHBEARER logins for kafka-python: librdkafka and Java's client fetch their own.
+"""Tokens of OAUTHBEARER logins for kafka-python: librdkafka and Java's client get their own.
 
 By the grant of client credentials (RFC 6749, section 4.4), with the properties that librdkafka has
-for it (KIP-768 has the same).
+for it (KIP-768 has the same); or signed with AWS credentials (AWS_MSK_IAM).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from backlogctl_delivery.kafka import LoginRefused
+from backlogctl_delivery.kafka import LoginRefused, sign_msk_token
 
 OIDC_NAMES = (
     "sasl.oauthbearer.token.endpoint.url",
@@ -119,6 +119,20 @@ class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]
             hint="check sasl.oauthbearer.token.endpoint.url, sasl.oauthbearer.client.id and "
             "sasl.oauthbearer.client.secret of the cluster",
         )
+
+
+class MskTokens(AbstractTokenProvider):  # type: ignore[misc]
+    """Tokens of AWS_MSK_IAM: each connection has its own, signed here."""
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._properties = properties
+
+    def token(self) -> str:
+        return sign_msk_token(self._properties)[0]
+
+    def __repr__(self) -> str:
+        return "MskTokens"
 
 
 def _read_life(found: Mapping[str, Any], token: str) -> float:

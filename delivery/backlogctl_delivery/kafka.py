@@ -6,6 +6,7 @@ librdkafka's own log goes to the logger `backlogctl.kafka.client`, never to stde
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
@@ -232,6 +233,57 @@ def find_addresses(properties: Properties) -> str:
     return str(properties.get("bootstrap.servers") or properties.get("metadata.broker.list") or "")
 
 
+_MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com")
+
+
+def sign_msk_token(properties: Properties) -> tuple[str, float]:
+    """A token that this machine's AWS credentials sign; and when it expires, s since 1970.
+
+    The region is that of the brokers' names, else `AWS_REGION`.
+
+    Raises:
+        ConfigurationError: the region is not known.
+        LoginRefused: there are no credentials.
+    """
+    from aws_msk_iam_sasl_signer import MSKAuthTokenProvider  # type: ignore[import-untyped]
+
+    addresses = find_addresses(properties)
+    found = _MSK_HOST.search(addresses)
+    region = found[1] if found else os.environ.get("AWS_REGION", "")
+    if not region:
+        raise ConfigurationError(
+            "the AWS region is not known",
+            subject=f"cluster {addresses}",
+            hint="set AWS_REGION, or name the brokers as AWS does",
+        )
+    try:
+        token, expires_ms = MSKAuthTokenProvider.generate_auth_token(region)
+    except Exception as error:  # noqa: BLE001 - botocore's and the signer's own, of many kinds
+        raise LoginRefused(
+            f"could not sign a token with AWS credentials: {type(error).__name__}",
+            subject=f"cluster {addresses}",
+            hint="give credentials as every AWS client takes them: environment, profile, or role",
+        ) from None
+    return token, expires_ms / 1000
+
+
+def uses_msk(properties: Properties) -> bool:
+    return "AWS_MSK_IAM" in (properties.get("sasl.mechanism"), properties.get("sasl.mechanisms"))
+
+
+def adapt_login(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As librdkafka takes them: AWS_MSK_IAM is OAUTHBEARER with a token of `sign_msk_token`."""
+    if not uses_msk(settings):
+        return dict(settings)
+    rest = {name: value for name, value in settings.items() if name != "sasl.mechanisms"}
+    first = [sign_msk_token(settings)]  # librdkafka would wait ten seconds, and not say for what
+
+    def sign(_: str) -> tuple[str, float]:
+        return first.pop() if first else sign_msk_token(settings)
+
+    return {**rest, "sasl.mechanism": "OAUTHBEARER", "oauth_cb": sign}
+
+
 def make_consumer(
     properties: Properties, overrides: Mapping[str, Any] | None = None, **settings: Any
 ) -> Consumer:
@@ -250,7 +302,7 @@ def make_consumer(
     merged.setdefault("group.id", READER_GROUP)
     merged.setdefault("error_cb", ConnectionReports())
     try:
-        return made(merged, logger=CLIENT_LOG)
+        return made(adapt_login(merged), logger=CLIENT_LOG)
     except (KafkaException, TypeError, ValueError) as error:
         raise explain_creation_failure(error, properties, "make a consumer") from error
 
@@ -265,7 +317,7 @@ def make_producer(
     merged = {**COMMON, **PRODUCER, **properties, **(overrides or {}), **_dotted(settings)}
     merged.setdefault("error_cb", ConnectionReports())
     try:
-        return Producer(merged, logger=CLIENT_LOG)
+        return Producer(adapt_login(merged), logger=CLIENT_LOG)
     except (KafkaException, TypeError, ValueError) as error:
         raise explain_creation_failure(error, properties, "make a producer") from error
 

@@ -185,13 +185,20 @@ def _make_sasl(properties: Mapping[str, str]) -> dict[str, str]:
         module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     elif mechanism.startswith("SCRAM-"):
         module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    elif mechanism == "AWS_MSK_IAM":
+        package = "software.amazon.msk.auth.iam"
+        return {
+            "sasl.mechanism": mechanism,
+            "sasl.jaas.config": f"{package}.IAMLoginModule required;",
+            "sasl.client.callback.handler.class": f"{package}.IAMClientCallbackHandler",
+        }
     elif mechanism == "OAUTHBEARER" and uses_oidc(properties):
         return _make_oidc(properties)
     else:
         raise ConfigurationError(
             f"{mechanism} is not supported by Spark's Kafka reader here yet",
             subject="client properties",
-            hint="use PLAIN, SCRAM, or OAUTHBEARER with `sasl.oauthbearer.method: oidc`",
+            hint="docs/clusters.md says which logins it takes",
         )
     user = _quote(properties.get("sasl.username", ""))
     password = _quote(properties.get("sasl.password", ""))

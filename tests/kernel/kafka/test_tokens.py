@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
 from pyspark.sql import SparkSession
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import ConfigurationError
+from backlogctl.errors import BacklogError, ConfigurationError
 from backlogctl.kafka.admin import create_topic, describe_topic
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.log_dirs import read_log_dirs
@@ -21,7 +26,7 @@ from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 from backlogctl.spark_backfill.spark.topic import TopicReader
 from backlogctl.values import OffsetRange
 from backlogctl.wire import explain_absence
-from backlogctl_delivery.kafka import LoginRefused
+from backlogctl_delivery.kafka import LoginRefused, sign_msk_token
 from tests.kit.kafka import publish
 from tests.kit.oidc import Issuer, start_issuer, start_with_tokens
 from tests.kit.secured import SecuredKafka
@@ -135,5 +140,71 @@ def test_other_methods_are_refused_by_name() -> None:
     login = {"bootstrap.servers": "a:1", "security.protocol": "sasl_ssl"}
     login |= {"sasl.mechanism": "OAUTHBEARER"}
     assert translate_properties(login)[1].endswith("without sasl.oauthbearer.method oidc")
-    with pytest.raises(ConfigurationError, match="oidc"):
+    with pytest.raises(ConfigurationError, match="OAUTHBEARER"):
         make_java_options(login)
+
+
+MSK = "b-1.shop.abc123.c2.kafka.eu-west-1.amazonaws.com:9098"
+
+
+def test_a_token_of_msk_is_signed_by_the_published_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signature version 4 of a URL, as Amazon's documentation has it; no Amazon was asked."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-ours")
+    token, until = sign_msk_token({"bootstrap.servers": MSK})
+    assert 800 < until - time.time() <= 900
+    url = urlsplit(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode())
+    assert (url.scheme, url.netloc) == ("https", "kafka.eu-west-1.amazonaws.com")
+    query = dict(parse_qsl(url.query))
+    assert query["Action"] == "kafka-cluster:Connect"
+    query.pop("User-Agent")  # which is added afterwards
+    signature, at = query.pop("X-Amz-Signature"), query["X-Amz-Date"]
+    scope = f"{at[:8]}/eu-west-1/kafka-cluster/aws4_request"
+    assert query["X-Amz-Credential"] == f"AKIDEXAMPLE/{scope}"
+    words = "&".join(f"{quote(k, safe='')}={quote(v, safe='')}" for k, v in sorted(query.items()))
+    empty = hashlib.sha256(b"").hexdigest()
+    canonical = f"GET\n/\n{words}\nhost:{url.netloc}\n\nhost\n{empty}"
+    hashed = hashlib.sha256(canonical.encode()).hexdigest()
+    key = b"AWS4secret-of-ours"
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    wanted = hmac.digest(key, f"AWS4-HMAC-SHA256\n{at}\n{scope}\n{hashed}".encode(), "sha256")
+    assert signature == wanted.hex()
+
+
+def test_both_clients_log_in_by_msk_tokens(
+    properties: dict[str, str], issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a token that this broker takes in the place of Amazon's."""
+    plain = {k: v for k, v in properties.items() if not k.startswith("sasl.")}
+    login = {**plain, "sasl.mechanism": "AWS_MSK_IAM"}
+
+    def sign(properties: object) -> tuple[str, float]:
+        return issuer.make_token("ada"), time.time() + 20
+
+    monkeypatch.setattr("backlogctl_delivery.kafka.sign_msk_token", sign)
+    monkeypatch.setattr("backlogctl.kafka.tokens.sign_msk_token", sign)
+    publish(login, TOPIC, {0: 10})
+    assert describe_topic(make_admin(login), TOPIC).partitions == 1
+    assert read_log_dirs(login, TOPIC, Deadline(30)).reason == ""
+
+
+def test_without_aws_credentials_it_is_said(
+    properties: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    plain = {k: v for k, v in properties.items() if not k.startswith("sasl.")}
+    login = {**plain, "sasl.mechanism": "AWS_MSK_IAM"}
+    with pytest.raises(LoginRefused, match="AWS credentials"):
+        list(fetch_batches(login, TOPIC, [OffsetRange(0, 0, 1)]))
+    with pytest.raises(BacklogError) as told:
+        describe_topic(make_admin(login), TOPIC, Deadline(10))
+    assert "AWS credentials" in str(told.value)
+    monkeypatch.delenv("AWS_REGION")
+    with pytest.raises(ConfigurationError, match="region"):
+        sign_msk_token(login)
