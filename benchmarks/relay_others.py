@@ -30,7 +30,7 @@ PARTITIONS, TARGETS = 3, 30
 # Of every producer in Java: larger batches than by default, which suits them.
 PRODUCER = {"acks": "all", "compression.type": "lz4", "batch.size": "262144", "linger.ms": "20"}
 _LOOK_SECONDS = 0.05
-_STALLED_SECONDS = 30.0
+_STALLED_SECONDS = 120.0
 _PAYLOADS = 5_000
 _MIRROR = Path(__file__).with_name("mirror.jars")
 _MIRROR_SETTINGS = """\
@@ -47,13 +47,13 @@ sync.group.offsets.enabled = false
 sync.topic.configs.enabled = false
 sync.topic.acls.enabled = false
 replication.factor = 1
-offset-syncs.topic.replication.factor = 1
+heartbeats.topic.replication.factor = 1
 config.storage.replication.factor = 1
 offset.storage.replication.factor = 1
 status.storage.replication.factor = 1
 {alias}.consumer.max.poll.records = 5000
 {alias}.consumer.max.partition.fetch.bytes = 4194304
-plugin.discovery = service_load
+target.plugin.discovery = service_load
 """
 
 
@@ -187,7 +187,7 @@ def copy_by_spark(broker: Broker, source: str, spark: SparkSession) -> Copy:
     return Copy(target, usage, arrivals.first)
 
 
-def test_producer(broker: Broker, messages: int, scratch: Path) -> Copy:
+def run_producer_test(broker: Broker, messages: int, scratch: Path) -> Copy:
     """Kafka's ProducerPerformance: as many messages of that size, without keys."""
     target, payloads = broker.make_topic("producer", TARGETS), scratch / "payloads"
     orders = itertools.islice(make_orders(messages), _PAYLOADS)

@@ -12,14 +12,13 @@ from pyspark.sql import SparkSession
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from benchmarks.harness import Benchmark
 
-SPARK = ("audit_sequence", "offload", "rebuild")
+SPARK = ("audit_sequence", "offload", "rebuild", "relay")
 PLAIN = (
     "delivery",
     "first_minute",
     "forensics",
     "healthy_clients",
     "live_loss",
-    "relay",
     "sequenced",
     "streams",
     "watch",
