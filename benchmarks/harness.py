@@ -241,7 +241,7 @@ class Usage:
 @contextmanager
 def measured(broker: int | None = None, spark: SparkSession | None = None) -> Iterator[Usage]:
     """Time and CPU of what happens inside; `broker` is the pid of its JVM."""
-    usage, driver = Usage(), spark and _find_driver(spark)
+    usage, driver = Usage(), None if spark is None else _find_driver(spark)
     before = (_cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN))
     jvms = (cpu_of(broker), cpu_of(driver))
     began = time.monotonic()

@@ -47,7 +47,8 @@ from benchmarks.harness import (
     tabulate,
     take_turns,
 )
-from benchmarks.relay import PARTITIONS, publish_orders
+from benchmarks.relay import publish_orders
+from benchmarks.relay_others import PARTITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The relay alone: four million messages from 3 partitions to 30, beside what else copies a topic.
 
-`python -m benchmarks.relay [--messages 4000000] [--repeat 3] [--load 0]`. The relay is the product's
-own: its processes, a guard in the group, transactions that also commit the group's offsets. Beside
-it, in turns: kcat into kcat, MirrorMaker 2, Spark from topic to topic, Kafka's own producer test.
+`python -m benchmarks.relay [--messages 4000000] [--repeat 3] [--load 0]`. The relay is the
+product's own: its processes, a guard in the group, transactions that also commit the group's
+offsets. Beside it, in turns: kcat into kcat, MirrorMaker 2, Spark, Kafka's own producer test.
 """
 
 from __future__ import annotations
