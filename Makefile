@@ -124,7 +124,7 @@ bench-first-minute: $(SETUP) ## Measure where the time of a small plan goes
 	$(PYTHON) -m benchmarks.first_minute $(ARGS)
 
 .PHONY: bench-relay
-bench-relay: $(SETUP) ## Measure the relay beside kcat
+bench-relay: $(SETUP) ## Measure the relay beside kcat, MirrorMaker 2, Spark and Kafka's producer test: 25 minutes
 	@scripts/need.sh kcat
 	$(PYTHON) -m benchmarks.relay $(ARGS)
 

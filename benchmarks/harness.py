@@ -10,6 +10,8 @@ import platform
 import random
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -66,17 +68,21 @@ class Benchmark:
         )
         for name, default in self.sizes.items():
             parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+        parser.add_argument("--load", type=int, default=0, help="so many busy processes beside it")
         parser.add_argument("--smoke", action="store_true", help="tiny sizes, nothing is kept")
         parser.add_argument("--output", type=Path, help="where the document is kept")
         options = parser.parse_args(arguments)
         if options.smoke:
             vars(options).update(self.smoke)
         machine, say = describe_machine(), Console(stderr=True).print
+        with _busy(options.load):
+            measured_here = self.measure(options, say)
         document = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine,
+            "load": options.load,
             **{name: getattr(options, name) for name in self.sizes},
-            **self.measure(options, say),
+            **measured_here,
         }
         for table in self.draw(document):
             Console(width=120).print(table)
@@ -86,6 +92,22 @@ class Benchmark:
             if self.plot is not None:
                 output.with_suffix(".svg").write_text(self.plot(document) + "\n")
         return document
+
+
+# It ends with the process that started it, however that ends.
+_SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(9999))"
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """So many processes that do nothing but compute."""
+    children = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 def describe_machine() -> Figures:
@@ -207,25 +229,32 @@ def open_spark() -> Iterator[SparkSession]:
 
 @dataclass
 class Usage:
-    """Seconds, and CPU seconds of this process, of its children that ended, and of the broker."""
+    """Seconds, and CPU seconds of this process, of its children that ended, and of two JVMs."""
 
     seconds: float = 0.0
     own: float = 0.0
     children: float = 0.0
     broker: float = 0.0
+    spark: float = 0.0
 
 
 @contextmanager
-def measured(broker: int | None = None) -> Iterator[Usage]:
+def measured(broker: int | None = None, spark: SparkSession | None = None) -> Iterator[Usage]:
     """Time and CPU of what happens inside; `broker` is the pid of its JVM."""
-    usage = Usage()
-    before = (_cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN), cpu_of(broker))
+    usage, driver = Usage(), None if spark is None else _find_driver(spark)
+    before = (_cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN))
+    jvms = (cpu_of(broker), cpu_of(driver))
     began = time.monotonic()
     yield usage
     usage.seconds = time.monotonic() - began
     usage.own = _cpu(resource.RUSAGE_SELF) - before[0]
     usage.children = _cpu(resource.RUSAGE_CHILDREN) - before[1]
-    usage.broker = cpu_of(broker) - before[2]
+    usage.broker, usage.spark = cpu_of(broker) - jvms[0], cpu_of(driver) - jvms[1]
+
+
+def _find_driver(spark: SparkSession) -> int:
+    gateway: Any = spark.sparkContext._gateway
+    return int(gateway.proc.pid)
 
 
 def cpu_of(pid: int | None) -> float:

@@ -14,10 +14,9 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -40,7 +39,6 @@ from benchmarks.harness import (
     Broker,
     Figures,
     Usage,
-    cpu_of,
     measured,
     open_spark,
     open_world,
@@ -49,7 +47,8 @@ from benchmarks.harness import (
     tabulate,
     take_turns,
 )
-from benchmarks.relay import PARTITIONS, publish_orders
+from benchmarks.relay import publish_orders
+from benchmarks.relay_others import PARTITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +125,7 @@ class World:
             bytes_per_message=self.payload,
         )
         progress: list[ArchiveProgress] = []
-        with self._measured() as usage:
+        with measured(self.broker.pid, self.spark) as usage:
             manifest = write_archive(self.spark, job, on_progress=progress.append)
         self.kept.append((manifest, place))
         count = read_archive(self.spark, str(place), manifest).count()
@@ -137,7 +136,7 @@ class World:
     def write_plainly(self) -> Figures:
         """Spark's own way, with its defaults: uncommitted messages too, no headers."""
         place = self._choose("spark")
-        with self._measured() as usage:
+        with measured(self.broker.pid, self.spark) as usage:
             (
                 self.spark.read.format("kafka")
                 .option("kafka.bootstrap.servers", self.broker.bootstrap)
@@ -159,7 +158,6 @@ class World:
         words += ["-e", "-q", "-K", r"\t", "-X", "fetch.wait.max.ms=50"]
         with place.open("wb") as file, measured(self.broker.pid) as usage:
             subprocess.run(words, stdout=file, check=True)
-        usage.own = usage.children
         size = place.stat().st_size
         with place.open("rb") as lines:
             self._check("kcat", sum(1 for _ in lines))
@@ -214,14 +212,6 @@ class World:
     def _choose(self, way: str) -> Path:
         return self.scratch / f"{way}-{next(self.numbers)}"
 
-    @contextmanager
-    def _measured(self) -> Iterator[Usage]:
-        gateway: Any = self.spark.sparkContext._gateway
-        before = cpu_of(gateway.proc.pid)
-        with measured(self.broker.pid) as usage:
-            yield usage
-        usage.own = cpu_of(gateway.proc.pid) - before
-
     def _check(self, way: str, count: int) -> None:
         if count != self.messages:
             sys.exit(f"{TITLES[way]}: not each message is there exactly once")
@@ -234,7 +224,7 @@ class World:
             "per_second": round(messages / usage.seconds),
             "write_per_second": write and round(messages / write),
             "check_per_second": check and round(messages / check),
-            "reader_cpu_seconds": round(usage.own, 2),
+            "reader_cpu_seconds": round(usage.children + usage.spark, 2),
             "broker_cpu_seconds": round(usage.broker, 2),
             "bytes_per_message": round(size / messages, 1),
             "bytes_ratio": round(size / (messages * self.payload), 3),

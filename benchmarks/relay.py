@@ -1,7 +1,8 @@
-"""The relay alone: a million messages from 3 partitions to 30, beside kcat piped into kcat.
+"""The relay alone: four million messages from 3 partitions to 30, beside what else copies a topic.
 
-`python -m benchmarks.relay [--messages 1000000] [--repeat 3]`. The relay is the product's own: its
-processes, a guard in the group, transactions that also commit the group's offsets.
+`python -m benchmarks.relay [--messages 4000000] [--repeat 3] [--load 0]`. The relay is the
+product's own: its processes, a guard in the group, transactions that also commit the group's
+offsets. Beside it, in turns: kcat into kcat, MirrorMaker 2, Spark, Kafka's own producer test.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from confluent_kafka import TopicPartition
@@ -26,44 +28,76 @@ from backlogctl.formats import Say
 from backlogctl.jars import find_java
 from backlogctl.kafka.admin import list_offsets, set_group_offsets
 from backlogctl.kafka.clients import assign_partitions, make_admin, make_consumer, make_producer
+from backlogctl.sandbox.embedded import KAFKA_VERSION
 from benchmarks.harness import (
     NUMBER,
     Benchmark,
     Broker,
     Figures,
-    Usage,
+    format_figure,
     make_orders,
     measured,
+    open_spark,
     open_world,
-    row,
     send,
+    spread,
     summarize,
     tabulate,
     take_turns,
 )
+from benchmarks.relay_others import (
+    PARTITIONS,
+    TARGETS,
+    Copy,
+    copy_by_spark,
+    mirror,
+    pipe,
+    run_producer_test,
+)
 
-PARTITIONS, TARGETS = 3, 30
-TITLES = {
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+OTHERS = {
     "kcat": "kcat | kcat",
+    "mirror": "MirrorMaker 2",
+    "spark": "Spark",
+    "producer": "Kafka's producer test",
+}
+OURS = {
     "key": "records, by key",
     "round_robin": "records, round robin",
     "wire_key": "wire, by key",
     "wire_round_robin": "wire, round robin",
 }
-ROWS = (
-    ("messages/s, start-up included", "per_second", "{:,.0f}"),
-    ("messages/s, after the first commit", "after_start_per_second", "{:,.0f}"),
-    ("first commit, s", "first_commit_seconds", "{:.2f}"),
-    ("CPU s, who copies", "copier_cpu_seconds", "{:.1f}"),
+TITLES = OTHERS | OURS
+COLUMNS = (
+    ("thousand/s, start included", "per_second", "{:,.0f}"),
+    ("thousand/s, from the first on", "after_start_per_second", "{:,.0f}"),
+    ("first, s", "first_seconds", "{:.2f}"),
+    ("CPU s a million", "cpu_seconds_per_million", "{:.2f}"),
     ("CPU s, broker", "broker_cpu_seconds", "{:.1f}"),
-    ("fullest : emptiest partition", "fullest_by_emptiest", "{:.3f}"),
+    ("fullest : emptiest", "fullest_by_emptiest", "{:.2f}"),
 )
-PROMISES = (
-    ("each message there once, this time", "yes"),
-    ("… and after a crash (transactions)", "no"),
-    ("commits the group's offsets with them", "no"),
-    ("headers, timestamps, null values", "no"),
-    ("refuses when a consumer comes back", "no"),
+PROMISES = {
+    "kcat": ("yes", "yes", "no", "no", "no", "no", "no"),
+    "mirror": ("yes", "no", "yes", "yes", "an option", "no", "no"),
+    "spark": ("yes", "yes", "yes", "no", "no", "no", "no"),
+    "key": ("yes",) * 7,
+    "round_robin": ("yes", "no", *("yes",) * 5),
+    "wire_key": ("yes",) * 7,
+    "wire_round_robin": ("yes", "no", *("yes",) * 5),
+}
+PROMISED = (
+    "keys kept",
+    "a key in one of the 30 partitions",
+    "headers, NULL told from empty",
+    "timestamps",
+    "once, after a crash too",
+    "the group's offsets in the same transaction",
+    "refuses when a consumer comes back",
 )
 _NUMBERS = itertools.count()
 
@@ -85,7 +119,7 @@ def publish_orders(broker: Broker, messages: int) -> tuple[str, float]:
 
 def relay(
     broker: Broker, source: str, engine: str, order: Order, messages: int, scratch: Path
-) -> Figures:
+) -> Copy:
     """One copy through real relay processes and a real guard, into a topic of its own."""
     target, number = broker.make_topic(f"{order}", TARGETS), next(_NUMBERS)
     group, admin = f"group-{target}", make_admin(broker.properties)
@@ -105,14 +139,14 @@ def relay(
         transactional_prefix=f"bench-{target}",
     )
     ranges = [SourceRange(each, 0, ends[each]) for each in range(PARTITIONS)]
-    first: tuple[float, int] | None = None
+    first = (0.0, 0)
     with measured(broker.pid) as usage:
         began = time.monotonic()
         pool = RelayPool(task, ranges, scratch / "relay.log", engine=engine)
         pool.start()
         while not pool.is_done:
             pool.check()
-            if first is None and (found := pool.positions):
+            if not first[1] and (found := pool.positions):
                 first = (time.monotonic() - began, _count(found))
             time.sleep(0.01)
         seconds = time.monotonic() - began
@@ -121,62 +155,53 @@ def relay(
     guard.leave()
     assert _count(pool.positions) == messages, "the relay's counters do not say all"
     usage.seconds = seconds
-    return _conclude(broker, usage, target, messages, first)
+    return Copy(target, usage, first)
 
 
-def pipe(broker: Broker, source: str, messages: int) -> Figures:
-    """One copy by kcat into kcat, as fast as it goes: keys and values in lines of text."""
-    target = broker.make_topic("kcat", TARGETS)
-    reading = ["kcat", "-C", "-b", broker.bootstrap, "-t", source, "-o", "beginning", "-e", "-q"]
-    reading += ["-K", r"\t", "-X", "fetch.wait.max.ms=50"]
-    writing = ["kcat", "-P", "-b", broker.bootstrap, "-t", target, "-z", "lz4", "-K", r"\t"]
-    for setting in (
-        "linger.ms=10",
-        "queue.buffering.max.messages=500000",
-        "topic.partitioner=murmur2_random",
-    ):
-        writing += ["-X", setting]
-    with measured(broker.pid) as usage:
-        reader = subprocess.Popen(reading, stdout=subprocess.PIPE)
-        writer = subprocess.Popen(writing, stdin=reader.stdout)
-        assert reader.stdout is not None
-        reader.stdout.close()
-        codes = (writer.wait(), reader.wait())
-    assert codes == (0, 0), f"kcat ended with {codes}"
-    return _conclude(broker, usage, target, messages, None)
-
-
-def _conclude(
-    broker: Broker, usage: Usage, target: str, messages: int, first: tuple[float, int] | None
-) -> Figures:
-    """`first`: seconds until the first messages were committed, and how many those were."""
-    after = None
-    if first is not None:
-        after = round((messages - first[1]) / max(usage.seconds - first[0], 0.001))
+def _conclude(broker: Broker, copy: Copy, messages: int) -> Figures:
+    """What it took; of the JVMs and relays that are started for it with their start."""
+    usage, (seconds, count) = copy.usage, copy.first
     return {
         "per_second": round(messages / usage.seconds),
-        "after_start_per_second": after,
-        "first_commit_seconds": None if first is None else round(first[0], 2),
-        "copier_cpu_seconds": round(usage.children, 2),
+        "after_start_per_second": round((messages - count) / max(usage.seconds - seconds, 0.001)),
+        "first_seconds": round(seconds, 2),
+        "cpu_seconds_per_million": round((usage.children + usage.spark) * 1e6 / messages, 3),
         "broker_cpu_seconds": round(usage.broker, 2),
-        "fullest_by_emptiest": round(_check(broker, target, messages), 4),
+        "fullest_by_emptiest": round(_check(broker, copy, messages), 4),
     }
 
 
-def _check(broker: Broker, target: str, messages: int) -> float:
+def _check(broker: Broker, copy: Copy, messages: int) -> float:
     """Reads the copy, read committed: each number once; the fullest partition by the emptiest."""
-    admin, properties = make_admin(broker.properties), broker.properties
+    admin, target, partitions = make_admin(broker.properties), copy.target, range(copy.partitions)
     # The coordinator answers a commit before each partition has its marker.
-    before, ends = None, list_offsets(admin, target, range(TARGETS), "latest", "read_committed")
+    before, ends = None, list_offsets(admin, target, partitions, "latest", "read_committed")
     while sum(ends.values()) < messages or ends != before:
         time.sleep(0.5)
         before = ends
-        ends = list_offsets(admin, target, range(TARGETS), "latest", "read_committed")
+        ends = list_offsets(admin, target, partitions, "latest", "read_committed")
+    places = np.array(list(ends.values()), np.int64)
+    if copy.numbered:
+        seen, places = _read_numbers(broker, target, ends, messages)
+        if not (seen == 1).all():
+            sys.exit(f"{target}: not each message is there exactly once")
+    elif places.sum() != messages:
+        sys.exit(f"{target}: has {places.sum():,} messages")
+    admin.delete_topics([target])[target].result(30)
+    time.sleep(1.0)  # its files go, and the broker is quiet
+    return float(places.max() / max(1, places.min()))
+
+
+def _read_numbers(
+    broker: Broker, target: str, ends: Mapping[int, int], messages: int
+) -> tuple[Counts, Counts]:
+    """How often each number is there, and how many messages each partition has."""
     consumer = make_consumer(
-        properties, {"enable.partition.eof": True, "max.partition.fetch.bytes": 4 * 1024 * 1024}
+        broker.properties,
+        {"enable.partition.eof": True, "max.partition.fetch.bytes": 4 * 1024 * 1024},
     )
-    seen = np.zeros(messages, np.int32)
-    places = np.zeros(TARGETS, np.int64)
+    seen = np.zeros(messages, np.int64)
+    places = np.zeros(len(ends), np.int64)
     open_ones = {place for place, end in ends.items() if end}
     assign_partitions(consumer, [TopicPartition(target, place, 0) for place in open_ones])
     while open_ones:
@@ -193,33 +218,37 @@ def _check(broker: Broker, target: str, messages: int) -> float:
             numbers.append(int(value[NUMBER]))
             found.append(place)
         np.add.at(seen, np.array(numbers, np.int64), 1)
-        places += np.bincount(np.array(found, np.int64), minlength=TARGETS)
+        places += np.bincount(np.array(found, np.int64), minlength=len(ends))
     consumer.close()
-    if not (seen == 1).all():
-        sys.exit(f"{target}: not each message is there exactly once")
-    admin.delete_topics([target])[target].result(30)
-    time.sleep(1.0)  # its files go, and the broker is quiet
-    return float(places.max() / max(1, places.min()))
+    return seen, places
 
 
 def _count(positions: Mapping[int, Position]) -> int:
     return sum(position.relayed for position in positions.values())
 
 
-def describe_tools() -> dict[str, str]:
+def describe_tools(spark: SparkSession) -> dict[str, str]:
     java = subprocess.run([find_java(), "-version"], capture_output=True, text=True, check=True)
     kcat = subprocess.run(["kcat", "-V"], capture_output=True, text=True, check=True).stdout
     version = next(line for line in kcat.splitlines() if line.startswith("Version"))
-    return {"java": java.stderr.splitlines()[0], "kcat": version}
+    return {
+        "java": java.stderr.splitlines()[0],
+        "kcat": version,
+        "kafka": KAFKA_VERSION,
+        "spark": f"{spark.version}, {spark.sparkContext.master}",
+    }
 
 
 def measure(options: Namespace, say: Say) -> Figures:
     messages = options.messages
-    with open_world() as (broker, scratch):
+    with open_world() as (broker, scratch), open_spark() as spark:
         say(f"publishing {messages:,} messages")
         source, size = publish_orders(broker, messages)
-        ways: dict[str, Callable[[], Figures]] = {
-            "kcat": lambda: pipe(broker, source, messages),
+        copies: dict[str, Callable[[], Copy]] = {
+            "kcat": partial(pipe, broker, source),
+            "mirror": partial(mirror, broker, source, messages, scratch),
+            "spark": partial(copy_by_spark, broker, source, spark),
+            "producer": partial(run_producer_test, broker, messages, scratch),
             "key": partial(relay, broker, source, "record", "key", messages, scratch),
             "round_robin": partial(
                 relay, broker, source, "record", "round_robin", messages, scratch
@@ -229,27 +258,76 @@ def measure(options: Namespace, say: Say) -> Figures:
                 relay, broker, source, "wire", "round_robin", messages, scratch
             ),
         }
+        ways = {
+            way: lambda copy=copy: _conclude(broker, copy(), messages)
+            for way, copy in copies.items()
+        }
         runs = take_turns(ways, options.repeat, say)
-    ways_found = {way: summarize(found) for way, found in runs.items()}
-    return {"tools": describe_tools(), "bytes": round(size), "ways": ways_found, "runs": runs}
+        tools = describe_tools(spark)
+    summaries = {way: summarize(found) for way, found in runs.items()}
+    return {
+        "tools": tools,
+        "bytes": round(size),
+        "ways": summaries,
+        "ratios": {way: _compare(runs, way) for way in OURS},
+        "runs": runs,
+    }
+
+
+def _compare(runs: Mapping[str, list[Figures]], way: str) -> Figures:
+    """Ratios within each turn: its speed by that of the others, its CPU by the record engine's."""
+
+    def divide(name: str, other: str) -> Figures:
+        pairs = zip(runs[way], runs[other], strict=True)
+        return spread([ours[name] / max(theirs[name], 0.001) for ours, theirs in pairs])
+
+    return {
+        **{o: {n: divide(n, o) for _, n, _ in COLUMNS[:2]} for o in OTHERS},
+        "cpu": divide("cpu_seconds_per_million", way.removeprefix("wire_")),
+    }
 
 
 def draw(document: Figures) -> Iterable[Table]:
-    table = tabulate(
-        f"{document['messages']:,} messages of {document['bytes']} B, lz4, "
-        f"{PARTITIONS} → {TARGETS} partitions; median (least–most) of {document['repeat']}",
-        *(TITLES, [row(one[0], (document["ways"][w] for w in TITLES), *one[1:]) for one in ROWS]),
-        caption="CPU seconds are for all of the messages. kcat's keys and values are lines of "
-        "text: no tabs or line ends in them, and an empty value is the same as none.",
+    ways, sizes = document["ways"], f"{document['messages']:,} messages of {document['bytes']} B"
+    load = f", beside {document['load']} busy processes" if document["load"] else ""
+    yield tabulate(
+        f"{sizes}, lz4, {PARTITIONS} → {TARGETS} partitions; median (least–most) of "
+        f"{document['repeat']}{load}",
+        {name: heading for heading, name, _ in COLUMNS},
+        [
+            [TITLES[way], *(format_figure(_scale(n, ways[way][n]), f) for _, n, f in COLUMNS)]
+            for way in TITLES
+        ],
+        caption="CPU of who copies, its start included; Spark's start is left out. MirrorMaker 2 "
+        "keeps the 3 partitions; the producer test reads nothing. First: of ours, committed.",
     )
-    table.add_section()
-    for label, without in PROMISES:
-        table.add_row(label, without, *("yes",) * 4)
-    yield table
+    yield tabulate(
+        "Ours by theirs, within a turn: start included / from the first message on",
+        {**OTHERS, "cpu": "CPU by that of records"},
+        [[OURS[way], *_format_ratios(document["ratios"][way])] for way in OURS],
+    )
+    promises = [(TITLES[way], *kept) for way, kept in PROMISES.items()]
+    yield tabulate(
+        "What holds",
+        dict(zip(PROMISED, PROMISED, strict=True)),
+        promises,
+        caption="kcat's keys and values are lines of text: no tabs or line ends in them.",
+    )
+
+
+def _scale(name: str, figure: Figures) -> Figures:
+    """Rates in thousands, which a terminal has room for."""
+    return {n: each / 1e3 for n, each in figure.items()} if name.endswith("per_second") else figure
+
+
+def _format_ratios(ratios: Figures) -> Iterable[str]:
+    for other in OTHERS:
+        yield " / ".join(f"{ratios[other][name]['median']:.2f}" for _, name, _ in COLUMNS[:2])
+    yield f"{ratios['cpu']['median']:.2f}"
 
 
 BENCHMARK = Benchmark(
-    *("relay", __doc__, {"messages": 1_000_000, "repeat": 3}),
+    *("relay", __doc__, {"messages": 4_000_000, "repeat": 3}),
     *({"messages": 2_000, "repeat": 0}, measure, draw),
 )
 

@@ -52,6 +52,11 @@ LISTS = (
         (f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}", _SLF4J),
         True,
     ),
+    # Beside those of the tools, which have the rest of Connect.
+    Wanted(
+        "benchmarks/mirror.jars",
+        tuple(f"org.apache.kafka:connect-mirror{name}:{KAFKA_VERSION}" for name in ("", "-client")),
+    ),
     # Beside those of the broker. Spelled out: no web server of Connect's, no RocksDB of Streams's.
     Wanted(
         "tests/clients/java/clients.jars",

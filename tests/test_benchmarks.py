@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from backlogctl.formats import Say
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from benchmarks.harness import Benchmark
+from benchmarks.harness import Benchmark, Figures
 
-SPARK = ("audit_sequence", "offload", "rebuild")
+SPARK = ("audit_sequence", "offload", "rebuild", "relay")
 PLAIN = (
     "delivery",
     "first_minute",
     "forensics",
     "healthy_clients",
     "live_loss",
-    "relay",
     "sequenced",
     "streams",
     "watch",
@@ -51,6 +53,18 @@ def test_runs_with_spark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run(name, tmp_path / "document.json", kafka, monkeypatch)
+
+
+def test_load_is_there_while_it_measures_and_ends_with_it() -> None:
+    me = psutil.Process()
+
+    def look(options: Namespace, say: Say) -> Figures:
+        return {"pids": [child.pid for child in me.children() if "-c" in child.cmdline()]}
+
+    benchmark = Benchmark("load", "", {}, {}, look, lambda _: ())
+    made = benchmark.main(["--smoke", "--load", "2"])
+    assert made["load"] == len(made["pids"]) == 2
+    assert not [pid for pid in made["pids"] if psutil.pid_exists(pid)]
 
 
 @pytest.mark.airflow

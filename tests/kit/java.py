@@ -20,17 +20,21 @@ from backlogctl.sandbox.embedded import ensure_kafka_jars
 _TOOLS = Path(__file__).with_name("kafka-tools.jars")
 
 
+def name_tools() -> str:
+    """The class path of Kafka's tools, and of Connect."""
+    # The broker's first: they are those of its archive of classes, which halves a tool's work.
+    return os.pathsep.join(map(str, (*ensure_kafka_jars(), *ensure_jars(_TOOLS))))
+
+
 def write_script(path: Path, name: str) -> Path:
     """A shell script that runs a tool, such as `AclCommand`, or `ConfigCommand` of the broker."""
     package = "kafka.admin" if name == "ConfigCommand" else "org.apache.kafka.tools"
-    # The broker's first: they are those of its archive of classes, which halves a tool's work.
-    path_of_classes = os.pathsep.join(map(str, (*ensure_kafka_jars(), *ensure_jars(_TOOLS))))
     options = (
         f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={embedded._CLASS_ARCHIVE} "
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     )
     path.write_text(
-        f'#!/bin/sh\nexec {find_java()} {options} -cp {path_of_classes} {package}.{name} "$@"\n'
+        f'#!/bin/sh\nexec {find_java()} {options} -cp {name_tools()} {package}.{name} "$@"\n'
     )
     path.chmod(0o755)
     return path
