@@ -143,7 +143,7 @@ class BatchRouter:
             if header.record_count * LEAST_RECORD_BYTES > lies[1] - lies[0]:
                 raise _refuse(header, subject)
             appended = header.max_timestamp_ms if header.is_log_append_time else NOT_APPENDED
-            base = header.first_timestamp_ms
+            base = header.base_timestamp_ms
             offsets = header.base_offset, header.last_offset
             table[number] = (*lies, header.record_count, base, appended, *offsets, 0)
         return table

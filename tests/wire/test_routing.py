@@ -177,6 +177,18 @@ def test_only_what_is_in_the_range_is_taken(order: Literal["key", "round_robin"]
     assert routed.count == 26
 
 
+@pytest.mark.parametrize("order", ["key", "round_robin"])
+def test_fault_165_times_are_counted_from_the_delete_horizon_where_a_batch_has_one(
+    order: Literal["key", "round_robin"],
+) -> None:
+    """A cleaner has it in place of the first timestamp (KIP-534)."""
+    found: list[Record] = [(5000, b"k", None, ()), (1000, b"k", b"v", ())]
+    batch = bytearray(build(found))
+    batch[22] |= 64  # the base is 5000 already
+    struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
+    assert collect(route(make_router(order, 1), bytes(batch), remaining=2)) == {0: found}
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_codec_gives_back_what_it_was_given(codec: str) -> None:
     data = b"".join(b"%d," % number for number in range(60_000)) + random.Random(1).randbytes(9_000)
@@ -263,7 +275,7 @@ def read_plainly(batch: bytes | bytearray) -> list[Any] | None:
         (header,) = scan_batches(batch).headers
         start, end = arena.add(header, memoryview(batch), "t")
         data = _Plain(bytes(arena.data[start:end]))
-        return data.records(header.record_count, header.first_timestamp_ms)
+        return data.records(header.record_count, header.base_timestamp_ms)
     except (AssertionError, IndexError, BatchesUnreadable):
         return None
 
