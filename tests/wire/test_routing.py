@@ -18,6 +18,7 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 
 from backlogctl.kafka.batches import CODECS, BatchesUnreadable, scan_batches
 from backlogctl.partitioners import PARTITIONERS
+from backlogctl.wire import codecs
 from backlogctl.wire.codecs import Arena, check_batch, compress, make_batch
 from backlogctl.wire.produce import Unsent
 from backlogctl.wire.routing import BatchRouter, Routed
@@ -77,7 +78,14 @@ def route(router: BatchRouter, log: bytes, **changes: Any) -> Routed:
 def make_router(
     order: Literal["key", "round_robin"] = "key", partitions: int = 5, **changes: Any
 ) -> BatchRouter:
-    told: dict[str, Any] = {"counts": {}, "turn": 0, "codec": "none", "limit": 1_000_000, **changes}
+    told: dict[str, Any] = {
+        "counts": {},
+        "turn": 0,
+        "codec": "none",
+        "limit": 1_000_000,
+        "at_once": 1 << 28,
+        **changes,
+    }
     return BatchRouter("t", order, told.pop("partitioner", "murmur2"), partitions, **told)
 
 
@@ -189,6 +197,17 @@ def test_fault_165_times_are_counted_from_the_delete_horizon_where_a_batch_has_o
     assert collect(route(make_router(order, 1), bytes(batch), remaining=2)) == {0: found}
 
 
+def test_fault_166_no_more_is_decompressed_at_once_than_is_allowed() -> None:
+    log = [build([(1, b"k", bytes(1000), ())] * 5, "gzip", 5 * number) for number in range(10)]
+    router = make_router(at_once=12_000)
+    taken, values = [], 0
+    while left := log[sum(taken) :]:
+        routed = route(router, b"".join(left))
+        taken.append(routed.taken)
+        values += routed.bytes
+    assert (taken, values) == ([3, 3, 3, 1], 50 * 1001)
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_codec_gives_back_what_it_was_given(codec: str) -> None:
     data = b"".join(b"%d," % number for number in range(60_000)) + random.Random(1).randbytes(9_000)
@@ -206,6 +225,14 @@ def test_a_codec_gives_back_what_it_was_given(codec: str) -> None:
     for _ in range(2):
         start, end = arena.add(header, memoryview(batch), "t")
         assert bytes(arena.data[start:end]) == data
+
+
+def test_fault_166_a_batch_that_is_too_large_for_memory_is_refused_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(codecs, "_LARGEST", 5_000_000)
+    with pytest.raises(BatchesUnreadable, match=r"gzip: .*, or has more than 5\.0 MB of records"):
+        route(make_router(), build([(1, b"k", bytes(20 << 20), ())], "gzip"))
 
 
 def test_a_wrong_checksum_is_refused() -> None:
