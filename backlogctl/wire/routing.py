@@ -230,9 +230,7 @@ def seal_records(
     """Placed records of `data` as batches, in `out`. `limit`: bytes of one that a broker takes."""
     if not len(records):
         return []
-    # A broker counts the header, and what a codec adds where nothing gets smaller: most of it
-    # snappy, by 4 bytes a block of 32 KB and a sixth at worst (its format's own bound).
-    limit = max(1, (limit - HEADER_BYTES) * 6 // 7 - 64)
+    limit = max(1, limit - HEADER_BYTES)  # a broker counts it
     # Of two batches of a partition in turn, both have more than the limit together.
     most = partitions + 2 * (len(out) // limit + 1)
     rows = np.empty((most, WRITTEN_COLUMNS), np.int64)

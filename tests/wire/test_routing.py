@@ -90,9 +90,10 @@ def make_router(
 
 
 def seal(one: Unsent) -> bytearray:
+    codec, packed = one.pack()
     return make_batch(
-        one.pack(),
-        codec=one.codec,
+        packed,
+        codec=codec,
         count=one.count,
         first_time=one.first_time,
         last_time=one.last_time,

@@ -22,9 +22,11 @@ from backlogctl.fanout.relay.interface import Position, PositionExpired, RelayEn
 from backlogctl.fanout.relay.partition import HUNG, Watchdog
 from backlogctl.fanout.relay.pool import Spares, count_processes
 from backlogctl.fanout.relay.records import _RecordRelay
+from backlogctl.kafka.batches import CODECS
 from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.raw_fetch import fetch_batches
 from backlogctl.values import OffsetRange
+from backlogctl.wire.codecs import HEADER_BYTES
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
     OLD_MS,
@@ -356,6 +358,22 @@ def test_fault_14_a_message_larger_than_the_temporary_topic_takes_is_named(
         assert here.read_target() == []
         assert not here.has_open_transactions()
         assert relay(engine, task, [SourceRange(0, 0, 5)])[0].relayed == 5
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_message_as_large_as_its_topic_takes(
+    make_world: MakeWorld, engine: RelayEngine, codec: str
+) -> None:
+    """It gets no larger on its way, though no codec makes it smaller."""
+    limit = {"max.message.bytes": "20000"}
+    here = make_world(partitions=1, target_partitions=2, config=limit, target_config=limit)
+    value = random.Random(1).randbytes(20000 - HEADER_BYTES - 12)
+    for one in (value, value + b"1"):
+        produce(here, [(b"k", one, None)])
+    assert here.ends() == {0: 1}, "it takes one byte more"
+    with here.guarded(compression=codec) as task:
+        assert relay(engine, task, here.ranges())[0].relayed == 1
+    assert check_copied(here) == []
 
 
 def test_what_the_broker_will_never_take_is_not_tried_again(
