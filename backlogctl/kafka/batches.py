@@ -43,8 +43,8 @@ class BatchHeader(NamedTuple):
         codec: one of CODECS, or "unknown".
         producer_id: -1 where the producer is not idempotent (KIP-98); then `producer_epoch` and
             `base_sequence` are -1 too.
-        first_timestamp_ms: as the producer set it; -1 where it is unknown: a compacted batch may
-            have its delete horizon there instead (KIP-534).
+        base_timestamp_ms: the records' times are counted from it; `has_delete_horizon`: a cleaner
+            has set it (KIP-534).
         max_timestamp_ms: the newest record's; the broker's clock with `is_log_append_time`.
         record_count: records that are left.
         is_commit: of a control batch, whether it ends its producer's transaction with a commit;
@@ -61,11 +61,17 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    first_timestamp_ms: int
+    base_timestamp_ms: int
     max_timestamp_ms: int
     is_log_append_time: bool
     record_count: int
     is_commit: bool | None = None
+    has_delete_horizon: bool = False
+
+    @property
+    def first_timestamp_ms(self) -> int:
+        """As the producer set it; -1 where it is unknown."""
+        return -1 if self.has_delete_horizon else self.base_timestamp_ms
 
     @property
     def last_sequence(self) -> int:
@@ -162,11 +168,12 @@ def scan_batches(buffer: bytes | bytearray | memoryview, subject: str = "", at: 
                 producer,
                 epoch,
                 sequence,
-                -1 if attributes & _DELETE_HORIZON else first,
+                first,
                 newest,
                 attributes & _LOG_APPEND_TIME != 0,
                 count,
                 _read_end(view[position + _HEADER.size : position + size], attributes),
+                attributes & _DELETE_HORIZON != 0,
             )
         )
         places.append(position)

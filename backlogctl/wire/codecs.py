@@ -15,6 +15,7 @@ import lz4.frame
 import numpy as np
 from crc32c import crc32c
 
+from backlogctl.formats import format_bytes
 from backlogctl.kafka.batches import CODECS, BatchesUnreadable, BatchHeader
 from backlogctl.wire.kernels import Bytes
 
@@ -28,7 +29,7 @@ _AFTER = struct.Struct(">hiqqqhii")
 _XERIAL = b"\x82SNAPPY\0"
 _XERIAL_HEADER = _XERIAL + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK = 32 * 1024
-_LARGEST = 1 << 28
+_LARGEST = 256_000_000  # bytes of a batch, decompressed
 
 
 def check_batch(batch: memoryview, subject: str) -> None:
@@ -100,8 +101,8 @@ class Arena:
                 raise _refuse(header, subject, f"its codec is {header.codec}") from None
             except (cramjam.DecompressionError, ValueError) as error:
                 # Too little room is told as any other failure.
-                if len(self.data) >= _LARGEST:
-                    raise _refuse(header, subject, f"{header.codec}: {error}") from None
+                if len(self.data) - start >= _LARGEST:
+                    raise _refuse(header, subject, _explain_codec(header, error)) from None
                 self._grow()
         self.used += count
         return start, self.used
@@ -114,8 +115,15 @@ class Arena:
 
 def _refuse(header: BatchHeader, subject: str, why: str) -> BatchesUnreadable:
     return BatchesUnreadable(
-        f"could not read the batch at offset {header.base_offset}: {why}", subject=subject
+        f"could not read the batch at offset {header.base_offset}: {why}",
+        subject=subject,
+        hint="cancel: the group's own consumers may be able to read it; then plan again",
     )
+
+
+def _explain_codec(header: BatchHeader, error: Exception) -> str:
+    size = format_bytes(_LARGEST)
+    return f"{header.codec}: {error}; it is damaged, or has more than {size} of records"
 
 
 def _copy_into(body: memoryview, room: memoryview) -> int:

@@ -86,8 +86,13 @@ class Unsent:
     codec: str
     is_compressed: bool = False
 
-    def pack(self) -> bytes | memoryview:
-        return self.records if self.is_compressed else compress(self.codec, self.records)
+    def pack(self) -> tuple[str, bytes | memoryview]:
+        """The codec, and its records; none where they would get no smaller."""
+        if self.is_compressed:
+            return self.codec, self.records
+        packed = compress(self.codec, self.records)
+        is_smaller = len(packed) < len(self.records)
+        return (self.codec, packed) if is_smaller else ("none", self.records)
 
 
 Place = tuple[str, int]
@@ -281,9 +286,10 @@ class WireProducer:
         place = (one.topic, one.partition)
         sequence = self._sequences[place]
         self._sequences[place] = add_sequence(sequence, one.count)
+        codec, records = packed.result()
         batch = make_batch(
-            packed.result(),
-            codec=one.codec,
+            records,
+            codec=codec,
             count=one.count,
             first_time=one.first_time,
             last_time=one.last_time,

@@ -56,12 +56,14 @@ class Routed:
         counts: records by partition.
         bytes: of their keys and values.
         largest: a record's bytes and its source offset.
+        taken: of how many source batches.
     """
 
     batches: list[Unsent]
     counts: Mapping[int, int]
     bytes: int
     largest: tuple[int, int]
+    taken: int
 
     @property
     def count(self) -> int:
@@ -85,6 +87,7 @@ class BatchRouter:
         turn: int,
         codec: str,
         limit: int,
+        at_once: int,
     ) -> None:
         """Args:
         topic: the batches are for.
@@ -92,16 +95,17 @@ class BatchRouter:
         turn: how many records went before.
         codec: of batches that are written anew.
         limit: bytes of a batch, unless one record is larger.
+        at_once: bytes of decompressed records, and what the last batch has beyond it.
         """
         self._how = _HOW[partitioner] if order == "key" else ROUND_ROBIN
         self._topic, self._partitions, self._turn = topic, partitions, turn
-        self._codec, self._limit = codec, limit
+        self._codec, self._limit, self._at_once = codec, limit, at_once
         self._counts = np.array([counts.get(one, 0) for one in range(partitions)], np.int64)
         self._arena = Arena()
         self._out = np.empty(0, np.uint8)
 
     def route(self, batches: Batches, start: int, end: int, remaining: int, subject: str) -> Routed:
-        """The records with offsets in `[start, end)`.
+        """The records with offsets in `[start, end)`, of as many batches as `at_once` allows.
 
         Args:
             remaining: about how many records are still to come, with these.
@@ -110,6 +114,7 @@ class BatchRouter:
             BatchesUnreadable: a checksum is wrong, or records make no sense.
         """
         table = self._unpack(batches, subject)
+        batches = batches[: len(table)]
         records = np.empty((int(table[:, COUNT].sum()), RECORD_COLUMNS), np.int64)
         totals = np.zeros(TOTALS, np.int64)
         args = (self._partitions, self._turn, crc_table(), records, totals)
@@ -132,6 +137,7 @@ class BatchRouter:
             {place: int(count) for place, count in enumerate(counts) if count},
             int(totals[DATA_BYTES]),
             (int(totals[LARGEST]), int(totals[LARGEST_AT])),
+            len(table),
         )
 
     def _unpack(self, batches: Batches, subject: str) -> Numbers:
@@ -143,10 +149,12 @@ class BatchRouter:
             if header.record_count * LEAST_RECORD_BYTES > lies[1] - lies[0]:
                 raise _refuse(header, subject)
             appended = header.max_timestamp_ms if header.is_log_append_time else NOT_APPENDED
-            base = header.first_timestamp_ms
+            base = header.base_timestamp_ms
             offsets = header.base_offset, header.last_offset
             table[number] = (*lies, header.record_count, base, appended, *offsets, 0)
-        return table
+            if self._arena.used >= self._at_once:
+                break
+        return table[: number + 1]
 
     def _write(self, records: Numbers) -> list[Unsent]:
         size = measure_output(records)
@@ -222,9 +230,7 @@ def seal_records(
     """Placed records of `data` as batches, in `out`. `limit`: bytes of one that a broker takes."""
     if not len(records):
         return []
-    # A broker counts the header, and what a codec adds where nothing gets smaller: most of it
-    # snappy, by 4 bytes a block of 32 KB and a sixth at worst (its format's own bound).
-    limit = max(1, (limit - HEADER_BYTES) * 6 // 7 - 64)
+    limit = max(1, limit - HEADER_BYTES)  # a broker counts it
     # Of two batches of a partition in turn, both have more than the limit together.
     most = partitions + 2 * (len(out) // limit + 1)
     rows = np.empty((most, WRITTEN_COLUMNS), np.int64)

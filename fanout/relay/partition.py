@@ -168,7 +168,8 @@ class PartitionRelay(ABC):
 
     @abstractmethod
     def _write(self, batch: SourceBatch, opened: Copied) -> None:
-        """Sends a batch of `_read` on its way, and counts it."""
+        """Sends a batch of `_read` on its way, and counts it; an engine that leaves some of it for
+        the next `_read` sets how far it came."""
 
     @abstractmethod
     def _flush(self) -> None:
@@ -214,9 +215,9 @@ class PartitionRelay(ABC):
         self._call(producer.begin_transaction, "begin")  # 5.
         opened = self._opened = Copied(time.monotonic())
         while True:
-            self._next = batch.reached
             if batch.count:
                 self._write(batch, opened)  # 6. bytes, headers and timestamp untouched
+            self._next = batch.reached
             if self._is_full(opened) or batch.at_end or self._is_done():
                 break
             batch = self._read()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backlogctl.clock import Deadline
@@ -34,6 +34,7 @@ from backlogctl_delivery.crashpoints import reach
 # Of one process.
 _READ_BYTES = 24 * 1024 * 1024
 _LEAST_BYTES, _MOST_BYTES = 1024 * 1024, 8 * 1024 * 1024
+_RATIO = 4  # of what is decompressed at once to what is fetched at once
 _LIMIT, _BATCH_BYTES = "max.message.bytes", 1_000_000
 _CONNECT_SECONDS = 30.0
 _READ_SECONDS = 0.1
@@ -74,6 +75,7 @@ class _WireRelay(PartitionRelay):
     _client: RawClient | None = None
     _producer: WireProducer | None = None
     _reader: RawFetch | None = None
+    _rest: FetchedBatches | None = None  # of an answer, what is for another `_write`
 
     def _open_producer(self) -> WireProducer:
         task = self._task
@@ -97,6 +99,7 @@ class _WireRelay(PartitionRelay):
 
     def _open_reader(self) -> None:
         task, counters = self._task, self._counters
+        share = min(_MOST_BYTES, max(_LEAST_BYTES, _READ_BYTES // task.side_by_side))
         self._router = BatchRouter(
             task.target,
             task.order,
@@ -106,8 +109,8 @@ class _WireRelay(PartitionRelay):
             turn=counters.relayed,
             codec=task.compression,
             limit=self._read_limit(),
+            at_once=_RATIO * share,
         )
-        share = min(_MOST_BYTES, max(_LEAST_BYTES, _READ_BYTES // task.side_by_side))
         rest = [OffsetRange(self._part.partition, self._next, ENDLESS)]
         self._reader = RawFetch(task.properties, task.source, rest, "read_committed", share)
 
@@ -122,19 +125,21 @@ class _WireRelay(PartitionRelay):
     def _read(self) -> SourceBatch:
         assert self._reader is not None
         start, end = self._next, self._part.end
-        for found in self._reader.read(_READ_SECONDS):
-            if found.passed_over is not None:
-                raise PositionExpired(
-                    f"the messages at offset {start} are gone before they were relayed",
-                    subject=self._subject,
-                    hint="`backlogctl gaps` shows what is lost; the relay goes on behind it",
-                )
-            if found.old_format:
-                raise _OldFormat("it has messages of an old format", subject=self._subject)
-            reached = found.next_offset if end is None else min(end, found.next_offset)
-            at_end = found.is_end or reached == end
-            return _WireBatch(reached, at_end, len(found.data), start, found)
-        return _WireBatch(start, False, 0, start)
+        found = self._rest or next(iter(self._reader.read(_READ_SECONDS)), None)
+        self._rest = None
+        if found is None:
+            return _WireBatch(start, False, 0, start)
+        if found.passed_over is not None:
+            raise PositionExpired(
+                f"the messages at offset {start} are gone before they were relayed",
+                subject=self._subject,
+                hint="`backlogctl gaps` shows what is lost; the relay goes on behind it",
+            )
+        if found.old_format:
+            raise _OldFormat("it has messages of an old format", subject=self._subject)
+        reached = found.next_offset if end is None else min(end, found.next_offset)
+        at_end = found.is_end or reached == end
+        return _WireBatch(reached, at_end, len(found.data), start, found)
 
     def _write(self, batch: SourceBatch, opened: Copied) -> None:
         assert isinstance(batch, _WireBatch)
@@ -145,7 +150,11 @@ class _WireRelay(PartitionRelay):
         remaining = 0 if end is None else end - batch.start
         batches = list(zip(fetched.headers, fetched.data, strict=True))
         routed = self._router.route(batches, *bounds, remaining, self._subject)
-        self._epoch = fetched.headers[-1].leader_epoch
+        if (taken := routed.taken) < len(batches):
+            headers = fetched.headers[taken:]
+            self._rest = replace(fetched, headers=headers, data=fetched.data[taken:])
+            batch.reached, batch.at_end = min(bounds[1], headers[0].base_offset), False
+        self._epoch = fetched.headers[taken - 1].leader_epoch
         opened.count += routed.count
         opened.bytes += routed.bytes
         opened.largest = max(opened.largest, routed.largest)

@@ -9,7 +9,6 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from backlogctl.clock import Deadline
-from backlogctl.kafka.clients import Properties
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlogctl.manifests import CHUNK_SCHEMA
 from backlogctl.spark_backfill.injection.producing import SlotProducer
@@ -17,7 +16,6 @@ from backlogctl.wire.encoding import encode_table
 from backlogctl.wire.produce import WireProducer
 from backlogctl_delivery.crashpoints import reach
 
-_MOST_BYTES = 1_000_000
 # Rows that are encoded at once; with a pace, those that are sent at once.
 _ROWS, _PACED_ROWS = 20_000, 1_000
 _RECORD = pa.schema([CHUNK_SCHEMA.field(name) for name in ("key", "value", "headers")])
@@ -26,21 +24,11 @@ _RECORD = pa.schema([CHUNK_SCHEMA.field(name) for name in ("key", "value", "head
 class BatchSlotProducer(SlotProducer):
     """As `SlotProducer`, without an object for each message."""
 
-    def __init__(
-        self,
-        properties: Properties,
-        topic: str,
-        transactional_id: str,
-        timeout_ms: int,
-        max_message_bytes: int,
-        compression: str = "none",
-    ) -> None:
-        self._set_up(topic, transactional_id, timeout_ms)
-        self._properties, self._timeout_ms = properties, timeout_ms
-        self._id, self._codec = transactional_id, compression
-        self._limit = min(_MOST_BYTES, max_message_bytes)
-        self._client: RawClient | None = None
-        self._slot = (topic, -1)
+    _client: RawClient | None = None
+    _slot = ("", -1)
+
+    def _open(self, max_message_bytes: int) -> None:
+        """`init` connects."""
 
     def init(self) -> None:
         settings, why = translate_properties(self._properties)

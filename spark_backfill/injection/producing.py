@@ -22,7 +22,7 @@ from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
 _BATCH = 1000
-_MEGABYTE = 1024 * 1024
+_BATCH_BYTES = 1_000_000
 # Trying these again gives the same answer.
 _HOPELESS = frozenset(
     {
@@ -119,32 +119,34 @@ class SlotProducer:
         max_message_bytes: int,
         compression: str = "none",
     ) -> None:
-        self._set_up(topic, transactional_id, timeout_ms)
-        self._producer: Any = make_producer(
-            properties,
-            {
-                "transactional.id": transactional_id,
-                "transaction.timeout.ms": timeout_ms,
-                "linger.ms": 5,
-                "compression.type": compression,
-                # A batch must not be larger than what the topic takes as one message.
-                "batch.size": min(_MEGABYTE, max_message_bytes),
-                "message.max.bytes": max(1000, min(max_message_bytes, 1_000_000_000)),
-                "queue.buffering.max.messages": 200_000,
-                "queue.buffering.max.kbytes": 256 * 1024,
-            },
-        )
-
-    def _set_up(self, topic: str, transactional_id: str, timeout_ms: int) -> None:
         self.session = ""
         self.subject = f"topic {topic}, transactional.id {transactional_id}"
         self.timeout = timeout_ms / 1000.0
-        self._topic = topic
+        self._properties, self._topic, self._codec = properties, topic, compression
+        self._id, self._timeout_ms = transactional_id, timeout_ms
+        # A batch must not be larger than what the topic takes as one message.
+        self._limit = min(_BATCH_BYTES, max_message_bytes)
         self._ends: list[int | None] = []
         self._delivered = 0
         self._produced = 0
         self._failure: KafkaError | None = None
         self._begun = 0.0
+        self._producer: Any = self._open(max_message_bytes)
+
+    def _open(self, max_message_bytes: int) -> Any:
+        return make_producer(
+            self._properties,
+            {
+                "transactional.id": self._id,
+                "transaction.timeout.ms": self._timeout_ms,
+                "linger.ms": 5,
+                "compression.type": self._codec,
+                "batch.size": self._limit,
+                "message.max.bytes": max(1000, min(max_message_bytes, 1_000_000_000)),
+                "queue.buffering.max.messages": 200_000,
+                "queue.buffering.max.kbytes": 256 * 1024,
+            },
+        )
 
     def init(self) -> None:
         """Fences older producers of the id; their open transaction is aborted or has ended."""

@@ -18,6 +18,7 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 
 from backlogctl.kafka.batches import CODECS, BatchesUnreadable, scan_batches
 from backlogctl.partitioners import PARTITIONERS
+from backlogctl.wire import codecs
 from backlogctl.wire.codecs import Arena, check_batch, compress, make_batch
 from backlogctl.wire.produce import Unsent
 from backlogctl.wire.routing import BatchRouter, Routed
@@ -77,14 +78,22 @@ def route(router: BatchRouter, log: bytes, **changes: Any) -> Routed:
 def make_router(
     order: Literal["key", "round_robin"] = "key", partitions: int = 5, **changes: Any
 ) -> BatchRouter:
-    told: dict[str, Any] = {"counts": {}, "turn": 0, "codec": "none", "limit": 1_000_000, **changes}
+    told: dict[str, Any] = {
+        "counts": {},
+        "turn": 0,
+        "codec": "none",
+        "limit": 1_000_000,
+        "at_once": 1 << 28,
+        **changes,
+    }
     return BatchRouter("t", order, told.pop("partitioner", "murmur2"), partitions, **told)
 
 
 def seal(one: Unsent) -> bytearray:
+    codec, packed = one.pack()
     return make_batch(
-        one.pack(),
-        codec=one.codec,
+        packed,
+        codec=codec,
         count=one.count,
         first_time=one.first_time,
         last_time=one.last_time,
@@ -177,6 +186,30 @@ def test_only_what_is_in_the_range_is_taken(order: Literal["key", "round_robin"]
     assert routed.count == 26
 
 
+@pytest.mark.parametrize("order", ["key", "round_robin"])
+def test_fault_165_times_are_counted_from_the_delete_horizon_where_a_batch_has_one(
+    order: Literal["key", "round_robin"],
+) -> None:
+    """A cleaner has it in place of the first timestamp (KIP-534)."""
+    found: list[Record] = [(5000, b"k", None, ()), (1000, b"k", b"v", ())]
+    batch = bytearray(build(found))
+    batch[22] |= 64  # the base is 5000 already
+    struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))
+    assert collect(route(make_router(order, 1), bytes(batch), remaining=2)) == {0: found}
+
+
+def test_fault_166_no_more_is_decompressed_at_once_than_is_allowed() -> None:
+    log = [build([(1, b"k", bytes(1000), ())] * 5, "gzip", 5 * number) for number in range(10)]
+    router = make_router(at_once=12_000)
+    taken: list[int] = []
+    values = 0
+    while left := log[sum(taken) :]:
+        routed = route(router, b"".join(left))
+        taken.append(routed.taken)
+        values += routed.bytes
+    assert (taken, values) == ([3, 3, 3, 1], 50 * 1001)
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_codec_gives_back_what_it_was_given(codec: str) -> None:
     data = b"".join(b"%d," % number for number in range(60_000)) + random.Random(1).randbytes(9_000)
@@ -194,6 +227,14 @@ def test_a_codec_gives_back_what_it_was_given(codec: str) -> None:
     for _ in range(2):
         start, end = arena.add(header, memoryview(batch), "t")
         assert bytes(arena.data[start:end]) == data
+
+
+def test_fault_166_a_batch_that_is_too_large_for_memory_is_refused_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(codecs, "_LARGEST", 5_000_000)
+    with pytest.raises(BatchesUnreadable, match=r"gzip: .*, or has more than 5\.0 MB of records"):
+        route(make_router(), build([(1, b"k", bytes(20 << 20), ())], "gzip"))
 
 
 def test_a_wrong_checksum_is_refused() -> None:
@@ -263,7 +304,7 @@ def read_plainly(batch: bytes | bytearray) -> list[Any] | None:
         (header,) = scan_batches(batch).headers
         start, end = arena.add(header, memoryview(batch), "t")
         data = _Plain(bytes(arena.data[start:end]))
-        return data.records(header.record_count, header.first_timestamp_ms)
+        return data.records(header.record_count, header.base_timestamp_ms)
     except (AssertionError, IndexError, BatchesUnreadable):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -21,7 +22,11 @@ from backlogctl.fanout.relay.interface import Position, PositionExpired, RelayEn
 from backlogctl.fanout.relay.partition import HUNG, Watchdog
 from backlogctl.fanout.relay.pool import Spares, count_processes
 from backlogctl.fanout.relay.records import _RecordRelay
+from backlogctl.kafka.batches import CODECS
 from backlogctl.kafka.clients import make_producer
+from backlogctl.kafka.raw_fetch import fetch_batches
+from backlogctl.values import OffsetRange
+from backlogctl.wire.codecs import HEADER_BYTES
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
     OLD_MS,
@@ -33,7 +38,14 @@ from tests.fanout.relay.doing import (
     relay,
     start_relays,
 )
-from tests.kit.kafka import delete_group, join, move_log_start, set_offsets_raw, wait_until
+from tests.kit.kafka import (
+    delete_group,
+    join,
+    move_log_start,
+    set_config,
+    set_offsets_raw,
+    wait_until,
+)
 
 AWKWARD: tuple[tuple[bytes | None, bytes | None, list[tuple[str, Any]] | None], ...] = (
     (b"key", b"value", None),
@@ -180,6 +192,29 @@ def test_holes_in_the_offsets_are_no_losses(make_world: MakeWorld, engine: Relay
     assert check_copied(here) == []
 
 
+def test_fault_165_a_compacted_topic_keeps_the_times_of_its_messages(
+    make_world: MakeWorld, engine: RelayEngine
+) -> None:
+    """Batches with tombstones get a delete horizon in place of their first timestamp (KIP-534)."""
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "500"}
+    here = make_world(partitions=1, config=config)
+    producer, days = make_producer(here.properties, {}), itertools.count()
+
+    def is_cleaned() -> bool:
+        for key, value in ((b"k%d" % (next(days) % 3), b""), (b"gone", None)):
+            at = OLD_MS + next(days) * 86_400_000
+            producer.produce(here.source, value, key, 0, timestamp=at)
+            producer.flush(30)
+        fetched = fetch_batches(here.properties, here.source, [OffsetRange(0, 0, here.ends()[0])])
+        return any(header.has_delete_horizon for one in fetched for header in one.headers)
+
+    wait_until(is_cleaned, what="the log is cleaned")
+    set_config(here.properties, here.source, {"cleanup.policy": "delete"})
+    with here.guarded() as task:
+        relay(engine, task, here.ranges())
+    assert check_copied(here) == []
+
+
 def test_a_range_stops_exactly_at_its_end(make_world: MakeWorld, engine: RelayEngine) -> None:
     here = make_world(partitions=2)
     fill(here.properties, here.source, {0: 500, 1: 500})
@@ -323,6 +358,22 @@ def test_fault_14_a_message_larger_than_the_temporary_topic_takes_is_named(
         assert here.read_target() == []
         assert not here.has_open_transactions()
         assert relay(engine, task, [SourceRange(0, 0, 5)])[0].relayed == 5
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_message_as_large_as_its_topic_takes(
+    make_world: MakeWorld, engine: RelayEngine, codec: str
+) -> None:
+    """It gets no larger on its way, though no codec makes it smaller."""
+    limit = {"max.message.bytes": "20000"}
+    here = make_world(partitions=1, target_partitions=2, config=limit, target_config=limit)
+    value = random.Random(1).randbytes(20000 - HEADER_BYTES - 12)
+    for one in (value, value + b"1"):
+        produce(here, [(b"k", one, None)])
+    assert here.ends() == {0: 1}, "it takes one byte more"
+    with here.guarded(compression=codec) as task:
+        assert relay(engine, task, here.ranges())[0].relayed == 1
+    assert check_copied(here) == []
 
 
 def test_what_the_broker_will_never_take_is_not_tried_again(

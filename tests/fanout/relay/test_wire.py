@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from kafka.errors import KafkaConnectionError
 from kafka.protocol.admin import AlterClientQuotasRequest
@@ -14,18 +16,22 @@ from kafka.protocol.admin import AlterClientQuotasRequest
 from backlogctl import wire
 from backlogctl.clock import Deadline
 from backlogctl.errors import UsageError
-from backlogctl.fanout.relay.interface import RECORD, WIRE
+from backlogctl.fanout.relay.interface import RECORD, WIRE, Position
 from backlogctl.fanout.relay.wire import WireEngine
 from backlogctl.fanout.relay.worker import choose_relay_engine
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.batches import CODECS
 from backlogctl.kafka.raw_client import RawClient
 from backlogctl.kafka.raw_fetch import FetchedBatches, RawFetch
-from backlogctl.wire.produce import Membership, read_membership
+from backlogctl.manifests import CHUNK_SCHEMA
+from backlogctl.wire.encoding import encode_table
+from backlogctl.wire.produce import Membership, WireProducer, read_membership
 from tests.fanout.relay.conftest import MakeWorld
-from tests.fanout.relay.doing import check_copied, fill, pin_nothing, relay
+from tests.fanout.relay.doing import OLD_MS, check_copied, fill, pin_nothing, relay
 from tests.fanout.relay.test_contract import produce
 from tests.kit.transactions import open_raw
 
+COLUMNS = pa.schema([CHUNK_SCHEMA.field(name) for name in ("key", "value", "headers")])
 PLAIN = {"bootstrap.servers": "a:1"}
 
 
@@ -97,6 +103,27 @@ def test_each_codec_is_read_and_written(make_world: MakeWorld, codec: str) -> No
     with here.guarded(compression=codec) as task:
         relay(WireEngine(), task, here.ranges())
     assert check_copied(here) == []
+
+
+def test_fault_166_what_is_small_only_as_it_lies_in_the_log(make_world: MakeWorld) -> None:
+    """One answer has 320 MB of records."""
+    here = make_world(partitions=1, target_partitions=2)
+    row = {"key": [b"k"], "value": [bytes(16 << 20)], "headers": [[]]}
+    (large,) = encode_table(pa.table(row, COLUMNS), here.source, 0, OLD_MS, "zstd", 1)
+    with (
+        open_raw(here.properties) as client,
+        closing(WireProducer(client, here.source, 60_000)) as producer,
+    ):
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.write([large] * 20, 60)
+        producer.flush(60)
+        producer.commit_transaction(60)
+    commits: list[Position] = []
+    with here.guarded(compression="zstd") as task:
+        assert relay(WireEngine(), task, here.ranges(), commits.append)[0].relayed == 20
+    ends = list_offsets(here.admin, here.target, [0, 1], "latest", "read_committed")
+    assert sum(ends.values()) == 20 + len(commits)
 
 
 def test_messages_of_old_formats_go_message_by_message(

@@ -222,6 +222,7 @@ def tell_story(world: World, secured: SecuredKafka) -> None:
     assert len(world.list_pids(Role.ORIGINAL)) == 2, "nobody was stopped"
     secured.add_user("tool", rights)
     recovery = world.plan_approved()
+    assert recovery.plan["engine"] == "wire"
     assert recovery.plan["others_unknown"] == ""
     assert not [w for w in recovery.plan["warnings"] if "denied" in w or "granted" in w]
     told = "how many members the brokers let into a group is not known (`group.max.size`"
