@@ -250,6 +250,7 @@ def _set_up_sqlite(connection: Any, _: Any) -> None:
 # `due_at` of a parked row: nobody may claim it.
 NEVER = 2**62
 LONGEST_TOPIC, LONGEST_ERROR = 249, 500
+LONGEST_LEASE_MS = 3_600_000
 DEFAULT_MAX_ATTEMPTS = 10
 
 
