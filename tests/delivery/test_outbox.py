@@ -19,7 +19,7 @@ from sqlalchemy import URL, create_engine, event, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from backlogctl.errors import ConfigurationError, UsageError
+from backlogctl.errors import ConfigurationError, Refused, UsageError
 from backlogctl_delivery import stamps
 from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings, create_tables
 from backlogctl_delivery.outbox import sender as outages
@@ -33,6 +33,8 @@ from tests.conftest import MakeTopic
 from tests.delivery.kit import FAST, Shop, list_own, read_id
 from tests.kit.kafka import properties_of, run_together, wait_until
 from tests.kit.prometheus import scrape_registry
+
+SECRET = "hunter2secret"
 
 
 @pytest.fixture
@@ -165,6 +167,55 @@ def test_fault_147_the_thread_connects_as_the_asynchronous_engine_does(
         return made[0]
 
     assert asyncio.run(work()) == pg_shop.read_ids(name)[0]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["no-loop", "in-a-loop"])
+def test_fault_147_each_verb_works_with_an_asynchronous_engine(pg_shop: Shop, inside: bool) -> None:
+    url = make_url(pg_shop.url).set(drivername="postgresql+asyncpg")
+    pg_shop.add("t", "a", "b", None)
+    desk = OutboxAdmin(OutboxDatabase(create_async_engine(url)))
+
+    def work() -> None:
+        desk.check()
+        assert desk.park([1, 2]) == 2
+        assert desk.retry([2]) == 1
+        assert desk.read_status().parked == 1
+        assert [entry.state for entry in desk.list_entries([], "t", 2)] == ["parked", "pending"]
+        desk.discard(1)
+        with pytest.raises(Refused, match="this one is pending"):
+            desk.discard(2)
+        with pytest.raises(UsageError, match="no such row"):
+            desk.get_entry(1)
+        assert desk.count_awaited() == 2
+        assert desk.purge(timedelta(0), batch=1, most=5) == 0
+
+    async def call() -> None:
+        work()
+
+    if inside:
+        asyncio.run(call())
+    else:
+        work()
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "retryable"),
+    [
+        ({"port": 1}, "cannot be reached", True),
+        ({"database": "nowhere"}, "nowhere", False),
+        ({"username": "nobody", "password": SECRET}, "nobody", False),
+    ],
+    ids=["away", "no-database", "no-user"],
+)
+def test_fault_147_what_asyncpg_raises_is_explained_as_with_any_driver(
+    pg_shop: Shop, change: dict[str, Any], said: str, retryable: bool
+) -> None:
+    url = make_url(pg_shop.url).set(drivername="postgresql+asyncpg", **change)
+    with pytest.raises(OutboxDatabaseError) as caught:
+        OutboxAdmin(OutboxDatabase(create_async_engine(url))).read_status()
+    assert said in caught.value.message
+    assert caught.value.retryable == retryable
+    assert SECRET not in f"{caught.value!r} {caught.value.to_json()}"
 
 
 def test_fault_147_an_asynchronous_engine_without_a_server_is_told(
@@ -356,7 +407,6 @@ def test_the_rows_of_a_flush_are_one_statement(shop: Shop) -> None:
 
 # What a user reads when the database of an outbox does not do its part.
 
-SECRET = "hunter2secret"
 _NOT_SQLITE = ["postgres", "mariadb"]
 
 

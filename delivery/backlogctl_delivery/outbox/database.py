@@ -157,7 +157,8 @@ class OutboxDatabase:
         except BacklogError:
             raise
         except Exception as error:
-            # What asyncpg raises where a connection begins, SQLAlchemy does not always translate.
+            # What asyncpg raises where a connection begins, SQLAlchemy 2.0 does not translate; what
+            # the operating system does, none.
             is_drivers = type(error).__module__.partition(".")[0] == "asyncpg"
             if not (is_drivers or isinstance(error, OSError)):
                 raise
