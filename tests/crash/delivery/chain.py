@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.groups import describe_group_state
 from backlogctl_delivery.lookback.admin import count_messages, list_incidents
 from backlogctl_delivery.lookback.messages import State
 from backlogctl_delivery.lookback.tables import LookBackDatabase, list_partitions
@@ -29,6 +30,7 @@ from examples.delivery.facts import (
     COMMITTED_ORDERS,
     COMMITTED_PAYMENTS,
     CONSUMER,
+    MARKS,
     PAYMENT_SERVICE,
     Facts,
     create_orders,
@@ -41,7 +43,7 @@ from examples.stage import await_handled
 from tests.crash.delivery import cast
 from tests.crash.forking import kill_process, start_process
 from tests.delivery.kit import add_old
-from tests.kit.kafka import properties_of, wait_until
+from tests.kit.kafka import properties_of, set_offsets_raw, wait_until
 
 APPLICATION, READER = "application", "consumer"
 # Two of a group: each end of the first is a rebalance while it handles.
@@ -130,6 +132,28 @@ class Chain(ABC):
         os.kill(pid, signal.SIGSTOP)
         self._running[name].join(_PAUSE_SECONDS)
         os.kill(pid, signal.SIGCONT)
+
+    def purge_marks(self) -> None:
+        """All of them, too early."""
+        engine = open_engine(self.ledger.handled)
+        MARKS.purge(engine, timedelta(microseconds=1), most=1_000_000)
+        engine.dispose()
+
+    def replay(self) -> None:
+        """Somebody sets the group back to the beginning."""
+        for name in READERS:
+            self._kill(name)
+        wait_until(lambda: not self.list_members(), 60, "the group is empty")
+        set_offsets_raw(
+            self.client, self.ledger.group, self.ledger.topic, dict.fromkeys(range(PARTITIONS), 0)
+        )
+        for name in READERS:
+            self._start(name)
+
+    def list_members(self) -> dict[str, tuple[int, ...]]:
+        """Of the readers' group: the partitions of each."""
+        state = describe_group_state(self.client, self.ledger.group)
+        return {one.member_id: one.partitions.get(self.ledger.topic, ()) for one in state.members}
 
     def read_facts(self) -> Facts:
         """When all is sent and handled: the application has ended, and then the others."""
