@@ -12,7 +12,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.delivery.facts import audit_facts
 from tests.crash import points
 from tests.crash.delivery import cast
-from tests.crash.delivery.chain import READER, READERS, OutboxChain, Part
+from tests.crash.delivery.chain import INSTANCES, READER, READERS, OutboxChain, Part
 from tests.crash.delivery.schedule import (
     CHAINS,
     LOOK_BACK,
@@ -147,6 +147,17 @@ def test_fault_45_46_54_random_schedules(
     schedule = DeliverySchedule.draw_of(chain, seed)
     verdict = run_delivery(kafka.bootstrap, tmp_path, schedule, database)
     assert verdict.is_good, f"{schedule}: {verdict}"
+
+
+@pytest.mark.parametrize("chain", [LOOK_BACK])
+def test_fault_54_killed_when_the_day_changes(
+    kafka: EmbeddedKafka, tmp_path: Path, database: str
+) -> None:
+    """By the database's clock, which is turned; the fourth day is one that a later keeper made."""
+    blows = [Blow((name,), is_midnight=True) for name in INSTANCES * 2]
+    schedule = DeliverySchedule(0, LOOK_BACK, False, tuple(blows), broker="")
+    verdict = run_delivery(kafka.bootstrap, tmp_path, schedule, database)
+    assert verdict.is_good, verdict
 
 
 @pytest.mark.parametrize("chain", ["sqlite"])
