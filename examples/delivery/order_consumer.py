@@ -9,6 +9,7 @@ It adds a row for each message it handles, so one that is handled twice shows. U
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 import sqlalchemy as sa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -24,11 +25,15 @@ _BATCH, _WAIT_SECONDS = 50, 0.1
 class OrderConsumer:
     """The one member of its group."""
 
+    # Who comes after a kill waits for nobody's session.
+    membership: Mapping[str, str | int] = {"group.instance.id": "one"}
+
     def __init__(self, url: str, bootstrap: str, topic: str, group: str) -> None:
         self._engine = open_engine(url)
         self._bootstrap, self._topic, self._group = bootstrap, topic, group
         self._silence = Silence(topic)
         self._owes_commit = False
+        self._fatal: KafkaError | None = None
         self._join()
 
     def _join(self) -> None:
@@ -36,11 +41,11 @@ class OrderConsumer:
             {
                 "bootstrap.servers": self._bootstrap,
                 "group.id": self._group,
-                # Who comes after a kill waits for nobody's session.
-                "group.instance.id": "one",
+                **self.membership,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "on_commit": self._note_commit,
+                "error_cb": self._note_error,
                 "fetch.wait.max.ms": 50,
                 "reconnect.backoff.max.ms": 500,
                 "log_level": 0,
@@ -54,13 +59,12 @@ class OrderConsumer:
         """
         count = 0
         for message in self._consumer.consume(_BATCH, _WAIT_SECONDS):
-            error = message.error()
-            if error is None:
+            # With an error the broker is away: the client connects again by itself.
+            if message.error() is None:
                 self.handle(message)
                 count += 1
-            elif error.fatal():
-                raise KafkaException(error)
-            # Else the broker is away: the client connects again by itself.
+        if self._fatal is not None:
+            raise KafkaException(self._fatal)
         if count or self._owes_commit:
             self.commit()
         if count:
@@ -97,6 +101,11 @@ class OrderConsumer:
         self._owes_commit = False
         self._consumer.commit(asynchronous=True)
         reach("once.read")
+
+    def _note_error(self, error: KafkaError) -> None:
+        # Only here: `consume` returns nothing from then on.
+        if error.code() == KafkaError._FATAL:
+            self._fatal = error
 
     def _note_commit(self, error: KafkaError | None, _: list[TopicPartition]) -> None:
         # "No offset": since a rebalance nothing was read.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -241,17 +241,23 @@ def _count(counting: Counting, span: Span) -> RowCount:
         parts = [p for p in archived.parts if source.mutable or _is_younger(p.record, lower)]
         handled = None if consumed is None else consumed.collect_keys().toDF("identity")
 
-        def count(ranges: Sequence[OffsetRange]) -> CountsAudit:
-            counting.say(
-                f"reading {access.table.label} and "
-                f"{format_plural(sum(item.count for item in ranges), 'offset')}"
-            )
+        def read_messages(ranges: Sequence[OffsetRange]) -> DataFrame:
             log = read_log(counting.spark, workspace.properties(stream), stream.topic, ranges)
             place = {"partition": "source_partition", "offset": "source_offset"}
             log = mark_within(log, read, "is_read", **place)
+            return as_tier(log, source.identity.header, F.col("is_read"))
+
+        def count(later: Sequence[OffsetRange] = ()) -> CountsAudit:
+            number = sum(item.count for item in (*span.ranges, *later))
+            counting.say(f"reading {access.table.label} and {format_plural(number, 'offset')}")
+            messages = read_messages(span.ranges)
+            if later:
+                # Rows of other messages may have come after the table was read.
+                known = read_messages(later).join(rows, "identity", "left_semi")
+                messages = messages.unionAll(known)
             return count_tiers(
                 rows,
-                as_tier(log, source.identity.header, F.col("is_read")),
+                messages,
                 handled,
                 begin=begin,
                 end=judged.end,
@@ -263,22 +269,16 @@ def _count(counting: Counting, span: Span) -> RowCount:
             )
 
         try:
-            found = count(span.ranges)
+            found = count()
             # A row that came late is older than the grace, and its message came meanwhile.
             if any(w.rows_without_message for w in found.windows):
-                found = count(_extend(span.ranges, _read_span(counting).ranges))
+                found = count(subtract_ranges(_read_span(counting).ranges, span.ranges))
         finally:
             rows.unpersist()
         times = [(log_ms, _write(row_ms)) for log_ms, row_ms in found.pairs]
         # Of rows that change, the time is not that of their message.
         zone = "" if source.mutable else suspect_zone(times, rules, access.table)
     return RowCount(judged, span, width, found, zone)
-
-
-def _extend(ranges: Sequence[OffsetRange], later: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """To where the log ends now."""
-    ends = {item.partition: item.end for item in later}
-    return [replace(item, end=max(item.end, ends[item.partition])) for item in ranges]
 
 
 @contextmanager

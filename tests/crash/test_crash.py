@@ -12,7 +12,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.delivery.facts import audit_facts
 from tests.crash import points
 from tests.crash.delivery import cast
-from tests.crash.delivery.chain import READER, READERS, OutboxChain, Part
+from tests.crash.delivery.chain import INSTANCES, READER, READERS, OutboxChain, Part
 from tests.crash.delivery.schedule import (
     CHAINS,
     LOOK_BACK,
@@ -25,6 +25,7 @@ from tests.crash.points import POINTS
 from tests.crash.runner import read_copies, start_runner
 from tests.crash.scenario import judge, judge_restated, make_scenario, send_newer
 from tests.crash.schedule import Kill, Schedule, run_schedule
+from tests.kit.kafka import wait_until
 from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.timeout(900)
@@ -148,6 +149,17 @@ def test_fault_45_46_54_random_schedules(
     assert verdict.is_good, f"{schedule}: {verdict}"
 
 
+@pytest.mark.parametrize("chain", [LOOK_BACK])
+def test_fault_54_killed_when_the_day_changes(
+    kafka: EmbeddedKafka, tmp_path: Path, database: str
+) -> None:
+    """By the database's clock, which is turned; the fourth day is one that a later keeper made."""
+    blows = [Blow((name,), is_midnight=True) for name in INSTANCES * 2]
+    schedule = DeliverySchedule(0, LOOK_BACK, False, tuple(blows), broker="")
+    verdict = run_delivery(kafka.bootstrap, tmp_path, schedule, database)
+    assert verdict.is_good, verdict
+
+
 @pytest.mark.parametrize("chain", ["sqlite"])
 def test_the_oracle_sees_a_consumer_that_keeps_no_marks(
     kafka: EmbeddedKafka, tmp_path: Path, database: str
@@ -163,6 +175,43 @@ def test_the_oracle_sees_a_consumer_that_keeps_no_marks(
     assert chain.find_problems() == []
     assert audit.twice
     assert {name for name, ids in audit.list_wrong().items() if ids} == {"twice"}
+
+
+@pytest.mark.parametrize("chain", ["sqlite"])
+def test_readers_share_the_topic_and_a_kill_is_a_rebalance(
+    kafka: EmbeddedKafka, tmp_path: Path, database: str
+) -> None:
+    chain = OutboxChain(kafka.bootstrap, tmp_path, database)
+
+    def is_shared(before: dict[str, tuple[int, ...]]) -> bool:
+        members = chain.list_members()
+        return len(members) == 2 and all(members.values()) and members.keys() != before.keys()
+
+    with chain:
+        wait_until(lambda: is_shared({}), 60, "each has partitions")
+        before = chain.list_members()
+        chain.kill([READER])
+        wait_until(lambda: is_shared(before), 60, "they are shared anew")
+        assert audit_facts(chain.read_facts()).passed
+    assert chain.find_problems() == []
+
+
+@pytest.mark.parametrize("chain", ["sqlite"])
+@pytest.mark.parametrize("purges", [False, True])
+def test_what_is_read_again_from_the_beginning_is_handled_once_as_long_as_its_marks_are_kept(
+    kafka: EmbeddedKafka, tmp_path: Path, database: str, purges: bool
+) -> None:
+    """So the oracle sees marks that were purged before a replay."""
+    with OutboxChain(kafka.bootstrap, tmp_path, database) as chain:
+        wait_until(lambda: chain.ledger.count()[1] > 20, 60, "some are handled")
+        if purges:
+            chain.purge_marks()
+        chain.replay()
+        audit = audit_facts(chain.read_facts())
+    assert chain.find_problems() == []
+    assert bool(audit.twice) == purges
+    assert audit.dropped or purges
+    assert not {name for name, ids in audit.list_wrong().items() if ids} - {"twice"}
 
 
 def test_every_point_of_delivery_is_killed_at() -> None:

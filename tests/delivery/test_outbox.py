@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,17 +19,22 @@ from sqlalchemy import URL, create_engine, event, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from backlogctl.errors import ConfigurationError, UsageError
+from backlogctl.errors import ConfigurationError, Refused, UsageError
 from backlogctl_delivery import stamps
 from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings, create_tables
+from backlogctl_delivery.outbox import sender as outages
 from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxStatus
+from backlogctl_delivery.outbox.claims import Claims
 from backlogctl_delivery.outbox.database import NEVER, OutboxDatabase, clock_ms, messages
+from backlogctl_delivery.outbox.messages import Message
 from backlogctl_delivery.outbox.metrics import CATALOGUE, OutboxCollector, collect_outboxes
 from backlogctl_delivery.outbox.sender import OutboxSender
 from tests.conftest import MakeTopic
 from tests.delivery.kit import FAST, Shop, list_own, read_id
 from tests.kit.kafka import properties_of, run_together, wait_until
 from tests.kit.prometheus import scrape_registry
+
+SECRET = "hunter2secret"
 
 
 @pytest.fixture
@@ -161,6 +167,55 @@ def test_fault_147_the_thread_connects_as_the_asynchronous_engine_does(
         return made[0]
 
     assert asyncio.run(work()) == pg_shop.read_ids(name)[0]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["no-loop", "in-a-loop"])
+def test_fault_147_each_verb_works_with_an_asynchronous_engine(pg_shop: Shop, inside: bool) -> None:
+    url = make_url(pg_shop.url).set(drivername="postgresql+asyncpg")
+    pg_shop.add("t", "a", "b", None)
+    desk = OutboxAdmin(OutboxDatabase(create_async_engine(url)))
+
+    def work() -> None:
+        desk.check()
+        assert desk.park([1, 2]) == 2
+        assert desk.retry([2]) == 1
+        assert desk.read_status().parked == 1
+        assert [entry.state for entry in desk.list_entries([], "t", 2)] == ["parked", "pending"]
+        desk.discard(1)
+        with pytest.raises(Refused, match="this one is pending"):
+            desk.discard(2)
+        with pytest.raises(UsageError, match="no such row"):
+            desk.get_entry(1)
+        assert desk.count_awaited() == 2
+        assert desk.purge(timedelta(0), batch=1, most=5) == 0
+
+    async def call() -> None:
+        work()
+
+    if inside:
+        asyncio.run(call())
+    else:
+        work()
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "retryable"),
+    [
+        ({"port": 1}, "cannot be reached", True),
+        ({"database": "nowhere"}, "nowhere", False),
+        ({"username": "nobody", "password": SECRET}, "nobody", False),
+    ],
+    ids=["away", "no-database", "no-user"],
+)
+def test_fault_147_what_asyncpg_raises_is_explained_as_with_any_driver(
+    pg_shop: Shop, change: dict[str, Any], said: str, retryable: bool
+) -> None:
+    url = make_url(pg_shop.url).set(drivername="postgresql+asyncpg", **change)
+    with pytest.raises(OutboxDatabaseError) as caught:
+        OutboxAdmin(OutboxDatabase(create_async_engine(url))).read_status()
+    assert said in caught.value.message
+    assert caught.value.retryable == retryable
+    assert SECRET not in f"{caught.value!r} {caught.value.to_json()}"
 
 
 def test_fault_147_an_asynchronous_engine_without_a_server_is_told(
@@ -352,7 +407,6 @@ def test_the_rows_of_a_flush_are_one_statement(shop: Shop) -> None:
 
 # What a user reads when the database of an outbox does not do its part.
 
-SECRET = "hunter2secret"
 _NOT_SQLITE = ["postgres", "mariadb"]
 
 
@@ -477,6 +531,64 @@ def test_an_application_exports_what_its_own_thread_does(pg_shop: Shop, topic: M
         assert scrape_registry(registry).value("backlog_outbox_away", what="kafka") == 0
 
 
+def test_fault_162_a_thread_that_dies_begins_again_and_is_told(
+    pg_shop: Shop,
+    topic: MakeTopic,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name, registry, claim = topic(1), CollectorRegistry(), Claims.claim_hinted
+
+    def fail(*_: Any) -> list[Message]:
+        raise MemoryError("no room")
+
+    def ask() -> float:
+        return scrape_registry(registry).value("backlog_outbox_away", what="thread")
+
+    monkeypatch.setattr(Claims, "claim_hinted", fail)
+    monkeypatch.setattr(outages, "_LONGEST_SECONDS", 2.0)
+    with Outbox(pg_shop.engine, properties_of(pg_shop.bootstrap), settings=FAST) as outbox:
+        outbox.export_metrics(registry, "own")
+        with Session(pg_shop.engine) as session, session.begin():
+            given = [outbox.add(session, topic=name, key="k", value="v")]
+        wait_until(
+            lambda: (
+                scrape_registry(registry).labels_of("backlog_outbox_away", "what") >= {"thread"}
+            ),
+            what="it has begun",
+        )
+        wait_until(lambda: ask() == 1, what="it is told")
+        monkeypatch.setattr(Claims, "claim_hinted", claim)
+        with Session(pg_shop.engine) as session, session.begin():
+            given.append(outbox.add(session, topic=name, key="k", value="v"))
+        pg_shop.await_sent(2)
+        wait_until(lambda: ask() == 0, what="it works")
+    assert pg_shop.read_ids(name) == given
+    assert [line for line in caplog.messages if "thread" in line] == [
+        "the sender's thread: it has ended, and begins again: MemoryError: no room",
+        "the sender's thread: works again",
+    ]
+
+
+def test_fault_162_a_commit_goes_well_where_no_thread_can_be_started(
+    pg_shop: Shop, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one starts it."""
+    name = topic(1)
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Outbox(pg_shop.engine, properties_of(pg_shop.bootstrap), settings=FAST) as outbox:
+        with monkeypatch.context() as patch, Session(pg_shop.engine) as session, session.begin():
+            patch.setattr(threading.Thread, "start", refuse)
+            outbox.add(session, topic=name, key="k", value="v")
+            session.commit()
+        with Session(pg_shop.engine) as session, session.begin():
+            outbox.add(session, topic=name, key="k", value="v")
+        pg_shop.await_sent(2)
+
+
 def test_a_sender_serves_all_of_the_catalogue(pg_shop: Shop, registry: CollectorRegistry) -> None:
     pg_shop.add("orders", "k")
     got = scrape_registry(registry)
@@ -486,7 +598,7 @@ def test_a_sender_serves_all_of_the_catalogue(pg_shop: Shop, registry: Collector
         assert {tuple(name for name, _ in labels) for labels in found} == {
             tuple(sorted(metric.labels))
         }
-    assert got.labels_of("backlog_outbox_away", "what") == {"database", "kafka"}
+    assert got.labels_of("backlog_outbox_away", "what") == {"database", "kafka", "thread"}
 
 
 def test_a_database_that_hangs_holds_up_no_scrape(

@@ -26,7 +26,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, OutboxSender, Settings
 from backlogctl_delivery.outbox import sender as outages
 from backlogctl_delivery.outbox.admin import OutboxAdmin
-from backlogctl_delivery.outbox.claims import Acknowledged, Claims
+from backlogctl_delivery.outbox.claims import Acknowledged, Claims, Failure
 from backlogctl_delivery.outbox.database import State, clock_ms, messages
 from backlogctl_delivery.outbox.in_flight import InFlight
 from backlogctl_delivery.outbox.messages import Message
@@ -331,6 +331,52 @@ def test_fault_146_rows_of_a_clock_that_is_ahead_hold_up_nobody_and_are_told(
     assert sorted(map(str, shop.read_ids(name))) == sorted(given)
     assert "2 messages were written by a clock ahead of the database's" in caplog.text
     assert desk.read_status().ahead == 0
+
+
+def shift_clock(shop: Shop, seconds: int) -> None:
+    """Rows as a clock that was so far ahead wrote them, or gave them back, or claimed them."""
+    with shop.engine.begin() as connection:
+        later = {name: messages.c[name] + seconds * 1_000 for name in ("created_at", "due_at")}
+        connection.execute(update(messages).values(**later))
+
+
+def test_fault_161_all_that_waits_for_a_clock_that_went_back_comes_forward(
+    shop: Shop, topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a database that has failed over: also what had failed, or a dead sender had claimed."""
+    name = topic(1)
+    shop.add(name, *[f"k{number % 300}" for number in range(1_200)])
+    failing, dead = shop.make_claims(most=10), shop.make_claims(most=10)
+    failing.mark_failed([Failure(row, "refused", refused=True) for row in failing.claim_due()])
+    assert len(dead.claim_due()) == 10
+    shift_clock(shop, 7_200)
+    settings = replace(FAST, lease=timedelta(seconds=4), delivery_timeout=timedelta(seconds=2))
+    with shop.sending(settings):
+        shop.await_sent(1_200)
+    assert [line for line in caplog.messages if "a clock ahead" in line] == [
+        "1200 messages were written by a clock ahead of the database's: due as if written now; "
+        "correct the clock of the application, or of the database"
+    ]
+
+
+def test_fault_161_what_waits_by_right_is_left_alone(shop: Shop) -> None:
+    """For its next attempt, for the end of a lease of somebody else's length, for its own thread."""
+    shop.outbox._wait_ms = 180_000
+    shop.add("t", "a")
+    shop.outbox._wait_ms = 0
+    shop.add("t", "b", "c")
+    slow = timedelta(minutes=5)
+    failing = shop.make_claims(most=1, first_interval=slow, longest_interval=slow)
+    failing.mark_failed([Failure(row, "refused", refused=True) for row in failing.claim_due()])
+    assert len(shop.make_claims(lease=timedelta(hours=1)).claim_due()) == 1
+    before = shop.list_rows("due_at", "created_at")
+    assert OutboxAdmin(shop.database).read_status().ahead == 0
+    assert shop.make_claims(lease=timedelta(seconds=1)).bring_forward() == (0, False)
+    assert shop.list_rows("due_at", "created_at") == before
+    shift_clock(shop, 7_200)
+    assert OutboxAdmin(shop.database).read_status().ahead == 3
+    with pytest.raises(UsageError, match="too long"):
+        Settings(lease=timedelta(minutes=61))
 
 
 @pytest.mark.parametrize("by", ["session", "connection"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Select, case, delete, exists, func, select, update
 
@@ -23,6 +24,8 @@ from backlogctl_delivery.outbox.heads import IS_AHEAD
 from backlogctl_delivery.outbox.messages import read_headers
 
 _c = messages.c
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,18 @@ class OutboxEntry:
     headers: tuple[str, ...]
 
 
+def _verb(
+    work: Callable[Concatenate[OutboxAdmin, _P], _R],
+) -> Callable[Concatenate[OutboxAdmin, _P], _R]:
+    """In a loop, where the engine is an asynchronous one; so a verb calls no other."""
+
+    @wraps(work)
+    def run(desk: OutboxAdmin, /, *args: _P.args, **named: _P.kwargs) -> _R:
+        return desk._database.run(lambda: work(desk, *args, **named))
+
+    return run
+
+
 class OutboxAdmin:
     """Verbs of one outbox. All of them raise OutboxDatabaseError where the database refuses."""
 
@@ -98,23 +113,20 @@ class OutboxAdmin:
         """What it is called where nobody named it."""
         return self._database.name
 
+    @_verb
     def create(self) -> None:
         """Makes the table where it is not there."""
-        self._database.run(self._create)
+        with self._database.begin(creates=True) as connection:
+            create_tables(connection)
 
+    @_verb
     def check(self) -> None:
         """Whether a sender can work on the table; raises where it cannot."""
         require_shape(self._database)
 
+    @_verb
     def read_status(self) -> OutboxStatus:
         """Counts what is not sent; reads nothing of what is."""
-        return self._database.run(self._count)
-
-    def _create(self) -> None:
-        with self._database.begin(creates=True) as connection:
-            create_tables(connection)
-
-    def _count(self) -> OutboxStatus:
         counted = (
             select(
                 _c.state,
@@ -143,6 +155,7 @@ class OutboxAdmin:
             ),
         )
 
+    @_verb
     def count_awaited(self) -> int:
         """Rows that a sender will send: neither sent, nor parked, nor held up by a parked one."""
         parked = messages.alias()
@@ -157,6 +170,7 @@ class OutboxAdmin:
         with self._database.begin() as connection:
             return connection.execute(awaited).scalar_one()
 
+    @_verb
     def list_entries(
         self, states: Sequence[State], topic: str | None, most: int
     ) -> list[OutboxEntry]:
@@ -171,8 +185,12 @@ class OutboxAdmin:
         with self._database.begin() as connection:
             return [_read(row) for row in connection.execute(chosen)]
 
+    @_verb
     def get_entry(self, row_id: int) -> OutboxEntry:
         """One row. Raises UsageError: there is none."""
+        return self._read_entry(row_id)
+
+    def _read_entry(self, row_id: int) -> OutboxEntry:
         with self._database.begin() as connection:
             row = connection.execute(_shown().where(_c.id == row_id)).one_or_none()
         if row is None:
@@ -183,6 +201,7 @@ class OutboxAdmin:
             )
         return _read(row)
 
+    @_verb
     def retry(self, ids: Sequence[int], *, all_parked: bool = False) -> int:
         """Takes parked rows, or those that wait for another attempt, up again from the first.
 
@@ -197,6 +216,7 @@ class OutboxAdmin:
         values = {"state": State.PENDING, "due_at": clock_ms(), "attempts": 0, "interval_ms": 0}
         return self._change(chosen, states, values, None if all_parked else ids)
 
+    @_verb
     def park(self, ids: Sequence[int]) -> int:
         """Holds rows back, and with each the later ones of its key.
         Raises Refused: a named row is sent, or being sent.
@@ -209,6 +229,7 @@ class OutboxAdmin:
         }
         return self._change(_c.id.in_(ids), states, values, ids)
 
+    @_verb
     def purge(self, older_than: timedelta, *, batch: int, most: int) -> int:
         """Deletes rows that were sent so long ago, oldest first, a transaction for each batch.
 
@@ -221,11 +242,12 @@ class OutboxAdmin:
         """
         return sum(self._purge_batches(int(older_than.total_seconds() * 1_000), batch, most))
 
+    @_verb
     def discard(self, row_id: int) -> None:
         """Deletes a parked row: its message is lost, and its key goes on.
         Raises Refused: it is not parked.
         """
-        entry = self.get_entry(row_id)
+        entry = self._read_entry(row_id)
         with self._database.begin() as connection:
             gone = connection.execute(
                 delete(messages).where(_c.id == row_id, _c.state == State.PARKED)

@@ -219,30 +219,34 @@ class Claims:
 
         return self._claim(find, or_(and_(_c.state == State.PENDING, _c.interval_ms == 0), IS_DUE))
 
-    def bring_forward(self) -> int:
-        """Takes up rows that were written by a clock ahead of the database's, as if they were
-        written now: they would wait for that clock's time, and hold up their keys.
+    def bring_forward(self) -> tuple[int, bool]:
+        """Takes up rows of a clock ahead of the database's, as if they were written, had failed or
+        were claimed now: they would wait for that clock's time, and hold up their keys.
 
         Returns:
-            How many.
+            How many, and whether there may be more.
         """
         ahead = (
             select(_c.id)
             .where(_c.due_at > select(clock_ms()).scalar_subquery(), _c.due_at < NEVER, IS_AHEAD)
-            .order_by(_c.id)
+            .order_by(_c.due_at.desc())
             .limit(_MOST_IDS)
         )
         with self._database.begin() as connection:
             ids = connection.execute(ahead).scalars().all()
         if not ids:
-            return 0
+            return 0, False
+        due = case(
+            (_c.state == State.IN_PROGRESS, clock_ms() + self._lease_ms),
+            (_c.interval_ms > 0, clock_ms() + _c.interval_ms),
+            else_=_c.due_at - _c.created_at + clock_ms(),
+        )
+        created = case((_c.created_at > clock_ms(), clock_ms()), else_=_c.created_at)
         with self._database.begin() as connection:
             chosen = update(messages).where(is_one_of(connection, _c.id, ids), IS_AHEAD)
             # MySQL sets one after the other: the first is computed of what the second replaces.
-            written = chosen.ordered_values(
-                (_c.due_at, _c.due_at - _c.created_at + clock_ms()), (_c.created_at, clock_ms())
-            )
-            return connection.execute(written).rowcount
+            written = chosen.ordered_values((_c.due_at, due), (_c.created_at, created))
+            return connection.execute(written).rowcount, len(ids) == _MOST_IDS
 
     def mark_sent(self, delivered: Sequence[Acknowledged]) -> int:
         """Marks what Kafka acknowledged.

@@ -157,7 +157,8 @@ class OutboxDatabase:
         except BacklogError:
             raise
         except Exception as error:
-            # What asyncpg raises where a connection begins, SQLAlchemy does not always translate.
+            # What asyncpg raises where a connection begins, SQLAlchemy 2.0 does not translate; what
+            # the operating system does, none.
             is_drivers = type(error).__module__.partition(".")[0] == "asyncpg"
             if not (is_drivers or isinstance(error, OSError)):
                 raise
@@ -250,6 +251,7 @@ def _set_up_sqlite(connection: Any, _: Any) -> None:
 # `due_at` of a parked row: nobody may claim it.
 NEVER = 2**62
 LONGEST_TOPIC, LONGEST_ERROR = 249, 500
+LONGEST_LEASE_MS = 3_600_000
 DEFAULT_MAX_ATTEMPTS = 10
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from backlogctl_delivery.outbox.database import State, clock_ms, messages
+from backlogctl_delivery.outbox.database import LONGEST_LEASE_MS, State, clock_ms, messages
 
 _c = messages.c
 _later = messages.alias("later")
@@ -36,9 +36,13 @@ _SKEW_MS = 1_000
 IS_DUE = _c.due_at <= select(clock_ms()).scalar_subquery()
 # Rows that may be claimed whenever their attempt comes: new ones, or of a lease that has ended.
 IS_FREE = or_(_c.state == State.PENDING, IS_DUE)
-# Not tried yet, and written more than a moment later than the database's clock says.
-IS_AHEAD = and_(
-    _c.state == State.PENDING, _c.interval_ms == 0, _c.created_at > clock_ms() + _SKEW_MS
+_soon = clock_ms() + _SKEW_MS
+# More than a moment later than the database's clock can have said: when it was written; and when it
+# is due, of a row that failed, or is leased.
+IS_AHEAD = or_(
+    and_(_c.state == State.PENDING, _c.interval_ms == 0, _c.created_at > _soon),
+    and_(_c.state == State.PENDING, _c.interval_ms > 0, _c.due_at > _soon + _c.interval_ms),
+    and_(_c.state == State.IN_PROGRESS, _c.due_at > _soon + LONGEST_LEASE_MS),
 )
 
 

@@ -26,7 +26,8 @@ OLDEST = Metric(
 AWAY = Metric(
     "backlog_outbox_away",
     ("outbox", "what"),
-    "1 while the `database`, or of a sender `kafka`, does not answer.",
+    "1 while the `database`, or of a sender `kafka`, does not answer; `thread`: while that of an "
+    "application ends again and again, as its log says.",
 )
 ATTEMPTS = Metric(
     "backlog_outbox_attempts",
@@ -107,6 +108,7 @@ class OutboxCollector(Collector):
         if sender is not None:
             away[name, "database"] |= sender.database_outage.is_on
             away[name, "kafka"] = sender.kafka_outage.is_on
+            away[name, "thread"] = sender.thread_outage.is_on
         yield from collect_outboxes({name: status}, away)
         attempts = Counter(ATTEMPTS)
         for outcome in ("delivered", "refused", "away"):

@@ -8,6 +8,7 @@ with Session(engine) as session, session.begin():
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any] | Connection
     )
 
+_log = logging.getLogger(__name__)
 _ADDED = "backlog_outbox_added"
 
 
@@ -195,16 +197,19 @@ class Outbox:
         """Never raises: the commit is done, and a scanner sends what is not sent now."""
         if hints and self._kafka is not None:
             reach("p8.1.hint.before")
-            self._get_sender(self._kafka).add_hints(hints)
+            try:
+                self._get_sender(self._kafka).add_hints(hints)
+            except RuntimeError as error:  # no room for a thread, or the interpreter ends
+                _log.warning("the outbox's sender cannot start: %s; a scanner sends", error)
             reach("p8.1.hint.after")
 
     def _get_sender(self, kafka: Mapping[str, Any]) -> OutboxSender:
         with self._starting:
             if self._sender is None or self._pid != os.getpid():
                 # A parent's thread and clients do not live in its children.
-                self._sender = OutboxSender(self._source, kafka, self._settings)
-                self._pid = os.getpid()
-                self._sender.start()
+                sender = OutboxSender(self._source, kafka, self._settings)
+                sender.start()
+                self._sender, self._pid = sender, os.getpid()
             return self._sender
 
 

@@ -26,7 +26,7 @@ from backlogctl_delivery.kafka import (
     refuse_login,
 )
 from backlogctl_delivery.outbox.claims import Acknowledged, Claims, Failure
-from backlogctl_delivery.outbox.database import OutboxDatabase, require_shape
+from backlogctl_delivery.outbox.database import LONGEST_LEASE_MS, OutboxDatabase, require_shape
 from backlogctl_delivery.outbox.in_flight import DeliveryResults, InFlight
 from backlogctl_delivery.outbox.messages import Hints
 from backlogctl_delivery.visible import escape_text
@@ -43,6 +43,7 @@ class Settings:
     Attributes:
         scan_every: between two looks for what is due.
         lease: for so long nobody else sends what was claimed; a crashed sender's rows wait it out.
+            An hour at most.
         delivery_timeout: for so long Kafka has to take a message; shorter than the lease.
         most: keys in one claim, and messages without a key; fewer than twice as many rows.
         most_of_key: rows of one key in one claim.
@@ -74,6 +75,12 @@ class Settings:
                 f"of {self.delivery_timeout.total_seconds():g} s",
                 subject="outbox",
                 hint="make it twice as long: else two senders send the same",
+            )
+        if self.lease > timedelta(milliseconds=LONGEST_LEASE_MS):
+            raise UsageError(
+                f"a lease of {self.lease.total_seconds():g} s is too long",
+                subject="outbox",
+                hint="an hour at most: a crashed sender's rows wait it out",
             )
 
 
@@ -109,11 +116,16 @@ class Outage:
         """Whether it may be asked (again)."""
         return time.monotonic() >= self._next
 
-    def note(self, reason: str) -> None:
+    @property
+    def seconds_left(self) -> float:
+        """Until it may be asked again."""
+        return max(0.0, self._next - time.monotonic())
+
+    def note(self, reason: str, *, traceback: bool = False) -> None:
         """It failed; reports that come together count as one."""
         now = time.monotonic()
         if not self.is_on and now - self._added_at >= _SPARING_SECONDS:
-            self._log.warning("%s: %s", self._what, escape_text(reason))
+            self._log.warning("%s: %s", self._what, escape_text(reason), exc_info=traceback)
             self._added_at, self._was_told = now, True
         self.is_on = True
         if now >= self._next:
@@ -190,9 +202,12 @@ class OutboxSender:
         self._unmarked = DeliveryResults()
         self._is_table_checked = False
         self._next_scan = self._next_forward = self._settled_at = 0.0
+        # Rows of a clock that is ahead, since that was told last.
+        self._forward = 0
         self.counts = SenderCounts()
         self.kafka_outage = Outage(_log, "Kafka")
         self.database_outage = Outage(_log, "the database")
+        self.thread_outage = Outage(_log, "the sender's thread")
         self._next_warning: dict[str, float] = {}
 
     def start(self) -> None:
@@ -226,16 +241,25 @@ class OutboxSender:
             self._database.close()
 
     def _work(self) -> None:
+        began = time.monotonic()
         while not self._stop.is_set():
             self._turn()
+            if self.thread_outage.is_on and time.monotonic() - began > _LONGEST_SECONDS:
+                self.thread_outage.end()
         self._finish()
 
     def _run_quietly(self) -> None:
-        try:
-            self.run()
-        except Exception as error:  # noqa: BLE001 - logged; a thread has nobody to raise to
-            # The application goes on; `backlogctl outbox run` sends.
-            _log.exception("the sender of the outbox has ended: %s", type(error).__name__)
+        while not self._stop.is_set():
+            try:
+                self.run()
+            except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to
+                # The application goes on. What was claimed is due when its lease ends.
+                self.thread_outage.note(
+                    f"it has ended, and begins again: {type(error).__name__}: {error}",
+                    traceback=True,
+                )
+                self._collect(0.0)
+                self._stop.wait(self.thread_outage.seconds_left)
 
     def _open_producer(self) -> None:
         settings = {
@@ -322,28 +346,33 @@ class OutboxSender:
         now = time.monotonic()
         self._claim_hinted(now)
         if now >= self._next_scan:
-            self._bring_forward(now)
+            has_more = self._bring_forward(now)
             claimed = self._claims.claim_due()
             self._in_flight.start(claimed, self._find_lease_end(now))
             if not len(self._in_flight):
                 self.kafka_outage.end()
             pause = (
                 0.0
-                if claimed or self._claims.is_midway
+                if claimed or has_more or self._claims.is_midway
                 else self._settings.scan_every.total_seconds()
             )
             self._next_scan = now + pause
 
-    def _bring_forward(self, now: float) -> None:
+    def _bring_forward(self, now: float) -> bool:
+        """Whether there may be more: what is in flight does not wait until all are found."""
         if now < self._next_forward:
-            return
-        self._next_forward = now + _FORWARD_SECONDS
-        if count := self._claims.bring_forward():
+            return False
+        count, has_more = self._claims.bring_forward()
+        self._next_forward = now if has_more else now + _FORWARD_SECONDS
+        self._forward += count
+        if self._forward and not has_more and self._may_warn("ahead"):
             _log.warning(
                 "%d messages were written by a clock ahead of the database's: due as if written "
                 "now; correct the clock of the application, or of the database",
-                count,
+                self._forward,
             )
+            self._forward = 0
+        return has_more
 
     def _claim_hinted(self, now: float) -> None:
         assert self._in_flight is not None
@@ -434,10 +463,8 @@ class OutboxSender:
         self._warn([e for e in again if not e.is_last], "is tried again", "")
 
     def _warn(self, failed: list[Failure], outcome: str, option: str) -> None:
-        now = time.monotonic()
-        if not failed or now < self._next_warning.get(outcome, 0.0):
+        if not failed or not self._may_warn(outcome):
             return
-        self._next_warning[outcome] = now + _WARNING_SECONDS
         _log.warning(
             "message %d to topic %s %s: %s; see `%s%s`",
             failed[0].message.id,
@@ -447,6 +474,13 @@ class OutboxSender:
             self._command,
             option,
         )
+
+    def _may_warn(self, what: str) -> bool:
+        now = time.monotonic()
+        if now < self._next_warning.get(what, 0.0):
+            return False
+        self._next_warning[what] = now + _WARNING_SECONDS
+        return True
 
     def _finish(self) -> None:
         assert self._in_flight is not None

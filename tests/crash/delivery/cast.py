@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from confluent_kafka import Message
@@ -21,7 +22,16 @@ from examples.delivery import order_consumer, order_service, payment_service
 _SESSION_MS = 2_000
 
 
-class ForgetfulConsumer(order_consumer.OrderConsumer):
+class SharingConsumer(order_consumer.OrderConsumer):
+    """One of several: each end of one, and each beginning, is a rebalance for the others."""
+
+    membership: Mapping[str, str | int] = {
+        "session.timeout.ms": _SESSION_MS,
+        "heartbeat.interval.ms": _SESSION_MS // 4,
+    }
+
+
+class ForgetfulConsumer(SharingConsumer):
     """The promise broken on purpose."""
 
     def handle(self, message: Message) -> None:
@@ -64,7 +74,7 @@ def look_back(config: Path) -> None:
 
 def consume(database: str, bootstrap: str, topic: str, group: str) -> None:
     """A consumer that handles once."""
-    _consume(order_consumer.OrderConsumer, database, bootstrap, topic, group)
+    _consume(SharingConsumer, database, bootstrap, topic, group)
 
 
 def consume_always(database: str, bootstrap: str, topic: str, group: str) -> None:

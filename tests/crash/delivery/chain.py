@@ -8,7 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.groups import describe_group_state
 from backlogctl_delivery.lookback.admin import count_messages, list_incidents
 from backlogctl_delivery.lookback.messages import State
 from backlogctl_delivery.lookback.tables import LookBackDatabase, list_partitions
@@ -29,6 +30,7 @@ from examples.delivery.facts import (
     COMMITTED_ORDERS,
     COMMITTED_PAYMENTS,
     CONSUMER,
+    MARKS,
     PAYMENT_SERVICE,
     Facts,
     create_orders,
@@ -41,7 +43,7 @@ from examples.stage import await_handled
 from tests.crash.delivery import cast
 from tests.crash.forking import kill_process, start_process
 from tests.delivery.kit import add_old
-from tests.kit.kafka import properties_of, wait_until
+from tests.kit.kafka import properties_of, set_offsets_raw, wait_until
 
 APPLICATION, READER = "application", "consumer"
 # Two of a group: each end of the first is a rebalance while it handles.
@@ -130,6 +132,28 @@ class Chain(ABC):
         os.kill(pid, signal.SIGSTOP)
         self._running[name].join(_PAUSE_SECONDS)
         os.kill(pid, signal.SIGCONT)
+
+    def purge_marks(self) -> None:
+        """All of them, too early."""
+        engine = open_engine(self.ledger.handled)
+        MARKS.purge(engine, timedelta(microseconds=1), most=1_000_000)
+        engine.dispose()
+
+    def replay(self) -> None:
+        """Somebody sets the group back to the beginning."""
+        for name in READERS:
+            self._kill(name)
+        wait_until(lambda: not self.list_members(), 60, "the group is empty")
+        set_offsets_raw(
+            self.client, self.ledger.group, self.ledger.topic, dict.fromkeys(range(PARTITIONS), 0)
+        )
+        for name in READERS:
+            self._start(name)
+
+    def list_members(self) -> dict[str, tuple[int, ...]]:
+        """Of the readers' group: the partitions of each."""
+        state = describe_group_state(self.client, self.ledger.group)
+        return {one.member_id: one.partitions.get(self.ledger.topic, ()) for one in state.members}
 
     def read_facts(self) -> Facts:
         """When all is sent and handled: the application has ended, and then the others."""
@@ -226,6 +250,18 @@ class OutboxChain(Chain):
 
 
 INSTANCES = ("look-back 1", "look-back 2")
+# A clock of the database's own, for all of its users: what is found before pg_catalog's.
+_CLOCK = """\
+CREATE SCHEMA simulated;
+CREATE TABLE simulated.clock AS SELECT interval '0' AS ahead;
+CREATE FUNCTION simulated.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+  'SELECT pg_catalog.clock_timestamp() + ahead FROM simulated.clock';
+ALTER DATABASE "{database}" SET search_path = public, simulated, pg_catalog;
+"""
+_TO_MIDNIGHT = """\
+UPDATE simulated.clock SET ahead = ahead + date_trunc('day', now, 'UTC') + interval '24 hours'
+  - interval '1 second' - now FROM (SELECT simulated.clock_timestamp() AS now) AS given
+"""
 _OLD, _OF_A_DAY = date(2020, 2, 29), 50
 
 _CONFIG = """\
@@ -253,10 +289,11 @@ class LookBackChain(Chain):
     rows = COMMITTED_PAYMENTS
 
     def make_parts(self) -> Mapping[str, Part]:
+        self._turn_clock(_CLOCK.format(database=sa.make_url(self.database).database))
         create_tables(self.database, PAYMENT_SERVICE)
         self._look_back = LookBackDatabase(self.database)
         create_look_back(self._look_back)
-        self._days = 0
+        self._days = self._midnights = 0
         self._prepared = self.make_topic("prepared")
         self._engine = open_engine(self.database)
         self._answers = make_server(self._engine, 0)
@@ -269,6 +306,18 @@ class LookBackChain(Chain):
             APPLICATION: Part(cast.serve_payments, (self.database, self.bootstrap, *paying)),
             **dict.fromkeys(INSTANCES, Part(cast.look_back, (config,))),
         }
+
+    def kill_at_midnight(self, name: str) -> None:
+        """Just after the day has changed: its next one makes the days ahead."""
+        self._turn_clock(_TO_MIDNIGHT)
+        self._midnights += 1
+        self.kill([name], 1.5)
+
+    def _turn_clock(self, sql: str) -> None:
+        engine = open_engine(self.database)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(sql)
+        engine.dispose()
 
     def add_old_day(self) -> None:
         """Messages that ended long ago, for the next instance that starts."""
@@ -284,8 +333,17 @@ class LookBackChain(Chain):
         )
 
     def find_problems(self) -> list[str]:
-        """Incidents, and old days that are not archived whole and dropped."""
+        """Incidents, old days that are not archived whole and dropped, days that nobody made."""
         found = super().find_problems()
+        with self._look_back.read() as connection:
+            today = self._look_back.now(connection).date()
+            real = connection.execute(
+                sa.select(sa.text("pg_catalog.clock_timestamp()"))
+            ).scalar_one()
+            if today - real.astimezone(UTC).date() < timedelta(days=self._midnights):
+                found.append(f"{self._midnights} midnights, and it is {today}")
+            if today not in list_partitions(connection):
+                found.append(f"{today} has no partition")
         found += [f"incident: {one}" for one in list_incidents(self._look_back, 10)]
         for number in range(self._days):
             day = _OLD + timedelta(days=number)

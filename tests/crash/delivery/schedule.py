@@ -44,15 +44,18 @@ _BROKER = ("", "", "restarted", "killed")
 @dataclass(frozen=True)
 class Blow:
     """One process is killed at a point, for which `moment` seconds are waited; or some, after as
-    many; or one is paused for longer than its lease."""
+    many; or one is paused for longer than its lease; or killed when look-back's day changes."""
 
     names: tuple[str, ...]
     point: str = ""
     moment: float = 0.0
     is_pause: bool = False
+    is_midnight: bool = False
 
     def __str__(self) -> str:
         told = self.names[0] if len(self.names) == 1 else "all"
+        if self.is_midnight:
+            return f"{told} at midnight"
         if self.is_pause:
             return f"{told} paused"
         return f"{told} at {self.point or f'{self.moment:.2f} s'}"
@@ -60,11 +63,12 @@ class Blow:
 
 @dataclass(frozen=True)
 class DeliverySchedule:
-    """Three to six blows.
+    """Three to seven blows.
 
     Attributes:
         sends: the application sends its outbox by itself.
         broker: what becomes of it after half of the blows: "", "restarted", "killed".
+        replays: at the end somebody sets the consumers' group back to the beginning.
     """
 
     seed: int
@@ -72,6 +76,7 @@ class DeliverySchedule:
     sends: bool
     blows: tuple[Blow, ...]
     broker: str
+    replays: bool = False
 
     @classmethod
     def draw(cls, seed: int) -> DeliverySchedule:
@@ -99,13 +104,17 @@ class DeliverySchedule:
                 # A keeper looks once when it starts.
                 is_once = point.partition(":")[0] in KEEPER_POINTS
                 blows.append(Blow((name,), point.partition(":")[0] if is_once else point))
-        return cls(seed, chain, sends, tuple(blows), broker)
+        if chain == LOOK_BACK and chance.random() < 0.7:
+            blow = Blow((chance.choice(INSTANCES),), is_midnight=True)
+            blows.insert(chance.randint(0, len(blows)), blow)
+        return cls(seed, chain, sends, tuple(blows), broker, chance.random() < 0.5)
 
     def __str__(self) -> str:
         told = f"seed {self.seed}: {self.chain}"
         told += ", sends by itself" if self.sends and self.chain != LOOK_BACK else ""
         told += f", {'; '.join(map(str, self.blows))}"
-        return told + (f"; broker {self.broker}" if self.broker else "")
+        told += f"; broker {self.broker}" if self.broker else ""
+        return told + ("; read again from the beginning" if self.replays else "")
 
 
 @dataclass(frozen=True)
@@ -188,7 +197,9 @@ def _run(
                 broker = aside.submit(strike_broker)
             if isinstance(chain, LookBackChain) and blow.point in KEEPER_POINTS:
                 chain.add_old_day()
-            if blow.is_pause:
+            if isinstance(chain, LookBackChain) and blow.is_midnight:
+                chain.kill_at_midnight(blow.names[0])
+            elif blow.is_pause:
                 chain.pause(blow.names[0])
             elif blow.point:
                 chain.kill_at(blow.names[0], blow.point, blow.moment)
@@ -196,6 +207,8 @@ def _run(
                 chain.kill(blow.names, blow.moment)
         if broker is not None:
             broker.result()
+        if schedule.replays:
+            chain.replay()
         audit = audit_facts(chain.read_facts())
         return DeliveryVerdict(chain.kills, chain.reached, audit, tuple(chain.find_problems()))
 

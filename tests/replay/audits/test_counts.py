@@ -28,6 +28,7 @@ from backlogctl.clock import format_time, utc_now
 from backlogctl.errors import UsageError
 from backlogctl.formats import format_moment
 from backlogctl.ledger.archives import ArchiveRecord
+from backlogctl.replay.audits import span, tiers
 from backlogctl.replay.audits.audit import (
     AuditFinding,
     AuditOptions,
@@ -36,6 +37,7 @@ from backlogctl.replay.audits.audit import (
     sweep_folders,
 )
 from backlogctl.replay.audits.counts import CountsAuditing
+from backlogctl.replay.audits.span import Span
 from backlogctl.replay.audits.tiers import find_archived
 from backlogctl.replay.engine.options import read_options
 from backlogctl.replay.present.figures import make_counts_figure
@@ -256,6 +258,33 @@ def test_fault_150_a_late_row_whose_message_came_meanwhile_is_no_loss(
     again = audit(shop)
     for tier in ("rows", "messages"):
         assert sum_up(found, tier) == sum_up(again, tier), "as when all is there"
+
+
+def test_fault_150_a_message_whose_row_came_after_the_rows_were_read_has_one(
+    empty_shop: Shop, began: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is read once more, since one row has no message; the table is not."""
+    shop, rows = empty_shop, make_orders(began, range(COUNT))
+    late, unsent, spans = rows[100:110], rows[150], []
+    fill(shop, rows[:100] + rows[110:], {*range(COUNT)} - {150})
+    send(shop, [row for row in rows[:100] + rows[110:] if row is not unsent])
+    catch_up(shop)
+
+    def read_span(*given: Any) -> Span:
+        spans.append(given)
+        if len(spans) == 2:
+            fill_table(shop.url, "SELECT 1", late)
+            send(shop, late)
+        return span.read_span(*given)
+
+    monkeypatch.setattr(tiers, "read_span", read_span)
+    found = audit(shop)
+    assert len(spans) == 2
+    assert list_checks(found) == [
+        ("rows-without-messages", "suspect"),
+        ("span", "noted"),
+    ]
+    assert find(found, "rows-without-messages").count == 1
 
 
 @pytest.mark.timeout(1800)
