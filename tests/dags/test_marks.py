@@ -158,7 +158,7 @@ def test_fault_142_work_that_was_marked_waits_for_a_person(
     def stop(*_: Any, **named: Any) -> None:
         raise PausedBecause(INTERRUPTED, "it stopped", subject=f"recovery {begun.id}")
 
-    monkeypatch.setattr(recoveries, "carry_on", stop)
+    monkeypatch.setattr(recoveries, "call", stop)
     context["ti"].task_id = "rebuild.carry_out"
     leave(context, {}, rebuild__carry_out=marked)
     with pytest.raises(BacklogError):
