@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException
 
-from backlogctl.config import Config
+from backlogctl.config import Config, mask_secrets
 from backlogctl.config.root import name_file
 from backlogctl.dags.configuration import (
     BINARY,
@@ -44,6 +44,7 @@ from backlogctl.replay.runbooks.driver import (
     read_outcome,
     write_submission,
 )
+from backlogctl_delivery.visible import escape_trace
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -101,7 +102,7 @@ def _await_outcome(
         pass
     if interrupts.asked:
         raise PausedBecause(INTERRUPTED, "ended with its task", hint="the next try goes on")
-    tail = ended.splitlines()[-_TAIL_LINES:]
+    tail = ended.splitlines()[1:][-_TAIL_LINES:]  # behind the command
     raise BacklogError(
         "the driver ended and left no outcome" + "".join(f"\n  {line}" for line in tail),
         subject=f"spark-submit to {master}",
@@ -138,6 +139,12 @@ def _make_hook(
 ) -> SparkSubmitHook:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
+    class Hook(SparkSubmitHook):
+        """What Spark says may hold what it was given, or what a message holds."""
+
+        def _process_spark_submit_log(self, itr: Iterator[str]) -> None:
+            super()._process_spark_submit_log(escape_trace(mask_secrets(line)) for line in itr)
+
     from backlogctl.spark_backfill.spark.cluster import needs_s3
     from backlogctl.spark_backfill.spark.session import make_submit_conf
 
@@ -147,7 +154,7 @@ def _make_hook(
     conf = make_submit_conf(config.spark, s3=any(map(needs_s3, places)), elsewhere=mode == CLUSTER)
     mask = os.umask(0o077)  # it writes a keytab of the connection into the temporary directory
     try:
-        return SparkSubmitHook(conf=conf, conn_id=connection.conn_id, name=name)
+        return Hook(conf=conf, conn_id=connection.conn_id, name=name)
     finally:
         os.umask(mask)
 
