@@ -15,6 +15,7 @@ from sqlalchemy import make_url
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import name_origin
+from backlogctl.replay.kinds import REBUILD
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import RecoveryState
 from tests.conftest import MakeTopic
@@ -151,7 +152,16 @@ def test_fault_159_a_driver_whose_task_was_killed_stops_by_itself(tasks: Tasks, 
     family = start_work(tasks, shop, recovery)
     os.kill(family[0].pid, signal.SIGKILL)
     await_end(family, 150)
+    assert tasks.await_end()[0] == -signal.SIGKILL
     check_interrupted(desk, shop, recovery)
     tasks.run("carry_on", recovery=recovery, resumed=False)
     shop.check_same_set()
     assert list(desk.config.staging.dir.glob("submission-*")) == []
+
+
+def test_a_plan_by_a_driver_on_the_workers_machine(shop: Shop) -> None:
+    spark = know("backlogctl_spark", host="local[2]", extra=CLIENT)
+    tasks = Tasks({**make_environment(shop.directory / "backlog.yaml"), **spark})
+    desk = shop.open()
+    planned = desk.ledger.recoveries.get(plan(tasks, desk))
+    assert REBUILD.read_plan(planned).outcome.counts.rebuilt == LOST
