@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,8 @@ _DOCS = "see docs/deployment.md, Spark by spark-submit"
 _PREFIX = "submission-"
 _BEAT_SECONDS = 0.5
 _TAIL_LINES = 5
+# Of what spark-submit said last, no reasons: places in a trace, and what went well.
+_NOISE = re.compile(r"\s*(at |\.\.\. )|\S+ \S+ INFO ")
 
 
 def call(workspace: Workspace, verb: str, args: Mapping[str, Any], traits: Traits) -> Any:
@@ -102,9 +105,9 @@ def _await_outcome(
         pass
     if interrupts.asked:
         raise PausedBecause(INTERRUPTED, "ended with its task", hint="the next try goes on")
-    tail = ended.splitlines()[1:][-_TAIL_LINES:]  # behind the command
+    said = [line for line in ended.splitlines()[1:] if not _NOISE.match(line)]
     raise BacklogError(
-        "the driver ended and left no outcome" + "".join(f"\n  {line}" for line in tail),
+        "\n  ".join(("the driver ended and left no outcome", *said[-_TAIL_LINES:])),
         subject=f"spark-submit to {master}",
         hint=f"what it wrote is above, or in the log of its pod; {_DOCS}",
         retryable=True,
@@ -143,7 +146,9 @@ def _make_hook(
         """What Spark says may hold what it was given, or what a message holds."""
 
         def _process_spark_submit_log(self, itr: Iterator[str]) -> None:
-            super()._process_spark_submit_log(escape_trace(mask_secrets(line)) for line in itr)
+            super()._process_spark_submit_log(
+                escape_trace(mask_secrets(line.expandtabs(2))) for line in itr
+            )
 
     from backlogctl.spark_backfill.spark.cluster import needs_s3
     from backlogctl.spark_backfill.spark.session import make_submit_conf

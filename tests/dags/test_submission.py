@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,17 +13,19 @@ import psutil
 import pytest
 from sqlalchemy import make_url
 
+from backlogctl.errors import BacklogError
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import name_origin
 from backlogctl.replay.kinds import REBUILD
+from backlogctl.replay.runbooks.driver import APPLICATION, read_outcome, write_submission
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import RecoveryState
 from tests.conftest import MakeTopic
-from tests.dags.submitting import Tasks, know, make_environment
+from tests.dags.submitting import GRACE, Tasks, know, make_environment
 from tests.kit.kafka import wait_until
 from tests.kit.processes import is_running
-from tests.kit.shop import LOST, PARTITIONS, Shop
+from tests.kit.shop import LOCAL_SPARK, LOST, PARTITIONS, Shop
 from tests.spark_backfill.standalone import StandaloneSpark
 
 pytestmark = pytest.mark.timeout(600)
@@ -165,3 +168,21 @@ def test_a_plan_by_a_driver_on_the_workers_machine(shop: Shop) -> None:
     desk = shop.open()
     planned = desk.ledger.recoveries.get(plan(tasks, desk))
     assert REBUILD.read_plan(planned).outcome.counts.rebuilt == LOST
+
+
+def test_a_driver_without_the_connector_says_so(shop: Shop) -> None:
+    """In cluster mode its image has it, or not."""
+    environment = make_environment(shop.directory / "backlog.yaml")
+    folder = shop.directory / "submission"
+    request = {
+        "verb": "plan",
+        "args": {"form": {"stream": "orders"}, "kind": "rebuild", "origin": ORIGIN},
+        "approver": GRACE.to_json(),
+        "config": environment["BACKLOG_CONFIG"],
+        "spark": LOCAL_SPARK,
+    }
+    write_submission(folder, request)
+    words = ["spark-submit", "--master", "local[2]", str(folder / APPLICATION)]
+    subprocess.run(words, env={**os.environ, **environment}, check=False, timeout=120)
+    with pytest.raises(BacklogError, match="without Spark's Kafka connector"):
+        read_outcome(folder)

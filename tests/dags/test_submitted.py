@@ -9,9 +9,11 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from airflow.providers.apache.spark.hooks import spark_submit
@@ -70,6 +72,11 @@ class Worker:
             "BACKLOG_CONFIG": str(directory / "backlog.yaml"),
         }.items():
             patch.setenv(name, value)
+
+    def use_spark(self) -> None:
+        """Spark's own spark-submit in its place."""
+        binaries = Path(sys.executable).parent
+        self._patch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
 
     def know(self, **fields: Any) -> None:
         for name, value in know("backlogctl_spark", **fields).items():
@@ -161,25 +168,85 @@ def test_a_driver_beside_the_task_starts_with_all_settings(worker: Worker) -> No
     assert request["approver"] == GRACE.to_json()
 
 
-def test_a_driver_in_a_pod_has_its_own_jars(worker: Worker, kubernetes: None) -> None:
-    """The application lies in the staging directory, which the pod has at the same path."""
+class ApiServer(ThreadingHTTPServer):
+    """Of Kubernetes, as far as to be asked for a pod; it starts none."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Asked)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def find(self, kind: str) -> tuple[str, dict[str, Any]]:
+        """The path and the document of the one of this kind."""
+        (found,) = [one for one in self.asked if one[1]["kind"] == kind]
+        return found
+
+
+class _Asked(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        """Made, as it was asked for."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        cast("ApiServer", self.server).asked.append((self.path, body))
+        body["metadata"]["uid"] = "1"
+        self._answer(201, body)
+
+    do_PATCH = do_POST  # noqa: N815
+
+    def do_GET(self) -> None:
+        """Nothing is known of it."""
+        self._answer(403, {"kind": "Status", "status": "Failure", "code": 403})
+
+    def _answer(self, code: int, document: dict[str, Any]) -> None:
+        answer = json.dumps(document).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_DELETE = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Nowhere."""
+
+
+@pytest.fixture
+def api_server() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield server
+        server.shutdown()
+        serving.join()
+
+
+def test_a_driver_in_a_pod_has_its_own_jars(
+    worker: Worker, kubernetes: None, api_server: ApiServer
+) -> None:
+    """Spark's own spark-submit asks for it. The application lies in the staging directory, which
+    the pod has at the same path."""
+    worker.use_spark()
     ref = "spark.kubernetes.driver.secretKeyRef.BACKLOG_PASSWORD"
     image = "spark.kubernetes.container.image"
     extra = {**CLUSTER, ref: "backlog:password", image: "backlogctl:1", "namespace": "kafka"}
-    worker.know(**KUBERNETES, extra=extra)
-    assert worker.call(ledger="postgresql+psycopg://db.example/ledger") == "done"
-    argv = worker.seen["argv"]
-    assert argv[:2] == ["--master", "k8s://https://api.example:6443"]
-    assert argv[argv.index("--deploy-mode") + 1] == "cluster"
-    assert argv[-1].startswith("local:///")
-    assert argv[-1].endswith("/main.py")
-    conf = list_conf(argv)
-    assert conf[ref] == "backlog:password"
-    assert conf[image] == "backlogctl:1"
-    assert conf["spark.kubernetes.namespace"] == "kafka"
-    assert conf["spark.driver.extraJavaOptions"] == "-Duser.timezone=UTC"
+    host, port = f"http://{api_server.server_address[0]!s}", api_server.server_address[1]
+    worker.know(conn_type="k8s", host=host, port=port, extra=extra)
+    with pytest.raises(BacklogError, match=r"left no outcome\n(?s:.*)Received 403"):
+        worker.call(ledger="postgresql+psycopg://db.example/ledger")
+    path, pod = api_server.find("Pod")
+    assert path == "/api/v1/namespaces/kafka/pods"
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == "backlogctl:1"
+    assert container["args"][-1].startswith("local:///")
+    assert container["args"][-1].endswith("/main.py")
+    environment = {one["name"]: one.get("valueFrom") for one in container["env"]}
+    named = {"secretKeyRef": {"key": "password", "name": "backlog"}}
+    assert environment["BACKLOG_PASSWORD"] == named
+    conf = api_server.find("ConfigMap")[1]["data"]["spark.properties"]
+    assert "\nspark.driver.extraJavaOptions=-Duser.timezone\\=UTC\n" in conf
     # The hook reads how the pod ended in lines that a level would take away.
-    for name in ("spark.jars", "spark.driver.extraClassPath", "spark.log.level"):
+    for name in ("spark.jars=/", "spark.driver.extraClassPath", "spark.log.level"):
         assert name not in conf
 
 
