@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,7 +124,8 @@ def _counting(alive: Path, interrupts: Interrupts) -> Iterator[None]:
             if interrupts.asked:
                 alive.unlink(missing_ok=True)
                 return
-            alive.write_text(str(number), encoding="utf-8")
+            with suppress(OSError):  # a share that is away for a moment
+                alive.write_text(str(number), encoding="utf-8")
             if over.wait(_BEAT_SECONDS):
                 return
 
