@@ -64,11 +64,12 @@ def call(workspace: Workspace, verb: str, args: Mapping[str, Any], traits: Trait
     """One verb of `VERBS`, where the connection says; with its errors, wherever it was done.
 
     Args:
-        traits: of what it works on; without Spark it is done here.
+        traits: of what it works on. Without Spark it is done here; so is, in client mode, what stops
+            consumers: started by a driver they would inherit its Spark from the environment.
     """
     connection = find_spark_connection() if traits.uses_spark else None
     mode = connection and read_extra(connection).get(DEPLOY_MODE)
-    if connection is None or not mode:
+    if connection is None or not mode or (traits.stops_consumers and mode == CLIENT):
         return VERBS[verb](workspace, args, LOG.info)
     fields = list_taken_fields()
     _refuse(connection, mode, workspace.config, traits, fields)

@@ -258,6 +258,8 @@ def test_without_a_deploy_mode_the_task_is_the_driver(
     assert worker.call() == "here"
     worker.know(host="local[2]", extra=CLIENT)
     assert worker.call(Traits()) == "here", "it needs no Spark"
+    stopping = replace(SPARK, stops_consumers=True)
+    assert worker.call(stopping) == "here", "consumers would inherit the environment of a driver"
 
 
 @pytest.mark.parametrize(
