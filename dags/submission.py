@@ -64,7 +64,7 @@ def call(workspace: Workspace, verb: str, args: Mapping[str, Any], traits: Trait
     """One verb of `VERBS`, where the connection says; with its errors, wherever it was done.
 
     Args:
-        traits: of what it works on. Without Spark it is done here; so is, in client mode, what stops
+        traits: of what it works on. Without Spark it is done here; in client mode so is what stops
             consumers: started by a driver they would inherit its Spark from the environment.
     """
     connection = find_spark_connection() if traits.uses_spark else None
