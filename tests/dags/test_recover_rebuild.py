@@ -199,8 +199,10 @@ def submitting(airflow: Airflow) -> Iterator[None]:
         "extra": json.dumps(extra),
     }
     airflow.client().post(path, json=body).raise_for_status()
-    yield
-    airflow.client().delete(f"{path}/backlogctl_spark").raise_for_status()
+    try:
+        yield
+    finally:
+        airflow.client().delete(f"{path}/backlogctl_spark").raise_for_status()
 
 
 def test_fault_159_a_driver_ends_with_a_task_that_is_marked(
