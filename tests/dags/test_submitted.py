@@ -326,7 +326,7 @@ def test_fault_159_a_driver_is_stopped_where_its_task_is_gone(tmp_path: Path, en
     counting = threading.Thread(target=count)
     try:
         counting.start()
-        stop_with_task(alive, silent=3.0)
+        stop_with_task(alive, silent=5.0)
         assert not counting.is_alive(), "it did not wait for the task"
     finally:
         over.set()
