@@ -20,6 +20,8 @@ from backlogctl.errors import ConfigurationError
 # Where it exists, it says where Spark runs; `spark:` of the file otherwise.
 SPARK_CONNECTION = "BACKLOG_SPARK_CONN_ID"
 _DEFAULT_SPARK = "backlogctl_spark"
+# Of its extra, as Airflow's Spark provider names them: how a driver is submitted.
+DEPLOY_MODE, BINARY = "deploy-mode", "spark-binary"
 _FIELDS = ("host", "port", "login", "password", "schema", "extra", "url")
 # SQLAlchemy's names for Airflow's types of connections.
 _DRIVERS = {
@@ -35,10 +37,27 @@ def load() -> Config:
     Raises ConfigurationError, Refused: there is none, or it is wrong; the message says where.
     """
     config = load_config(find_connection=find_field)
-    spark = _find_connection(os.environ.get(SPARK_CONNECTION) or _DEFAULT_SPARK)
+    spark = find_spark_connection()
     if spark is None:
         return config
     return config.model_copy(update={"spark": read_spark(spark, config.spark)})
+
+
+def find_spark_connection() -> Connection | None:
+    """That says where Spark runs; None where the file alone does."""
+    return _find_connection(os.environ.get(SPARK_CONNECTION) or _DEFAULT_SPARK)
+
+
+def list_taken_fields() -> dict[str, str]:
+    """The fields of connections that the file takes, secrets among them, by `CONNECTION.FIELD`."""
+    taken: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        taken[name] = find_field(name)
+        return taken[name]
+
+    load_config(find_connection=find)
+    return taken
 
 
 def find_field(name: str) -> str:
@@ -60,7 +79,7 @@ def find_field(name: str) -> str:
     elif field in _FIELDS:
         value = getattr(connection, field)
     else:
-        value = _read_extra(connection).get(field.removeprefix(_EXTRA))
+        value = read_extra(connection).get(field.removeprefix(_EXTRA))
     return "" if value is None else str(value)
 
 
@@ -80,7 +99,7 @@ def _make_url(connection: Connection) -> str:
         None if is_file else connection.host or None,
         connection.port or None,
         connection.host if is_file else connection.schema,
-        {key: item for key, item in _read_extra(connection).items() if isinstance(item, str)},
+        {key: item for key, item in read_extra(connection).items() if isinstance(item, str)},
     )
     return url.render_as_string(hide_password=False)
 
@@ -99,7 +118,7 @@ def read_spark(connection: Connection, section: SparkSection) -> SparkSection:
         host = f"spark://{host}"
     master = f"{host}:{connection.port}" if connection.port and "://" in host else host
     settings = {
-        name: value for name, value in _read_extra(connection).items() if name.startswith("spark.")
+        name: value for name, value in read_extra(connection).items() if name.startswith("spark.")
     }
     made = {"master": master, "conf": {**section.conf, **settings}}
     try:
@@ -136,7 +155,7 @@ def _find_connection(connection_id: str) -> Connection | None:
         raise
 
 
-def _read_extra(connection: Connection) -> dict[str, Any]:
+def read_extra(connection: Connection) -> dict[str, Any]:
     try:
         found = json.loads(connection.extra or "{}")
     except ValueError:

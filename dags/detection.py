@@ -24,7 +24,6 @@ from backlogctl.dags.task_context import (
     is_paused,
     is_served,
     list_states,
-    make_task_console,
     name_mapped,
     opened,
 )
@@ -45,6 +44,7 @@ from backlogctl.replay.runbooks.work import (
     find_run,
     list_left_open,
     list_waiting_work,
+    make_task_console,
     restore_layout,
 )
 from backlogctl.values import Recovery

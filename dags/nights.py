@@ -14,6 +14,7 @@ from backlogctl.config import Stream
 from backlogctl.dags.lineage import report_audit, report_recovery
 from backlogctl.dags.policies import FOUND
 from backlogctl.dags.recoveries import come_again, make_origin, work_on
+from backlogctl.dags.submission import call
 from backlogctl.dags.task_context import (
     alert,
     keep_reason,
@@ -24,13 +25,11 @@ from backlogctl.dags.task_context import (
     was_marked,
 )
 from backlogctl.formats import format_moment
-from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.runbooks.descriptions import (
-    carry_out_audit,
-    describe_audit,
-    is_alarming,
-    list_night_audits,
-)
+from backlogctl.replay.audits import AUDITS
+from backlogctl.replay.engine.kind import Say, Traits, Workspace
+from backlogctl.replay.engine.plan import RunOrigin
+from backlogctl.replay.kinds import REBUILD
+from backlogctl.replay.runbooks.descriptions import is_alarming, list_night_audits
 from backlogctl.replay.runbooks.nights import (
     Interval,
     Tonight,
@@ -67,6 +66,7 @@ def plan_night(stream: str) -> dict[str, Any]:
             LOG.info,
             lost_in=_find_night(context),
             hold=lambda recovery: _hold_marked(context, workspace, recovery),
+            planner=_plan_gaps,
         )
         if work.recovery:
             report_recovery(workspace, workspace.ledger.recoveries.get(work.recovery))
@@ -117,6 +117,23 @@ def await_window(context: Context, stream: Stream) -> datetime:
     return window.last_opening(now)
 
 
+def _plan_gaps(
+    workspace: Workspace,
+    stream: Stream,
+    before: datetime,
+    origin: RunOrigin,
+    _: Say,
+    lost_in: Interval | None,
+) -> Recovery:
+    args = {
+        "stream": stream.name,
+        "before": before.isoformat(),
+        "origin": origin.model_dump(),
+        "lost_in": lost_in and [lost_in.start.isoformat(), lost_in.end.isoformat()],
+    }
+    return workspace.ledger.recoveries.get(call(workspace, "plan_gaps", args, REBUILD.traits))
+
+
 def _find_night(context: Context) -> Interval | None:
     """The night of the past that a backfill is for."""
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
@@ -156,12 +173,13 @@ def audit(work: dict[str, str]) -> dict[str, Any]:
         stream = workspace.config.stream(work["stream"])
         await_window(context, stream)
         report_audit(workspace, stream)
-        found = carry_out_audit(workspace, stream, work["audit"], LOG.info)
-    told = describe_audit(found)
+        uses_spark = any(one.uses_spark for one in AUDITS if one.name == work["audit"])
+        args = {"stream": stream.name, "audit": work["audit"]}
+        told: dict[str, Any] = call(workspace, "audit", args, Traits(uses_spark=uses_spark))
     LOG.info("%s: %s: %s", name, told["verdict"], told["sentence"])
     keep_reason(context, f"{told['verdict']}: {told['sentence']}")
     if told["verdict"] != "clean":  # for the note of the run, which ends green all the same
         context["ti"].xcom_push(key=FOUND, value=f"{name}: {told['verdict']}: {told['sentence']}")
-    if is_alarming(found):
+    if is_alarming(told["verdict"]):
         alert(context, stream, told)
     return told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from dataclasses import replace
 from typing import Any
 
 from airflow.sdk import Context, get_current_context
@@ -14,6 +15,7 @@ from backlogctl.dags.configuration import find_deployment
 from backlogctl.dags.lineage import report_recovery
 from backlogctl.dags.links import find_report, publish_links
 from backlogctl.dags.policies import ASKING, CHOSEN, HOLD_TASKS, PROPOSED, REASON
+from backlogctl.dags.submission import call
 from backlogctl.dags.task_context import (
     ENDED,
     RunbookRefusal,
@@ -22,7 +24,6 @@ from backlogctl.dags.task_context import (
     find_task_state,
     keep_reason,
     list_states,
-    make_task_console,
     name_task,
     opened,
     read_given,
@@ -53,15 +54,16 @@ from backlogctl.replay.runbooks.requests import (
     HOLD,
     RecoveryRequest,
     find_named_kind,
-    find_or_plan,
     read_request,
     refuse_unknown,
 )
 from backlogctl.replay.runbooks.work import (
     Carried,
-    carry_on,
+    can_begin,
     hold_for_person,
     lifts_hold,
+    make_task_console,
+    read_carried,
     record_task,
     restore_layout,
 )
@@ -136,7 +138,8 @@ def plan(kind: str) -> dict[str, Any]:
         request = read_request(workspace, form)
         origin = make_origin(context, request.note)
         try:
-            recovery = find_or_plan(workspace, request, kind, origin, LOG.info)
+            args = {"form": dict(form), "kind": kind, "origin": origin.model_dump()}
+            planned = call(workspace, "plan", args, workspace.kinds.get(kind).traits)
         except (Refused, UsageError) as refused:
             if refused.retryable or f"{kind}.plan" == chosen[-1]:
                 raise
@@ -144,6 +147,7 @@ def plan(kind: str) -> dict[str, Any]:
             told = f"{kind} is refused: {describe_error(refused)}"
             context["ti"].xcom_push(key=REFUSED, value=told)
             raise skipping(context, told) from None
+        recovery = workspace.ledger.recoveries.get(planned)
         report_recovery(workspace, recovery)
     LOG.info("%s is %s, plan %s", recovery.id, recovery.state, recovery.plan_hash)
     return {
@@ -210,12 +214,15 @@ def work_on(workspace: Workspace, context: Context, recovery_id: str) -> Carried
     task_ = name_task(context)
     publish_links(context["ti"], recovery_id)
     recovery = workspace.ledger.recoveries.get(recovery_id)
-    workspace.kind_of(recovery)
+    traits = workspace.kind_of(recovery).traits
     report_recovery(workspace, recovery)
     lifted = lifts_hold(workspace, recovery, task_)
     record_task(workspace, recovery_id, task_)
     try:
-        return carry_on(workspace, recovery_id, make_task_console(), resumed=lifted)
+        if not (lifted or can_begin(workspace, recovery)):
+            traits = replace(traits, uses_spark=False)
+        args = {"recovery": recovery_id, "resumed": lifted}
+        return read_carried(workspace, call(workspace, "carry_on", args, traits))
     except PausedBecause as pause:
         marked = find_task_state(context, task_) in ("failed", "success")
         if pause.why == INTERRUPTED and marked and not recovery.stops_consumers:

@@ -24,7 +24,6 @@ from airflow.sdk.exceptions import (
     AirflowRuntimeError,
     AirflowSkipException,
 )
-from rich.console import Console
 
 from backlogctl.config import Stream, mask_secrets
 from backlogctl.dags.configuration import find_deployment, load
@@ -205,11 +204,6 @@ def alert(context: Context, stream: Stream, told: dict[str, Any]) -> None:
 def name_mapped(context: Context, **named: str) -> None:
     """What `map_index_template` shows of a mapped task."""
     cast("dict[str, Any]", context).update(named)
-
-
-def make_task_console() -> Console:
-    """Progress as lines of the task's log."""
-    return Console(file=sys.stdout, force_terminal=False, width=120)
 
 
 # What Airflow knows of DAGs, runs and tasks, as a task may ask it.

@@ -56,7 +56,7 @@ case "${1:-}" in
         ;;
     # Compiled once here: every Python worker of Spark would else compile its libraries again, where
     # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
-    airflow) wanted=(--compile-bytecode --extra all) ;;
+    airflow) wanted=(--compile-bytecode --extra all --group airflow) ;;
     *) wanted=(--compile-bytecode --extra spark --extra delivery --extra wire) ;;
 esac
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"

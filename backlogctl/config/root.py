@@ -288,6 +288,11 @@ class Config(Section):
 _HINT = "docs/configuration.md lists every key"
 
 
+def name_file(env: Mapping[str, str]) -> Path:
+    """The file that is read where none is named."""
+    return Path(env.get("BACKLOG_CONFIG") or DEFAULT_FILE)
+
+
 def load_config(
     path: Path | None = None,
     env: Mapping[str, str] | None = None,
@@ -300,7 +305,7 @@ def load_config(
         Refused: a stream's topic is denied.
     """
     env = os.environ if env is None else env
-    file = path or Path(env.get("BACKLOG_CONFIG") or DEFAULT_FILE)
+    file = path or name_file(env)
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -382,7 +387,7 @@ class Outline:
 def read_outline(path: Path | None = None, env: Mapping[str, str] | None = None) -> Outline:
     """Names and windows of the streams of the file that `load_config` would read."""
     env = os.environ if env is None else env
-    file = path or Path(env.get("BACKLOG_CONFIG") or DEFAULT_FILE)
+    file = path or name_file(env)
     try:
         data = parse_document(file.read_text(encoding="utf-8")).data
     except FileNotFoundError:

@@ -47,6 +47,8 @@ _SPARK_SECRET = re.compile(
     r"(?i)(secret|password|passwd|token|credential|access[._-]?key|accountkey|private)"
 )
 _SPARK_HARMLESS_END = re.compile(r"(?i)(file|location|path|provider|enabled|interval)$")
+# They name a secret of Kubernetes, and hold none.
+_SPARK_SECRET_NAMED = re.compile(r"spark\.kubernetes\.(driver|executor)\.secret(s|KeyRef)\.")
 _SPARK_CODE = (
     "spark.plugins",
     "spark.python.daemon.module",
@@ -132,7 +134,8 @@ def _check_setting(name: str, value: str) -> str:
             "`spark.speculation` must stay off: it runs a task twice at once, and the injection "
             "must not race itself"
         )
-    secret_key = _SPARK_SECRET.search(name) and not _SPARK_HARMLESS_END.search(name)
+    harmless = _SPARK_HARMLESS_END.search(name) or _SPARK_SECRET_NAMED.match(name)
+    secret_key = _SPARK_SECRET.search(name) and not harmless
     if secret_key or re.search(r"(?i)(secret|password|token)[\w.]*=", value):
         raise ValueError(
             f"`{name}` holds a secret, and Spark shows its settings in its pages and logs: give "

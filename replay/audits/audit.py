@@ -82,23 +82,23 @@ _OLDEST_SECONDS = (
 
 
 @contextmanager
-def open_folder(config: Config) -> Iterator[Path]:
+def open_folder(config: Config, kind: str = _PREFIX) -> Iterator[Path]:
     """An empty folder under `staging.dir`, the owner's alone; it is gone afterwards.
 
-    Those of audits that were killed are removed first: they hold the identities of messages.
+    Those of the kind that were killed are removed first: they hold the identities of messages.
     """
     root = config.staging.dir
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sweep_folders(root)
-    prefix = f"{_PREFIX}{socket.gethostname()}-{os.getpid()}-"
+    sweep_folders(root, kind)
+    prefix = f"{kind}{socket.gethostname()}-{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as made:
         yield Path(made)
 
 
-def sweep_folders(root: Path) -> None:
-    """Removes what killed audits left; what cannot be removed stays."""
-    for folder in root.glob(f"{_PREFIX}*-*-*"):
-        host, pid, _ = folder.name.removeprefix(_PREFIX).rsplit("-", 2)
+def sweep_folders(root: Path, kind: str = _PREFIX) -> None:
+    """Removes what killed audits left, or others of a kind; what cannot be removed stays."""
+    for folder in root.glob(f"{kind}*-*-*"):
+        host, pid, _ = folder.name.removeprefix(kind).rsplit("-", 2)
         with suppress(OSError, ValueError):
             if host == socket.gethostname():
                 is_left = not psutil.pid_exists(int(pid))
@@ -259,6 +259,7 @@ class Audit(ABC):
     name: str
     summary: str
     options_model: type[SpanOptions] = AuditOptions
+    uses_spark: bool = True
 
     def list_rights(self, stream: Stream) -> tuple[Right, ...]:
         """What it must be allowed on the cluster."""

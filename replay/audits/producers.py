@@ -43,6 +43,7 @@ class ProducerAuditing(Audit):
     name = "producers"
     summary = "Show who writes the topic, and where batches look as if some were lost."
     options_model = SpanOptions
+    uses_spark = False
 
     def list_rights(self, stream: Stream) -> tuple[Right, ...]:
         """It does not look at the group."""

@@ -56,9 +56,9 @@ def carry_out_audit(
     return run_audit(audit, workspace, stream, audit.options_model(), say)
 
 
-def is_alarming(found: AuditResult) -> bool:
-    """Whether messages are missing, or may be: worth an event."""
-    return found.verdict in _TELLING
+def is_alarming(verdict: str) -> bool:
+    """Of an audit, whether messages are missing, or may be: worth an event."""
+    return verdict in _TELLING
 
 
 def describe_audit(found: AuditResult) -> dict[str, Any]:

@@ -73,6 +73,9 @@ class Interval:
         return f"{format_moment(self.start)} to {format_moment(self.end)}"
 
 
+GapPlanner = Callable[[Workspace, Stream, datetime, RunOrigin, Say, Interval | None], Recovery]
+
+
 def has_nights(workspace: Workspace, stream: Stream) -> bool:
     """Whether a night may have work for it: it has a table, or an archive."""
     return stream.source is not None or bool(
@@ -89,12 +92,14 @@ def find_night_work(
     *,
     lost_in: Interval | None = None,
     hold: Callable[[Recovery], str] = lambda _: "",
+    planner: GapPlanner | None = None,
 ) -> NightWork:
     """Goes on with what was begun, else plans the gaps that were found before `before`.
 
     Args:
         lost_in: only what was lost in this time, whenever it was found: a night of the past.
         hold: why a recovery is a person's to go on with; "" where it is not.
+        planner: plans elsewhere what `plan_gaps` would plan here.
 
     Asked twice it gives the same work: a plan that is there is not made again, and what is
     verified is no gap any more (fault 39).
@@ -124,7 +129,7 @@ def find_night_work(
             why += f"; {others} {'at other times' if lost_in else 'found since'}"
         return NightWork(stream.name, Tonight.NOTHING, "", why)
     try:
-        recovery = _plan(workspace, stream, origin, wants, say)
+        recovery = (planner or plan_gaps)(workspace, stream, before, origin, say, lost_in)
     except PutBackAlready as done:
         # A person closes the gaps; until then no night can do anything about them.
         return NightWork(stream.name, Tonight.NOTHING, "", f"{done.message}; {done.hint}")
@@ -137,16 +142,17 @@ def find_night_work(
     return _judge_plan(workspace, stream, recovery)
 
 
-def _plan(
+def plan_gaps(
     workspace: Workspace,
     stream: Stream,
+    before: datetime,
     origin: RunOrigin,
-    wants: Callable[[Gap], bool],
     say: Say,
+    lost_in: Interval | None,
 ) -> Recovery:
     """What the log still has first: retention takes that, and no row. Then the oldest archive, as
     its messages are older than those that rows make again."""
-    ledger = workspace.ledger
+    ledger, wants = workspace.ledger, _choose_wanted(workspace, stream, before, lost_in)
     sources = [WORD] if any(map(wants, list_in_log(ledger, stream))) else []
     archived = [each.record for each in list_archived(ledger, stream) if wants(each.gap)]
     sources += [f"{ARCHIVE}:{name}" for name in dict.fromkeys(one.recovery_id for one in archived)]

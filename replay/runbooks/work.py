@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -50,6 +51,28 @@ class Carried:
         """Whether the off-peak window is closed now."""
         return self.why == WINDOW
 
+    def to_json(self) -> dict[str, Any]:
+        """Without the recovery itself: `read_carried` looks it up."""
+        at = self.come_again and self.come_again.isoformat()
+        return {
+            "recovery": self.recovery.id,
+            "come_again": at,
+            "why": self.why,
+            "document": self.document,
+        }
+
+
+def read_carried(workspace: Workspace, document: Mapping[str, Any]) -> Carried:
+    """Of `Carried.to_json`."""
+    recovery, at = workspace.ledger.recoveries.get(document["recovery"]), document["come_again"]
+    come_again = at and datetime.fromisoformat(at)
+    return Carried(recovery, come_again, document["why"], document["document"])
+
+
+def make_task_console() -> Console:
+    """Progress as lines of a log."""
+    return Console(file=sys.stdout, force_terminal=False, width=120)
+
 
 def carry_on(
     workspace: Workspace, recovery_id: str, console: Console, *, resumed: bool = False
@@ -82,6 +105,12 @@ def carry_on(
             return _wait(workspace, recovery_id, HELD_SECONDS, pause.message)
         raise
     return Carried(done, None, "", describe_run(workspace, done, run.describe()))
+
+
+def can_begin(workspace: Workspace, recovery: Recovery) -> bool:
+    """Whether there may be work now: where there is none, no driver is started to say so."""
+    waits = recovery.state is RecoveryState.PAUSED and recovery.detail.get("why") == OPERATOR
+    return not (waits or is_at_end(recovery) or is_worked_on(workspace, recovery))
 
 
 def is_at_end(recovery: Recovery) -> bool:

@@ -225,6 +225,7 @@ def _explain(error: BaseException) -> tuple[str, str]:
 
 # Object stores that speak S3: what a location on one needs of Spark.
 
+_CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _CLASS = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 
@@ -235,12 +236,30 @@ def needs_s3(location: str) -> bool:
 
 def has_s3(spark: SparkSession) -> bool:
     """Whether this Spark was started with them."""
+    return _has_class(spark, _CLASS)
+
+
+def _has_class(spark: SparkSession, name: str) -> bool:
     jvm: Any = spark._jvm
     try:
-        jvm.org.apache.spark.util.Utils.classForName(_CLASS, False, False)
+        jvm.org.apache.spark.util.Utils.classForName(name, False, False)
     except Py4JError:
         return False
     return True
+
+
+def require_connector(spark: SparkSession) -> None:
+    """Where `spark-submit` has started the JVM, nothing of ours is on its class path by itself.
+
+    Raises:
+        SparkFailure: it has no Kafka connector.
+    """
+    if not _has_class(spark, _CONNECTOR):
+        raise SparkFailure(
+            "this driver was started without Spark's Kafka connector",
+            subject=str(spark.sparkContext.master),
+            hint=f"name its jars, as the driver sees them, in `spark.jars`; {_DOCS}",
+        )
 
 
 def require_s3(spark: SparkSession, location: str) -> None:

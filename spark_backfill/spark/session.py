@@ -31,6 +31,7 @@ from backlogctl.spark_backfill.spark.cluster import (
     check_executors,
     explain_start,
     is_local,
+    require_connector,
     require_master,
     require_s3,
     ship_packages,
@@ -164,6 +165,7 @@ def open_session(
             session: SparkSession = builder.getOrCreate()
     except SparkFailure as failure:
         raise explain_start(failure, settings.master) from None
+    require_connector(session)
     if s3:
         require_s3(session, "s3a:")
     session.sparkContext.setLogLevel("ERROR")
@@ -202,7 +204,24 @@ def end_tasks(seconds: float = 20.0) -> bool:
     return True
 
 
-def make_conf(master: str, own: Mapping[str, str], *, s3: bool = False) -> dict[str, str]:
+def make_submit_conf(settings: SparkSection, *, s3: bool, elsewhere: bool) -> dict[str, str]:
+    """Of a driver that `spark-submit` starts: those that its JVM starts with have no later way in.
+
+    Args:
+        elsewhere: on a machine that is not this one, and has its own jars.
+    """
+    conf = make_conf(settings.master, settings.conf, s3=s3, elsewhere=elsewhere)
+    if not elsewhere:
+        # Else `spark.pyspark.python`, which is the executors', would be the driver's too; and what
+        # Spark itself says is no progress. In cluster mode it tells how the driver ended.
+        own = {"spark.pyspark.driver.python": sys.executable, "spark.log.level": "ERROR"}
+        conf = {**own, **conf}
+    return conf
+
+
+def make_conf(
+    master: str, own: Mapping[str, str], *, s3: bool = False, elsewhere: bool = False
+) -> dict[str, str]:
     """All settings of a session: the user's, over our defaults, under what exactness needs."""
     conf = {**_DEFAULTS}
     if is_local(master):
@@ -210,10 +229,11 @@ def make_conf(master: str, own: Mapping[str, str], *, s3: bool = False) -> dict[
         conf["spark.python.daemon.module"] = "backlogctl.spark_backfill.worker_daemon"
     elif master.startswith("spark://"):
         conf |= STANDALONE_DEFAULTS
-    conf = {**conf, **own, **_REQUIRED, **_name_jars(own, is_local(master), s3)}
+    jars = {} if elsewhere else _name_jars(own, is_local(master), s3)
+    conf = {**conf, **own, **_REQUIRED, **jars}
     for name in (DRIVER_OPTIONS, "spark.executor.extraJavaOptions"):
         conf[name] = f"{own.get(name, '')} {_UTC}".strip()
-    archived = make_options(own.get(DRIVER_OPTIONS, ""))
+    archived = "" if elsewhere else make_options(own.get(DRIVER_OPTIONS, ""))
     conf[DRIVER_OPTIONS] = f"{conf[DRIVER_OPTIONS]} {archived}".strip()
     return conf
 

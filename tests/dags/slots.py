@@ -51,7 +51,7 @@ class Kind:
 
 
 KINDS = (
-    Kind("long", 1, {"approval": "named", "limits": {"messages_per_second": 2}}),
+    Kind("long", 2, {"approval": "named", "limits": {"messages_per_second": 2}}),
     Kind("asked", 12, {"approval": "named"}),
     # Of half a minute: its task is killed in the middle.
     Kind("second", 1, {"approval": "second_person", "limits": {"messages_per_second": 3}}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, cast
 
@@ -20,8 +21,8 @@ from backlogctl.dags.recoveries import UNANSWERED
 from backlogctl.dags.task_context import ENDED, RunbookRefusal
 from backlogctl.errors import BacklogError
 from backlogctl.replay.engine.approval import NOBODY
-from backlogctl.replay.engine.brakes import INTERRUPTED, PausedBecause
-from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.brakes import INTERRUPTED, OPERATOR, PausedBecause
+from backlogctl.replay.engine.kind import Traits, Workspace
 from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.runbooks.detection import Started
@@ -158,12 +159,35 @@ def test_fault_142_work_that_was_marked_waits_for_a_person(
     def stop(*_: Any, **named: Any) -> None:
         raise PausedBecause(INTERRUPTED, "it stopped", subject=f"recovery {begun.id}")
 
-    monkeypatch.setattr(recoveries, "carry_on", stop)
+    monkeypatch.setattr(recoveries, "call", stop)
     context["ti"].task_id = "rebuild.carry_out"
     leave(context, {}, rebuild__carry_out=marked)
     with pytest.raises(BacklogError):
         recoveries.work_on(desk, cast("Context", context), begun.id)
     assert (MARKED in read_actions(desk, begun.id)) is is_held
+
+
+@pytest.mark.parametrize("why", ["window", OPERATOR])
+def test_what_has_nothing_to_do_now_starts_no_driver(
+    desk: Workspace, context: dict[str, Any], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """It would come again and again, each time with a Spark of its own."""
+    begun = bring_by_airflow(desk, store(desk), S.APPROVED, S.RUNNING)
+    desk.ledger.recoveries.advance(begun.id, S.PAUSED, "airflow:grace@worker", detail={"why": why})
+    submits: list[bool] = []
+
+    def note(_: Workspace, verb: str, args: dict[str, Any], traits: Traits) -> dict[str, Any]:
+        submits.append(traits.uses_spark)
+        return {"recovery": begun.id, "come_again": None, "why": "", "document": {}}
+
+    monkeypatch.setattr(recoveries, "call", note)
+    context["ti"].task_id = "rebuild.carry_out"
+    for others in ([], [desk.ledger.leases.hold(begun.id)]):
+        with ExitStack() as held:
+            for lease in others:
+                held.enter_context(lease)
+            recoveries.work_on(desk, cast("Context", context), begun.id)
+    assert submits == [why != OPERATOR, False]
 
 
 @pytest.mark.parametrize(("ended", "starts"), [({}, 0), ({ENDED: True}, 1)])

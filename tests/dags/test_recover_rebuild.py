@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -184,6 +186,51 @@ def test_fault_38_killed_cleared_and_restarted_it_goes_on(
     actions = read_actions(desk, recovery)
     assert actions.count("verified") == 1
     assert "lease taken over" in actions
+
+
+@contextmanager
+def submitting(airflow: Airflow) -> Iterator[None]:
+    """While Airflow knows a Spark to submit to."""
+    path, extra = "/api/v2/connections", {"deploy-mode": "client", "spark.driver.memory": "900m"}
+    body = {
+        "connection_id": "backlogctl_spark",
+        "conn_type": "spark",
+        "host": "local[2]",
+        "extra": json.dumps(extra),
+    }
+    airflow.client().post(path, json=body).raise_for_status()
+    try:
+        yield
+    finally:
+        airflow.client().delete(f"{path}/backlogctl_spark").raise_for_status()
+
+
+def test_fault_159_a_driver_ends_with_a_task_that_is_marked(
+    airflow: Airflow, take_shop: TakeShop
+) -> None:
+    """Planned and put back by drivers that spark-submit starts; a person marks the task, and clears
+    it later."""
+    shop = take_shop("long")
+    with submitting(airflow):
+        run = airflow.trigger(FORM, {"stream": shop.stream, "action": "rebuild"})
+        airflow.await_question(run, APPROVE_REBUILD, within=300)
+        assert "Spark-Submit cmd" in airflow.logs(run, "rebuild.plan")
+        desk = shop.open()
+        (planned,) = desk.ledger.recoveries.list(stream=shop.stream)
+        assert REBUILD.read_plan(planned).planned_by.user == "oncall"
+        airflow.answer(run, APPROVE_REBUILD, user="second")
+        airflow.await_state(run, CARRY_OUT, {"running"}, within=200)
+        await_middle(desk, planned.id)
+        family = list_family(airflow.find_task(run, CARRY_OUT))
+        airflow.mark(run, "failed", CARRY_OUT)
+        await_end(family, 120)
+        airflow.await_run(run, {"failed"})
+        assert desk.ledger.recoveries.get(planned.id).state is S.PAUSED
+        assert 0 < len(shop.read_injected()) < 90
+
+        airflow.clear(run, CARRY_OUT)
+        check_verified(airflow, desk, run, planned.id)
+        shop.check_same_set()
 
 
 def await_progress(shop: SlotShop) -> None:

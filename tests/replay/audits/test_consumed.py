@@ -287,7 +287,7 @@ def test_messages_that_share_a_key_are_not_judged(empty_shop: Shop) -> None:
     commit_all(shop)
     found = audit(shop)
     assert checks(found) == [("repeated-keys", AuditLevel.UNKNOWN)]
-    assert (found.verdict, found.exit_code, is_alarming(found)) == ("unknown", 2, False)
+    assert (found.verdict, found.exit_code, is_alarming(found.verdict)) == ("unknown", 2, False)
     assert (found.figures["not_judged"], found.figures["without_identity"]) == (5, 1)
     said = "5 messages share a key with another one and were not judged"
     assert found.findings[0].found.startswith(said)

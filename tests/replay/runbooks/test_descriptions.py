@@ -85,7 +85,7 @@ def test_what_is_or_may_be_missing_is_an_event(
     at = datetime(2026, 11, 24, tzinfo=UTC)
     found = AuditResult("sequence", "orders", "orders", AuditOptions(), at, 1.0, {}, findings, "")
     told = describe_audit(found)
-    assert (told["verdict"], is_alarming(found)) == (verdict, alarms)
+    assert (told["verdict"], is_alarming(found.verdict)) == (verdict, alarms)
     assert told["missing"] == (3 if verdict == "lost" else 0)
     assert told["next"] == "backlogctl audit sequence orders"
 
