@@ -118,7 +118,7 @@ def read_commits(
 
     def call() -> dict[int, Commit | None]:
         try:
-            answer = _ask_for_commits(reader, wanted, limit)
+            answer = ask_for_commits(reader, wanted, limit)
         except KafkaException as error:
             raise admin.translate(error, subject, doing, limit.seconds) from error
         finally:
@@ -128,7 +128,7 @@ def read_commits(
     return retry_transient(admin, limit, call)
 
 
-def _ask_for_commits(
+def ask_for_commits(
     reader: Consumer, wanted: list[TopicPartition], limit: Deadline
 ) -> list[TopicPartition]:
     """librdkafka looks for a coordinator that it is refused again and again, until the time is up;

@@ -87,7 +87,6 @@ class BatchRouter:
         turn: int,
         codec: str,
         limit: int,
-        at_once: int,
     ) -> None:
         """Args:
         topic: the batches are for.
@@ -95,25 +94,33 @@ class BatchRouter:
         turn: how many records went before.
         codec: of batches that are written anew.
         limit: bytes of a batch, unless one record is larger.
-        at_once: bytes of decompressed records, and what the last batch has beyond it.
         """
         self._how = _HOW[partitioner] if order == "key" else ROUND_ROBIN
         self._topic, self._partitions, self._turn = topic, partitions, turn
-        self._codec, self._limit, self._at_once = codec, limit, at_once
+        self._codec, self._limit = codec, limit
         self._counts = np.array([counts.get(one, 0) for one in range(partitions)], np.int64)
         self._arena = Arena()
         self._out = np.empty(0, np.uint8)
 
-    def route(self, batches: Batches, start: int, end: int, remaining: int, subject: str) -> Routed:
+    def route(
+        self,
+        batches: Batches,
+        start: int,
+        end: int,
+        remaining: int,
+        subject: str,
+        at_once: int = 1 << 25,
+    ) -> Routed:
         """The records with offsets in `[start, end)`, of as many batches as `at_once` allows.
 
         Args:
             remaining: about how many records are still to come, with these.
+            at_once: bytes of decompressed records; the last batch may reach beyond it.
 
         Raises:
             BatchesUnreadable: a checksum is wrong, or records make no sense.
         """
-        table = self._unpack(batches, subject)
+        table = self._unpack(batches, subject, at_once)
         batches = batches[: len(table)]
         records = np.empty((int(table[:, COUNT].sum()), RECORD_COLUMNS), np.int64)
         totals = np.zeros(TOTALS, np.int64)
@@ -140,7 +147,7 @@ class BatchRouter:
             len(table),
         )
 
-    def _unpack(self, batches: Batches, subject: str) -> Numbers:
+    def _unpack(self, batches: Batches, subject: str, at_once: int) -> Numbers:
         self._arena.clear()
         table = np.empty((len(batches), BATCH_COLUMNS), np.int64)
         for number, (header, batch) in enumerate(batches):
@@ -152,7 +159,7 @@ class BatchRouter:
             base = header.base_timestamp_ms
             offsets = header.base_offset, header.last_offset
             table[number] = (*lies, header.record_count, base, appended, *offsets, 0)
-            if self._arena.used >= self._at_once:
+            if self._arena.used >= at_once:
                 break
         return table[: number + 1]
 

@@ -20,8 +20,9 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import Refused
 from backlogctl.fanout.movers import History, trace_moves
 from backlogctl.fanout.relay.interface import name_relay_transactional_id
-from backlogctl.kafka.clients import Admin, make_producer, outlast, seconds_left
+from backlogctl.kafka.clients import Admin, make_producer, outlast
 from backlogctl.kafka.errors import translate
+from backlogctl.kafka.groups import ask_for_commits
 
 # The relay's counters, carried in the committed offset's metadata, so they commit with it.
 #
@@ -206,7 +207,7 @@ def find_commits(
     def call() -> dict[int, CommitWithMetadata]:
         wanted = [TopicPartition(topic, partition) for partition in partitions]
         try:
-            answer = reader.committed(wanted, timeout=min(seconds_left(limit), _TRY_SECONDS))
+            answer = ask_for_commits(reader, wanted, Deadline(limit.remaining(_TRY_SECONDS)))
         except KafkaException as error:
             raise admin.translate(error, subject, doing, limit.seconds) from error
         finally:

@@ -96,6 +96,10 @@ _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 # A transaction holds back every read_committed reader of the temporary topic, so it is short.
 TRANSACTION_SECONDS = 0.5
 TRANSACTION_MESSAGES = 50_000
+# It grows while brokers take it at once: one larger than a quota lets through would time out, again
+# and again. What a quota lets through before it throttles is not yet what it allows.
+_FIRST_BYTES, _GROWTH = 1 << 20, 1.5
+_QUICK, _SLOW = 2 * TRANSACTION_SECONDS, 0.2  # seconds; a part of the transaction's timeout
 _INIT_SECONDS = 60.0
 CALL_SECONDS = 30.0
 
@@ -150,6 +154,7 @@ class PartitionRelay(ABC):
         self._jumps = False  # retention was faster: it starts behind the group's commit
         self._epoch: int | None = None
         self._opened = Copied(0.0)
+        self._most_bytes = _FIRST_BYTES
         self._own_metadata: bytes | None = None
 
     @abstractmethod
@@ -230,6 +235,7 @@ class PartitionRelay(ABC):
         reach("p4.6.offsets.after")
         self._call(lambda: producer.commit_transaction(CALL_SECONDS), "commit")  # 8.
         reach("p4.6.commit.after")
+        self._learn_pace(opened)  # brokers throttle after they have answered
         self._counters = after
         self._notify(self._position())
 
@@ -269,8 +275,16 @@ class PartitionRelay(ABC):
     def _is_full(self, opened: Copied) -> bool:
         return (
             opened.count >= TRANSACTION_MESSAGES
+            or opened.bytes >= self._most_bytes
             or time.monotonic() - opened.began >= TRANSACTION_SECONDS
         )
+
+    def _learn_pace(self, opened: Copied) -> None:
+        took = time.monotonic() - opened.began
+        if took > _SLOW * self._task.transaction_timeout_ms / 1000:
+            self._most_bytes = max(_FIRST_BYTES // 16, self._most_bytes // 2)
+        elif took < _QUICK and opened.bytes >= self._most_bytes:
+            self._most_bytes = int(self._most_bytes * _GROWTH)
 
     def _is_done(self) -> bool:
         return self._part.end is not None and self._next >= self._part.end

@@ -109,8 +109,8 @@ class _WireRelay(PartitionRelay):
             turn=counters.relayed,
             codec=task.compression,
             limit=self._read_limit(),
-            at_once=_RATIO * share,
         )
+        self._at_once = _RATIO * share
         rest = [OffsetRange(self._part.partition, self._next, ENDLESS)]
         self._reader = RawFetch(task.properties, task.source, rest, "read_committed", share)
 
@@ -149,7 +149,8 @@ class _WireRelay(PartitionRelay):
         bounds = (batch.start, ENDLESS if end is None else end)
         remaining = 0 if end is None else end - batch.start
         batches = list(zip(fetched.headers, fetched.data, strict=True))
-        routed = self._router.route(batches, *bounds, remaining, self._subject)
+        at_once = min(self._at_once, self._most_bytes)
+        routed = self._router.route(batches, *bounds, remaining, self._subject, at_once)
         if (taken := routed.taken) < len(batches):
             headers = fetched.headers[taken:]
             self._rest = replace(fetched, headers=headers, data=fetched.data[taken:])

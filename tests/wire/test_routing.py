@@ -200,11 +200,11 @@ def test_fault_165_times_are_counted_from_the_delete_horizon_where_a_batch_has_o
 
 def test_fault_166_no_more_is_decompressed_at_once_than_is_allowed() -> None:
     log = [build([(1, b"k", bytes(1000), ())] * 5, "gzip", 5 * number) for number in range(10)]
-    router = make_router(at_once=12_000)
+    router = make_router()
     taken: list[int] = []
     values = 0
     while left := log[sum(taken) :]:
-        routed = route(router, b"".join(left))
+        routed = route(router, b"".join(left), at_once=12_000)
         taken.append(routed.taken)
         values += routed.bytes
     assert (taken, values) == ([3, 3, 3, 1], 50 * 1001)

@@ -59,10 +59,11 @@ def test_answers_that_are_lost_are_asked_for_with_the_same_numbers(
     assert check_copied(here) == []
 
 
-def test_a_broker_that_throttles_is_waited_for(make_world: MakeWorld, unique: str) -> None:
-    """It answers at once, and takes nothing more for as long as it says (KIP-219)."""
+def test_fault_166_a_broker_that_throttles_is_waited_for(make_world: MakeWorld, unique: str) -> None:
+    """It answers at once, and takes nothing more for as long as it says (KIP-219); all together
+    would not be through before its transaction's timeout."""
     here = make_world(partitions=1)
-    produce(here, [(b"k%d" % n, random.Random(n).randbytes(2000), None) for n in range(2000)])
+    produce(here, [(b"k%d" % n, random.Random(n).randbytes(2000), None) for n in range(4000)])
     slow = replace(here, properties={**here.properties, "client.id": unique})
     limits = {"producer_byte_rate": 330_000.0, "consumer_byte_rate": 390_000.0}
     quotas = AlterClientQuotasRequest.EntryData
@@ -75,7 +76,7 @@ def test_a_broker_that_throttles_is_waited_for(make_world: MakeWorld, unique: st
         answer = client.run(lambda: client.send(request), Deadline(30.0))
         assert [entry.error_code for entry in answer.entries] == [0]
     began = time.monotonic()
-    with slow.guarded() as task:
+    with slow.guarded(transaction_timeout_ms=9_000) as task:
         relay(WireEngine(), task, here.ranges())
     assert time.monotonic() - began > 1.0, "it was not throttled"
     assert check_copied(here) == []

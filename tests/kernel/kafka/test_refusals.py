@@ -16,6 +16,7 @@ from confluent_kafka import TopicPartition
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import ClusterUnreachable, KafkaFailure, Refused
+from backlogctl.fanout.relay.commits import find_commits
 from backlogctl.kafka.admin import (
     committed_offsets,
     create_topic,
@@ -208,12 +209,19 @@ def test_each_command_says_so(
     assert WRONG not in out + err
 
 
-def test_a_group_that_may_not_be_described_is_told_as_that(secured: SecuredKafka) -> None:
+def find_relays_commits(properties: Properties) -> object:
+    return find_commits(make_admin(properties), "service", "orders", [0], Deadline(GIVEN))
+
+
+@pytest.mark.parametrize("ask", [CALLS["commits"], find_relays_commits])
+def test_a_group_that_may_not_be_described_is_told_as_that(
+    secured: SecuredKafka, ask: Callable[[Properties], object]
+) -> None:
     allowed = [Right(Resource.TOPIC, "orders", Operation.DESCRIBE, "describe")]
     properties = secured.add_user("watcher", allowed)
     began = time.monotonic()
     with pytest.raises(KafkaFailure, match=r"[Gg]roup authorization failed"):
-        CALLS["commits"](properties)
+        ask(properties)
     assert time.monotonic() - began < SOON
 
 
