@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, with its types
     from airflow.api_fastapi.core_api.security import requires_access_dag as requires_access_dag
     from airflow.dag_processing.bundles.local import LocalDagBundle as LocalDagBundle
     from airflow.models.dagrun import DagRun as DagRun
+    from airflow.models.variable import Variable as Variable
     from airflow.models.xcom import XComModel as XComModel
     from airflow.providers.standard.triggers.hitl import HITLTrigger as HITLTrigger
     from airflow.sdk.execution_time.comms import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, with its types
     from airflow.sdk.plugins_manager import (
         get_hook_lineage_readers_plugins as get_hook_lineage_readers_plugins,
     )
+    from airflow.utils.session import create_session as create_session
 
 # Between which all of this was tried, by `make test-airflow-versions`.
 LOWEST, NEWEST = "3.3.0", "3.3.2"
@@ -77,6 +79,7 @@ class Part:
 _API, _SDK = "airflow.api_fastapi", "airflow.sdk.execution_time"
 _RIGHTS = "asks who may see the page"
 _LINEAGE = "says what it reads and writes"
+_NAMES = "gives this Airflow its id"
 _PAUSED = "asks whether a DAG is paused"
 PARTS: Mapping[str, Part] = {
     "LocalDagBundle": Part(
@@ -112,6 +115,8 @@ PARTS: Mapping[str, Part] = {
         "writes notes",
         ("get_many", "deserialize_value"),
     ),
+    "Variable": Part("airflow.models.variable", "3.1.8", Side.SCHEDULER, _NAMES, ("id", "key")),
+    "create_session": Part("airflow.utils.session", "3.1.8", Side.SCHEDULER, _NAMES),
     "API_ROOT_PATH": Part(f"{_API}.app", "3.1.8", Side.SERVER, "leads to the login"),
     "DagAccessEntity": Part(
         f"{_API}.auth.managers.models.resource_details", "3.1.8", Side.SERVER, _RIGHTS, ("RUN",)

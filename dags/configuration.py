@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from typing import Any
 
 from airflow.sdk import Connection, Variable
@@ -15,6 +14,7 @@ from sqlalchemy import URL
 
 from backlogctl.config import Config, SparkSection, load_config
 from backlogctl.config.base import explain
+from backlogctl.dags.policies import DEPLOYMENT
 from backlogctl.errors import ConfigurationError
 
 # Where it exists, it says where Spark runs; `spark:` of the file otherwise.
@@ -165,25 +165,22 @@ def read_extra(connection: Connection) -> dict[str, Any]:
 
 # Which Airflow this is: others may share its ledger.
 
-DEPLOYMENT = "backlogctl_deployment"
-_DEPLOYMENT_OF = "This Airflow, in the ledger: never the same in two. Without it a new one is made."
-
 
 def read_deployment() -> str:
-    """The id that this Airflow keeps in its own metadata; "" before its first task needs it."""
+    """The id that this Airflow keeps in its own metadata; "" where it is not there."""
     return str(Variable.get(DEPLOYMENT, default=""))
 
 
 def find_deployment() -> str:
-    """The same, for tasks: the first one makes it; of two at once the last one's is kept."""
+    """The same, for tasks, which never make one: another id would disown all recoveries.
+    Raises ConfigurationError: it is not there, or could not be read, which looks the same.
+    """
     if known := read_deployment():
         return known
-    # A variable that could not be read looks like none, and a new id would disown all recoveries.
-    if DEPLOYMENT in Variable.keys(prefix=DEPLOYMENT):
-        if made := read_deployment():  # by another task, between the two looks (fault 155)
-            return made
-        raise ConfigurationError(
-            "it is there, and could not be read", subject=f"variable {DEPLOYMENT}", hint="try again"
-        )
-    Variable.set(DEPLOYMENT, secrets.token_hex(4), description=_DEPLOYMENT_OF)
-    return read_deployment()
+    raise ConfigurationError(
+        "it is not there, or could not be read",
+        subject=f"variable {DEPLOYMENT}",
+        hint="the scheduler makes it when it starts; where it was deleted, set it to what it was: "
+        "plans in the ledger have it as `origin.deployment`",
+        retryable=True,
+    )

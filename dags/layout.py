@@ -92,7 +92,8 @@ class AskForHold(ApprovalOperator):
     """Asks whether to hold the retention of the stream's topic, as the first task proposes."""
 
     def execute(self, context: Context) -> Any:
-        """Parks until somebody answers."""
+        """Parks until somebody answers; what is held is what the question says (fault 164)."""
+        from backlogctl.dags.questions import ask_once
         from backlogctl.dags.task_context import read_given
 
         left = context["ti"].xcom_pull(task_ids="choose", key=PROPOSED)
@@ -102,7 +103,15 @@ class AskForHold(ApprovalOperator):
         if proposed["within"] is not None:
             # The run is open no longer than there is something to hold.
             self.response_timeout = min(HOLD_WITHIN, timedelta(seconds=proposed["within"]))
-        return super().execute(context)
+        thing = f"stream {proposed['stream']}"
+        return ask_once(self, context, thing, self.subject, again=f"the action {HOLD}")
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Counts the answer."""
+        from backlogctl.dags.questions import forget_question
+
+        forget_question(context)
+        return super().execute_complete(context, event)
 
 
 def lay_out_tasks(dag: DAG, kinds: Registry) -> None:

@@ -1,14 +1,18 @@
-"""The note of a run: what came of a recovery, or why there was nothing; what audits found."""
+"""What Airflow's own processes write: the note of a run (what came of a recovery, or why there was
+nothing; what audits found), and which Airflow this is.
+"""
 
 from __future__ import annotations
 
 import logging
+import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from airflow.listeners import hookimpl
 
 from backlogctl.dags.airflow_internals import Side, find_unsuited
-from backlogctl.dags.policies import ASKING, AUDIT, FOUND, REASON
+from backlogctl.dags.policies import ASKING, AUDIT, DEPLOYMENT, FOUND, REASON
 
 if TYPE_CHECKING:
     from backlogctl.dags.airflow_internals import DagRun
@@ -41,12 +45,36 @@ def _write_note(run: DagRun) -> None:
 
     from backlogctl.dags.airflow_internals import XComModel
 
-    session, kept = object_session(run), run.dag_run_note
+    session = object_session(run)
+    if session is None:  # of `airflow dags test`
+        return
+    kept = run.dag_run_note
     # What a person has written stays; ours, of before the run was cleared, has no user.
-    if session is None or (kept and kept.user_id):
+    if kept and kept.user_id:
         return
     task, key = _TOLD[run.dag_id]
     wanted = XComModel.get_many(run_id=run.run_id, dag_ids=run.dag_id, task_ids=task, key=key)
     told = [str(XComModel.deserialize_value(one)) for one in session.scalars(wanted)]
     if told or kept:  # what an earlier try has told is no longer so
         run.note = "\n".join(told)[:_LONGEST]
+
+
+# Which Airflow this is, in the ledger: made once, before there is a task that asks.
+
+_DEPLOYMENT_OF = "This Airflow, in the ledger: never the same in two. Without it no task works."
+
+
+@hookimpl
+def on_starting(component: object) -> None:
+    """Called where a scheduler starts, and in each task, which has no database."""
+    if type(component).__name__ != "Job" or find_unsuited(Side.SCHEDULER):
+        return
+    from sqlalchemy import select
+    from sqlalchemy.exc import IntegrityError
+
+    from backlogctl.dags.airflow_internals import Variable, create_session
+
+    # A name is there once: of several schedulers at once one makes it (fault 155).
+    with suppress(IntegrityError), create_session(scoped=False) as session:
+        if session.scalar(select(Variable.id).where(Variable.key == DEPLOYMENT)) is None:
+            session.add(Variable(DEPLOYMENT, secrets.token_hex(4), _DEPLOYMENT_OF))

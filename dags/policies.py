@@ -20,6 +20,7 @@ PROPOSED = "proposed"  # the XCom of the first task, with the hold to ask about
 REASON = "reason"  # the XCom of a task that failed, was skipped or waits
 FOUND = "found"  # the XCom of an audit that did not end well
 CHOSEN = "chosen"  # the XCom that says what the first task has chosen
+DEPLOYMENT = "backlogctl_deployment"  # the variable with the id of this Airflow
 TAGS = ("backlogctl", "kafka")
 # Work that was cut off goes on with the next try, so there are many, and soon. How long it rightly
 # takes nobody knows: a night, or until an operator's `resume`.

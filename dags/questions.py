@@ -61,9 +61,9 @@ def waits_for_answer(recovery: Recovery) -> bool:
     return recovery.state is RecoveryState.PLANNED or is_expired(recovery)
 
 
-# What the state store of a question's task has, through all its tries: the plan that it asks about,
-# until an answer is counted. To ask again would wipe what was answered meanwhile, of which a try
-# that Airflow ended knows nothing; Airflow hands both on to the next try (fault 139).
+# What the state store of a question's task has, through all its tries: what it asks about, until an
+# answer is counted. To ask again would wipe what was answered meanwhile, of which a try that was
+# ended knows nothing; Airflow hands both on to the next try (fault 139).
 ASKED = "asked"
 
 
@@ -91,11 +91,36 @@ def put_question(operator: HITLOperator, task_instance: UUID) -> bool:
     return getattr(kept, "subject", None) == operator.subject
 
 
-def defer_question(operator: HITLOperator, context: Context, recovery_id: str) -> None:
-    """Gives the worker back, until the question is answered or the time is over.
-    Raises TaskDeferred: always.
+def ask_once(
+    operator: HITLOperator,
+    context: Context,
+    thing: str,
+    about: str,
+    *,
+    again: str,
+    recovery_id: str = "",
+) -> None:
+    """Puts the question, unless an earlier try has, and gives the worker back, until it is
+    answered or the time is over.
+
+    Args:
+        thing: the recovery, or the stream.
+        about: what an answer counts for.
+        again: what a new run is triggered with, to ask in this one's place.
+        recovery_id: whose plan may be answered elsewhere.
+
+    Raises:
+        TaskDeferred: always, unless people would read the text of another question.
     """
-    limit = operator.response_timeout
+    states, limit = context["task_state_store"], operator.response_timeout
+    if states.get(ASKED) != about:
+        if not put_question(operator, context["ti"].id):
+            told = (
+                f"{thing}: this run has asked about something else before, and Airflow still "
+                f"shows that text; nothing was asked. Trigger a new run with {again}"
+            )
+            fail(context, RunbookRefusal(told))
+        states.set(ASKED, about)
     operator.defer(
         trigger=AnswerTrigger(
             recovery_id=recovery_id,
@@ -109,6 +134,11 @@ def defer_question(operator: HITLOperator, context: Context, recovery_id: str) -
         ),
         method_name="execute_complete",
     )
+
+
+def forget_question(context: Context) -> None:
+    """What was answered counts once: who clears the task is asked anew."""
+    context["task_state_store"].delete(ASKED)
 
 
 class AnswerTrigger(HITLTrigger):
@@ -133,7 +163,7 @@ class AnswerTrigger(HITLTrigger):
             if (event := await self._handle_response()) is not None:
                 yield event
                 return
-            if await sync_to_async(self._is_answered)():
+            if self.recovery_id and await sync_to_async(self._is_answered)():
                 yield TriggerEvent({ELSEWHERE: True})
                 return
             if limit is not None and limit < utc_now():
@@ -200,16 +230,14 @@ class ApprovalQuestion:
             until = format_moment(utc_now() + wait)
             LOG.info("%s waits for its approval, until %s", recovery.id, until)
             keep_reason(context, f"waits for an approval, until {until}")
-        if not asked:
-            if not put_question(operator, context["ti"].id):
-                told = (
-                    f"recovery {recovery.id}: this run has asked about another plan before, and "
-                    "Airflow still shows that text; nothing was asked. Trigger a new run with "
-                    f"*existing plan* {recovery.id}"
-                )
-                fail(context, RunbookRefusal(told))
-            context["task_state_store"].set(ASKED, _name(recovery))
-        return defer_question(operator, context, recovery.id)
+        return ask_once(
+            operator,
+            context,
+            f"recovery {recovery.id}",
+            _name(recovery),
+            again=f"*existing plan* {recovery.id}",
+            recovery_id=recovery.id,
+        )
 
     def record(self, answer: Mapping[str, Any]) -> Any:
         """Records what somebody chose in Airflow, for the plan that was shown and no other.
@@ -221,14 +249,10 @@ class ApprovalQuestion:
         except RunbookError:
             raise
         except AirflowException:
-            self._forget()
+            forget_question(self._context)
             raise
-        self._forget()
+        forget_question(self._context)
         return found
-
-    def _forget(self) -> None:
-        """What was answered counts once: who clears the task is asked anew."""
-        self._context["task_state_store"].delete(ASKED)
 
     def _count(self, answer: Mapping[str, Any]) -> Any:
         context = self._context
@@ -247,7 +271,7 @@ class ApprovalQuestion:
                     return self._go_on(self._keep(workspace, recovery, responder, yes=yes))
                 except SamePerson as error:
                     # Another try asks again, so that a colleague can answer.
-                    self._forget()
+                    forget_question(self._context)
                     fail(context, RunbookError(f"{error}. It is asked again."))
                 except InvalidTransition:
                     # Somebody was faster, or another recovery is in the way of this one.

@@ -18,6 +18,7 @@ from backlogctl.dags.policies import ASKING, CHOSEN, HOLD_TASKS, PROPOSED, REASO
 from backlogctl.dags.submission import call
 from backlogctl.dags.task_context import (
     ENDED,
+    RunbookError,
     RunbookRefusal,
     describe_error,
     fail,
@@ -44,6 +45,7 @@ from backlogctl.replay.engine.plan import (
 )
 from backlogctl.replay.runbooks.descriptions import describe_end, describe_outcome
 from backlogctl.replay.runbooks.detection import (
+    comes_before_answer,
     describe_loss_ahead,
     detect_backlog,
     propose_instead,
@@ -71,6 +73,10 @@ from backlogctl.values import Recovery, RecoveryState
 
 LOG = logging.getLogger(__name__)
 REFUSED = "refused"
+_GIVEN_BACK = (
+    "It is ended, and its consumers are started, by this run's task restore_layout, or else by the "
+    "next run of detect_backlog"
+)
 UNANSWERED = "its question was ended, and nobody had answered"
 
 
@@ -103,8 +109,7 @@ def _look(
     found = detect_backlog(workspace, workspace.config.stream(request.stream))
     LOG.info("%s: %s", found.stream, found.sentence)
     wait = request.answer_within or workspace.config.guards.approval_expires
-    nears = found.ahead is not None and found.ahead.seconds < wait.total_seconds()
-    first = (HOLD,) if request.action == HOLD or nears else ()
+    first = (HOLD,) if request.action == HOLD or comes_before_answer(found.ahead, wait) else ()
     if first:
         proposal = propose_hold(workspace, found)
         context["ti"].xcom_push(key=PROPOSED, value=proposal.to_json())
@@ -195,13 +200,13 @@ def report() -> dict[str, Any]:
         *(end.sentence for end in ends if not end.is_done),
         *(outcome["problem"] for outcome in outcomes if outcome["problem"]),
     ]
-    still = [f"loss ahead: {text}" for text in ahead if text]
+    still = [*(end.sentence for end in ends), *(f"loss ahead: {text}" for text in ahead if text)]
     if problems:
         fail(context, RunbookRefusal("\n".join(dict.fromkeys([*problems, *still]))))
     held = [found] if (found := _pull(context, HOLD_TASKS[1], REASON)) else []
     if not held and _pull(context, "choose", PROPOSED):
         held = ["the hold that was asked about was not approved: retention is as it was"]
-    told = "; ".join([*held, *(end.sentence for end in ends), *still])
+    told = "; ".join([*held, *still])
     told = told or _pull(context, "choose", REASON) or "nothing"
     LOG.info("%s", told)
     keep_reason(context, told)
@@ -224,10 +229,13 @@ def work_on(workspace: Workspace, context: Context, recovery_id: str) -> Carried
         args = {"recovery": recovery_id, "resumed": lifted}
         return read_carried(workspace, call(workspace, "carry_on", args, traits))
     except PausedBecause as pause:
-        marked = find_task_state(context, task_) in ("failed", "success")
-        if pause.why == INTERRUPTED and marked and not recovery.stops_consumers:
-            held = workspace.ledger.recoveries.get(recovery_id)
-            LOG.warning("%s", hold_for_person(workspace, held, task_))
+        if pause.why != INTERRUPTED or find_task_state(context, task_) not in ("failed", "success"):
+            raise
+        if recovery.stops_consumers:
+            told = f"recovery {recovery_id}: a person marked its task ({task_}). {_GIVEN_BACK}"
+            fail(context, RunbookError(told))
+        held = workspace.ledger.recoveries.get(recovery_id)
+        LOG.warning("%s", hold_for_person(workspace, held, task_))
         raise
 
 

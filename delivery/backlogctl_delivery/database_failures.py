@@ -16,6 +16,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import (
     DBAPIError,
     InterfaceError,
+    InternalError,
     OperationalError,
     SQLAlchemyError,
     TimeoutError,  # noqa: A004 - of the pool
@@ -154,7 +155,7 @@ def mask_url(url: URL) -> str:
 # manuals, "Error reference").
 _SIGNS: tuple[tuple[Trouble, tuple[str, ...], tuple[str, ...], tuple[int, ...]], ...] = (
     (Trouble.UNIQUE, ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"), ("23505",), ()),
-    (Trouble.LOCKED, ("SQLITE_BUSY", "SQLITE_LOCKED"), ("40", "55P03"), (1205, 1213)),
+    (Trouble.LOCKED, ("SQLITE_BUSY", "SQLITE_LOCKED"), ("40", "55P03"), (1020, 1205, 1213)),
     (Trouble.MISSING, (), ("42P01", "42703"), (1146, 1054)),
     (Trouble.NO_DATABASE, ("SQLITE_NOTADB",), (), ()),
     (Trouble.NO_RIGHTS, ("SQLITE_READONLY", "SQLITE_CANTOPEN"), (), ()),
@@ -190,9 +191,12 @@ def find_trouble(error: DBAPIError, url: URL) -> Trouble:
     for trouble, names, states, numbers in _SIGNS:
         if name.startswith(names) or state.startswith(states) or number in numbers:
             return trouble
-    # Lost connections, which have no state.
-    is_lost = isinstance(error, OperationalError | InterfaceError) and not state
-    is_lost &= url.get_backend_name() == "postgresql"
+    # Lost connections, which have no state; PyMySQL's that are out of step have no number.
+    backend = url.get_backend_name()
+    if backend == "postgresql":
+        is_lost = isinstance(error, OperationalError | InterfaceError) and not state
+    else:
+        is_lost = backend != "sqlite" and isinstance(error, InternalError)
     return Trouble.AWAY if is_lost else Trouble.OTHER
 
 

@@ -12,9 +12,10 @@ from backlogctl.clock import Deadline, read_time
 from backlogctl.config import Stream, mask_secrets
 from backlogctl.errors import BacklogError
 from backlogctl.formats import format_duration
+from backlogctl.ledger import OPERATOR
 from backlogctl.monitoring.offsets.history import MEMBERLESS
 from backlogctl.monitoring.verdict.commands import find_hold_seconds, round_hold
-from backlogctl.monitoring.verdict.status import Verdict
+from backlogctl.monitoring.verdict.status import Urgency, Verdict, find_urgency
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import ACTIVE
@@ -89,8 +90,8 @@ def decide_start(
 _RETENTION = ("retention", "disks")
 # A question does not wait longer for what is beside it.
 _LOSS_SECONDS = 10.0
-# The occasion of a recovery where no gap is open.
-BEHIND = "behind"
+# The occasions of a run where no gap is open: a recovery, or a hold of the retention alone.
+BEHIND, HOLD_ALONE = "behind", "hold"
 # A plan that was cancelled before anybody approved it.
 CANCELLED = "cancelled"
 
@@ -114,7 +115,8 @@ class Detection:
         actions: what the verdict suggests, in the order to do it.
         under_way: recoveries of the stream that are not at an end.
         declined: the last plan, where a person said no to it lately and nothing was lost since.
-        occasion: what a recovery would be for: the newest open gap, or `behind`.
+        occasion: what a run would be for: the newest open gap, or `behind`; where only a hold can
+            help, that.
         alarming: a new gap, or a loss ahead: worth an event.
         ahead: what retention takes next, where the group goes on like this.
         warnings: what else was seen, one sentence each.
@@ -156,6 +158,9 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
     gaps = _list_gaps(workspace, stream)
     new = _find_new(gaps, before[-1].id if told is None and before else told or "")
     lag = entry["lag"] or entry["lag_at_least"] or 0
+    course, ahead = Verdict(entry["course"]), find_loss_ahead(entry)
+    actions = choose_actions(workspace, stream, course, lag, seen.sample.topic_id)
+    lost = next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), BEHIND)
     return Detection(
         stream=stream.name,
         verdict=entry["verdict"],
@@ -166,16 +171,14 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
         seconds_to_loss=entry["seconds_to_loss"],
         new_gaps=new,
         newest_gap=gaps[-1].id if gaps else "",
-        actions=choose_actions(
-            workspace, stream, Verdict(entry["course"]), lag, seen.sample.topic_id
-        ),
+        actions=actions,
         under_way=tuple(
             recovery.id for recovery in workspace.ledger.recoveries.list(stream.name, ACTIVE)
         ),
         declined=find_declined(workspace, stream),
-        occasion=next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), BEHIND),
+        occasion=lost if actions else _find_hold_occasion(workspace, stream, ahead) or lost,
         alarming=bool(new) or Verdict.LOSING in (entry["verdict"], entry["course"]),
-        ahead=find_loss_ahead(entry),
+        ahead=ahead,
         warnings=tuple(entry["warnings"]),
     )
 
@@ -206,6 +209,24 @@ def find_loss_ahead(entry: Mapping[str, Any], *, puts_back: bool = False) -> Los
     when = f"in {format_duration(loss)} {earliest}" if loss > 0 else "at its next check"
     length = round_hold(find_hold_seconds(loss, entry["seconds_to_drain"]))
     return LossAhead(loss, f"{who}, and retention takes what is unread {when}", length)
+
+
+def comes_before_answer(ahead: LossAhead | None, wait: timedelta) -> bool:
+    """Whether who is asked about a plan may answer too late."""
+    return ahead is not None and ahead.seconds < wait.total_seconds()
+
+
+def _find_hold_occasion(workspace: Workspace, stream: Stream, ahead: LossAhead | None) -> str:
+    """What asks for a hold; "" where nothing does. The end of one in force is another occasion."""
+    if ahead is None or not comes_before_answer(ahead, workspace.config.guards.approval_expires):
+        return ""
+    held = workspace.ledger.holds.list(stream=stream.name, holder=OPERATOR)
+    ends = [hold.until for hold in held if hold.until is not None]
+    if not ends:
+        return HOLD_ALONE
+    if find_urgency(ahead.seconds) is not Urgency.NOW:
+        return ""
+    return f"{HOLD_ALONE}-{max(ends):%Y%m%d%H%M}"
 
 
 def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = False) -> str:
@@ -270,9 +291,11 @@ def propose_instead(found: Detection) -> str:
 
 
 def should_plan(workspace: Workspace, stream: Stream, found: Detection) -> bool:
-    """Whether a scheduler starts a recovery by itself (`auto_plan`)."""
+    """Whether a scheduler starts a run by itself (`auto_plan`): a recovery, or a hold."""
     quiet = not found.under_way and not found.declined
-    return stream.auto_plan and bool(found.actions) and quiet and _is_bad(workspace, found)
+    if not found.actions:
+        return stream.auto_plan and quiet and found.occasion.startswith(HOLD_ALONE)
+    return stream.auto_plan and quiet and _is_bad(workspace, found)
 
 
 def find_declined(workspace: Workspace, stream: Stream) -> str:

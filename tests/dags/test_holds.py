@@ -6,13 +6,15 @@ import os
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import uuid4
 
 import pytest
-from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Context
+from airflow.sdk.exceptions import TaskDeferred
 
+from backlogctl.clock import utc_now
 from backlogctl.config import load_config
-from backlogctl.dags import recoveries
+from backlogctl.dags import airflow_internals, questions, recoveries
 from backlogctl.dags.layout import AskForHold
 from backlogctl.dags.policies import HOLD_TASKS, HOLD_WITHIN, PROPOSED
 from backlogctl.dags.task_context import RunbookRefusal
@@ -22,8 +24,10 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.retention import release_stream
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.runbooks.detection import Detection, propose_instead
-from tests.dags.airflow import Airflow
+from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import Slots
+from tests.kit.kafka import leave_at, publish, set_config
+from tests.kit.shop import PARTITIONS
 from tests.replay.runbooks.desks import QUIET, TOPIC_ID
 
 HOUR = 3_600.0
@@ -87,7 +91,7 @@ def test_a_hold_is_asked_about_as_long_as_there_is_something_to_hold(
     """The run ends with its question: it keeps no other from being started."""
     parked: list[timedelta] = []
     monkeypatch.setattr(
-        ApprovalOperator, "execute", lambda task, _: parked.append(task.response_timeout)
+        questions, "ask_once", lambda task, *_, **__: parked.append(task.response_timeout)
     )
     for within in (1140.0, None, 10 * 86_400.0):
         proposed = {"stream": "orders", "length": "6h", "body": "b", "within": within}
@@ -96,6 +100,46 @@ def test_a_hold_is_asked_about_as_long_as_there_is_something_to_hold(
             cast("Context", mystery_context)
         )
     assert parked == [timedelta(minutes=19), HOLD_WITHIN, HOLD_WITHIN]
+
+
+def test_fault_164_a_hold_is_asked_about_under_its_own_text(
+    monkeypatch: pytest.MonkeyPatch, mystery_context: dict[str, Any]
+) -> None:
+    """Once, however many tries there are: to ask again wipes what was answered. Where Airflow shows
+    the text of another hold, nothing is asked."""
+    sent: list[str] = []
+    shown = "Hold the retention of orders for 6h"
+
+    def keep(payload: Any) -> Any:
+        sent.append(payload.subject)
+        return SimpleNamespace(subject=shown)
+
+    comms = SimpleNamespace(send=keep)
+    monkeypatch.setattr(airflow_internals, "SUPERVISOR_COMMS", comms, raising=False)
+    mystery_context["ti"].id = uuid4()
+    question = AskForHold(task_id="approve", subject="Hold", defaults=["Reject"])
+
+    def ask(length: str) -> None:
+        proposed = {"stream": "orders", "length": length, "body": "b", "within": 600.0}
+        mystery_context["ti"].xcom_pull.return_value = proposed
+        question.execute(cast("Context", mystery_context))
+
+    for _ in range(2):
+        with pytest.raises(TaskDeferred):
+            ask("6h")
+    assert sent == [shown]
+    with pytest.raises(RunbookRefusal, match=r"stream orders: .*new run with the action hold"):
+        ask("12h")
+    event = {
+        "chosen_options": ["Approve"],
+        "params_input": {},
+        "responded_at": utc_now(),
+        "responded_by_user": {"id": "8", "name": "bob"},
+    }
+    question.execute_complete(cast("Context", mystery_context), event)
+    with pytest.raises(TaskDeferred):
+        ask("6h")
+    assert len(sent) == 3, "it is asked anew after its answer counted"
 
 
 def test_a_refused_hold_names_no_field_that_its_action_does_not_have(
@@ -115,12 +159,26 @@ def test_a_refused_hold_names_no_field_that_its_action_does_not_have(
     assert "`backlogctl hold orders --for 6h`" in str(told.value)
 
 
-def test_a_person_says_yes_to_a_hold(airflow: Airflow, slots: Slots) -> None:
-    """Nothing is raised before; afterwards it is theirs, and the report says until when."""
-    workspace = open_workspace(load_config(slots.config, dict(os.environ)))
+def test_fault_163_164_a_hold_alone_from_the_detection_to_its_end(
+    airflow: Airflow, slots: Slots
+) -> None:
+    """Nobody reads, and retention comes: a run asks. Nothing is raised before; afterwards it is
+    theirs, and the report says until when. Cleared, it would ask about another time under the first
+    one's text, and asks nothing."""
     stream = slots.take("asked")
-    run = airflow.trigger("recover_backlog", {"stream": stream, "action": "hold"})
+    slots.change_stream(stream, auto_plan=True)
+    topic, properties = slots.name_topic(stream), {"bootstrap.servers": slots.bootstrap}
+    set_config(properties, topic, {"retention.ms": str(19 * 60_000)})
+    leave_at(properties, slots.name_group(stream), topic, dict.fromkeys(range(PARTITIONS), 0))
+    publish(properties, topic, {0: 10})
+    look = airflow.trigger("detect_backlog", {"streams": [stream]})
+    airflow.await_state(look, "pick_recoveries", {"success"}, within=300)
+    (picked,) = airflow.xcom(look, "pick_recoveries")
+    run = DagRun("recover_backlog", picked["trigger_run_id"])
+    airflow.await_state(look, "tell_paused", {"success"})
+    airflow.await_mapped(look, "start_recovery", 0, {"success"})
     asked = airflow.await_question(run, ASK)
+    workspace = open_workspace(load_config(slots.config, dict(os.environ)))
     assert asked["subject"] == f"Hold the retention of {stream} for 6h"
     assert "**Raises** the retention of topic" in asked["body"]
     assert workspace.ledger.holds.list(stream=stream) == ()
@@ -129,6 +187,10 @@ def test_a_person_says_yes_to_a_hold(airflow: Airflow, slots: Slots) -> None:
     (hold,) = workspace.ledger.holds.list(stream=stream)
     assert (hold.holder, hold.actor.partition("@")[0]) == (OPERATOR, "airflow:second")
     assert f"topic {hold.topic} is held until" in airflow.read_run(run)["note"]
+    airflow.clear(run, "choose")
+    airflow.await_run(run, {"failed"})
+    assert "Trigger a new run with the action hold" in airflow.read_run(run)["note"]
+    assert workspace.ledger.holds.list(stream=stream) == (hold,)
     release_stream(workspace, workspace.config.stream(stream))
 
 

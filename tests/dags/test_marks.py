@@ -18,7 +18,7 @@ from backlogctl.dags import detection, nights, recoveries
 from backlogctl.dags.layout import ApprovePlan, AskForApproval, AskForHold
 from backlogctl.dags.policies import CHOSEN, REASON
 from backlogctl.dags.recoveries import UNANSWERED
-from backlogctl.dags.task_context import ENDED, RunbookRefusal
+from backlogctl.dags.task_context import ENDED, RunbookError, RunbookRefusal
 from backlogctl.errors import BacklogError
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.brakes import INTERRUPTED, OPERATOR, PausedBecause
@@ -146,25 +146,30 @@ def test_fault_142_a_run_that_has_chosen_nothing_does_not_end_well(
 @pytest.mark.parametrize(
     ("marked", "is_held"), [("failed", True), ("success", True), ("running", False)]
 )
+@pytest.mark.parametrize("kind", ["rebuild", "expand"])
 def test_fault_142_work_that_was_marked_waits_for_a_person(
     desk: Workspace,
     context: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
+    kind: str,
     marked: str,
     is_held: bool,
 ) -> None:
-    """What stops nobody is paused, and nights leave it alone."""
-    begun = bring_by_airflow(desk, store(desk), S.APPROVED, S.RUNNING)
+    """What stops nobody is paused, and nights leave it alone; what stops consumers is ended by the
+    teardown, and nobody is told to run it by hand meanwhile."""
+    begun = bring_by_airflow(desk, store(desk, kind), S.APPROVED, S.RUNNING)
 
     def stop(*_: Any, **named: Any) -> None:
         raise PausedBecause(INTERRUPTED, "it stopped", subject=f"recovery {begun.id}")
 
     monkeypatch.setattr(recoveries, "call", stop)
-    context["ti"].task_id = "rebuild.carry_out"
-    leave(context, {}, rebuild__carry_out=marked)
-    with pytest.raises(BacklogError):
+    context["ti"].task_id = f"{kind}.carry_out"
+    leave(context, {}, **{f"{kind}__carry_out": marked})
+    ends = is_held and kind == "expand"
+    told = "started, by this run's task restore_layout" if ends else "it stopped"
+    with pytest.raises(RunbookError if ends else BacklogError, match=told):
         recoveries.work_on(desk, cast("Context", context), begun.id)
-    assert (MARKED in read_actions(desk, begun.id)) is is_held
+    assert (MARKED in read_actions(desk, begun.id)) is (is_held and not ends)
 
 
 @pytest.mark.parametrize("why", ["window", OPERATOR])
@@ -201,6 +206,19 @@ def test_fault_142_a_run_that_a_person_ended_is_not_started_again(
     leave(context, left, rebuild__approve="failed", report="failed")
     look = {"stream": "orders", "starts": True, "occasion": "g-1", "sentence": "lost"}
     assert len(detection.pick_recoveries([look])) == starts
+
+
+def test_a_run_that_failed_says_what_became_of_its_recovery(
+    desk: Workspace, context: dict[str, Any]
+) -> None:
+    """That consumers run again is what who has marked it wants to know."""
+    ended = bring_by_airflow(desk, store(desk, "expand"), S.APPROVED, S.RUNNING, S.CANCELLED)
+    leave(context, {("choose", CHOSEN): ["expand.plan"]}, expand__carry_out="failed")
+    with pytest.raises(RunbookRefusal) as told:
+        recoveries.report()
+    marked, end, *_ = str(told.value).splitlines()
+    assert marked.startswith("expand.carry_out: marked failed")
+    assert end == f"{ended.id} was cancelled; what was stopped is started again"
 
 
 def test_fault_143_a_report_says_what_retention_takes_next(

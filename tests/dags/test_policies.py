@@ -8,7 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +22,16 @@ import httpx
 import pendulum
 import psutil
 import pytest
+from airflow import settings
+from airflow.models.variable import Variable as Metadata
 from airflow.sdk import Connection, Variable
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.timetables.interval import CronDataIntervalTimetable
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, make_url, select
+from sqlalchemy.orm import Session
 
 from backlogctl.config import OffPeak, SparkSection, load_config
 from backlogctl.config.root import Outline, StreamOutline, read_outline
@@ -33,6 +39,7 @@ from backlogctl.dags import configuration
 from backlogctl.dags.configuration import find_field, load, read_spark
 from backlogctl.dags.local import demo, guard, standalone
 from backlogctl.dags.local.standalone import AirflowStandalone
+from backlogctl.dags.notes import on_starting
 from backlogctl.dags.policies import find_cron, find_zone
 from backlogctl.errors import ConfigurationError, EmbeddedError, UsageError
 from tests.dags.airflow import Airflow
@@ -323,14 +330,45 @@ def test_fault_59_a_setting_that_is_refused_is_named_and_not_shown(extra: dict[s
     assert caught.value.__context__ is None
 
 
-def test_fault_155_two_first_tasks_have_one_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another task makes the id between two looks of this one; unreadable it stays a refusal."""
-    reads = ["", "made by the other"]
-    monkeypatch.setattr(Variable, "get", lambda *_, **__: reads.pop(0) if reads else "")
-    monkeypatch.setattr(Variable, "keys", lambda *_, **__: [configuration.DEPLOYMENT])
-    assert configuration.find_deployment() == "made by the other"
-    with pytest.raises(ConfigurationError, match="could not be read"):
+def test_fault_155_schedulers_that_start_at_once_give_airflow_one_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find none; its name is there once, and who comes later changes nothing."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'airflow.db'}")
+    Metadata.__table__.create(engine)
+    both = threading.Barrier(2, timeout=30)
+
+    class Late(Session):
+        def commit(self) -> None:
+            with suppress(threading.BrokenBarrierError):
+                both.wait()
+            super().commit()
+
+    monkeypatch.setattr(settings, "NonScopedSession", lambda: Late(engine))
+
+    def start(component: object) -> None:
+        on_starting(component=component)
+
+    job = type("Job", (), {})()
+    with ThreadPoolExecutor() as schedulers:
+        list(schedulers.map(start, [job, job]))
+    with Session(engine) as session:
+        (made,) = session.scalars(select(Metadata))
+    both.abort()
+    start(job)
+    with Session(engine) as session:
+        assert [one.val for one in session.scalars(select(Metadata))] == [made.val]
+    assert len(made.val) == 8
+    monkeypatch.setattr(settings, "NonScopedSession", None)
+    start(object())  # a task has no database
+
+
+def test_without_its_id_no_task_takes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would disown all recoveries; what could not be read now may be the next time."""
+    monkeypatch.setattr(Variable, "get", lambda *_, **__: "")
+    with pytest.raises(ConfigurationError, match="not there, or could not be read") as caught:
         configuration.find_deployment()
+    assert caught.value.retryable
 
 
 # It starts a process in a session of its own, which loses its parent at once, as consumers do.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from backlogctl.config import load_config
-from backlogctl.dags.configuration import DEPLOYMENT
+from backlogctl.dags.policies import DEPLOYMENT
 from backlogctl.replay.engine.approval import reject_plan
 from backlogctl.replay.engine.plan import name_origin
 from backlogctl.replay.opening import open_workspace
@@ -18,9 +18,7 @@ ASK = "rebuild.approve"
 
 
 def read_deployment(airflow: Airflow) -> str:
-    """The name that this Airflow has; the first task makes it, unless it is there."""
-    made = {"key": DEPLOYMENT, "value": "blue"}
-    assert airflow.client().post("/api/v2/variables", json=made).status_code in (201, 409)
+    """The id that this Airflow has: its scheduler made it."""
     return str(airflow.get(f"/api/v2/variables/{DEPLOYMENT}")["value"])
 
 

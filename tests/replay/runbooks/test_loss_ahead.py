@@ -10,12 +10,11 @@ import pytest
 from backlogctl.errors import KafkaFailure
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.retention import release_stream
-from backlogctl.replay.observe.stream import sample_stream
 from backlogctl.replay.runbooks.descriptions import describe_body
 from backlogctl.replay.runbooks.detection import (
     describe_loss_ahead,
     detect_backlog,
-    find_loss_ahead,
+    should_plan,
 )
 from backlogctl.replay.runbooks.holds import hold_topic, propose_hold
 from tests.kit.kafka import join, leave_at, publish, set_config
@@ -62,7 +61,7 @@ def test_fault_143_by_its_size_retention_may_come_sooner(empty_shop: Shop) -> No
     assert told == f"{NOBODY} 19 min or sooner by its size"
 
 
-def test_fault_143_what_is_ahead_can_be_held(empty_shop: Shop) -> None:
+def test_fault_143_163_what_is_ahead_can_be_held(empty_shop: Shop) -> None:
     """For as long as the loss asks for; one that is held for longer stays so."""
     shop, properties = empty_shop, empty_shop.properties
     set_config(properties, shop.topic, {"retention.ms": str(19 * MINUTES)})
@@ -77,10 +76,14 @@ def test_fault_143_what_is_ahead_can_be_held(empty_shop: Shop) -> None:
     assert proposed.within == found.ahead.seconds <= 19 * 60
     assert proposed.body.startswith("**Loss ahead:** nobody is in the group")
 
+    stream = workspace.config.stream("orders").model_copy(update={"auto_plan": True})
+    assert (found.actions, found.occasion) == ((), "hold"), "there is nothing else to do"
+    assert should_plan(workspace, stream, found)
     told = hold_topic(workspace, "orders", proposed.length)
     assert told.startswith(f"topic {shop.topic} is held until ")
-    held = find_loss_ahead(sample_stream(workspace, workspace.config.stream("orders"))[1])
-    assert held is None or held.seconds > 6 * 3_600
+    held = detect_backlog(workspace, stream)
+    assert held.ahead is None or held.ahead.seconds > 6 * 3_600
+    assert not should_plan(workspace, stream, held)
     (before,) = workspace.ledger.holds.list(stream="orders")
     hold_topic(workspace, "orders", "1h")
     (after,) = workspace.ledger.holds.list(stream="orders")

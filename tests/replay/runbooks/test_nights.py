@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -465,7 +466,8 @@ def detect(
         if do.get("lose"):
             lose(workspace, partition=9)
         words = {"verdict": verdict or course, "course": course, "sentence": "told"}
-        figures = {"lag": 10, "lost": None, "seconds_to_loss": None, "warnings": ["seen"]}
+        ahead = do.get("ahead")
+        figures = {"lag": 10, "lost": None, "seconds_to_loss": ahead, "warnings": ["seen"]}
         return Seen, {**QUIET, **words, **figures}
 
     monkeypatch.setattr(detection, "sample_stream", look)
@@ -522,6 +524,28 @@ def test_only_a_loss_starts_something(desk: Workspace, monkeypatch: pytest.Monke
             assert (found.alarming, starts(desk, found)) == (losing, losing)
     hidden = detect(desk, monkeypatch, "warn", "losing")
     assert (hidden.alarming, starts(desk, hidden)) == (True, True)
+
+
+def test_fault_163_where_only_a_hold_can_help_it_is_asked_about(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads, so no plan helps. Once for a loss, and again before a hold that was given ends."""
+    now = desk.ledger.now()
+
+    def look(seconds: float, course: str = "stop") -> tuple[str, bool]:
+        found = detect(desk, monkeypatch, course, ahead=seconds)
+        return found.occasion, starts(desk, found)
+
+    assert look(HOUR.total_seconds()) == ("hold", True)
+    assert look(HOUR.total_seconds(), "losing") == ("behind", True), "its plan's run asks as well"
+    later = desk.config.guards.approval_expires.total_seconds() + 1
+    assert look(later) == ("behind", False), "a plan would be answered in time"
+    ends = now + 6 * HOUR
+    monkeypatch.setattr(
+        type(desk.ledger.holds), "list", lambda *_, **__: [SimpleNamespace(until=ends)]
+    )
+    assert look(6 * HOUR.total_seconds()) == ("behind", False)
+    assert look(HOUR.total_seconds() - 1) == (f"hold-{ends:%Y%m%d%H%M}", True)
 
 
 @pytest.mark.parametrize("kind", BOTH)
