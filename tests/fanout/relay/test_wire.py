@@ -59,7 +59,9 @@ def test_answers_that_are_lost_are_asked_for_with_the_same_numbers(
     assert check_copied(here) == []
 
 
-def test_fault_166_a_broker_that_throttles_is_waited_for(make_world: MakeWorld, unique: str) -> None:
+def test_fault_166_a_broker_that_throttles_is_waited_for(
+    make_world: MakeWorld, unique: str
+) -> None:
     """It answers at once, and takes nothing more for as long as it says (KIP-219); all together
     would not be through before its transaction's timeout."""
     here = make_world(partitions=1)
