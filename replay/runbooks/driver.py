@@ -104,7 +104,8 @@ def main(folder: str) -> None:
     """The driver: does what the folder asks for, and leaves the outcome there."""
     place = Path(folder)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    threading.Thread(target=stop_with_task, args=(place / ALIVE,), daemon=True).start()
+    over = threading.Event()
+    threading.Thread(target=stop_with_task, args=(place / ALIVE, over), daemon=True).start()
     outcome: dict[str, Any]
     try:
         outcome = {"value": _carry_out(json.loads((place / REQUEST).read_text(encoding="utf-8")))}
@@ -116,13 +117,18 @@ def main(folder: str) -> None:
     except Exception as error:  # noqa: BLE001 whatever it is, it is masked
         outcome = {"error": _write_error(explain_import(error) or _explain_fault(error))}
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    over.set()
     if place.exists():
         write_synced(place / OUTCOME, json.dumps(outcome))
     sys.exit(int("error" in outcome))
 
 
-def stop_with_task(alive: Path, silent: float = SILENT_SECONDS) -> None:
-    """Once the task wants an end, or is gone: SIGTERM to this process, as a person would."""
+def stop_with_task(alive: Path, over: threading.Event, silent: float = SILENT_SECONDS) -> None:
+    """Once the task wants an end, or is gone: SIGTERM to this process, as a person would.
+
+    Args:
+        over: the work is done, and nobody need be stopped.
+    """
     last, since = "", time.monotonic()
     while time.monotonic() - since < silent:
         try:
@@ -133,7 +139,8 @@ def stop_with_task(alive: Path, silent: float = SILENT_SECONDS) -> None:
             now = last
         if now != last:
             last, since = now, time.monotonic()
-        time.sleep(_TICK)
+        if over.wait(_TICK):
+            return
     os.kill(os.getpid(), signal.SIGTERM)
 
 

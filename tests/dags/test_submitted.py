@@ -326,7 +326,7 @@ def test_fault_159_a_driver_is_stopped_where_its_task_is_gone(tmp_path: Path, en
     counting = threading.Thread(target=count)
     try:
         counting.start()
-        stop_with_task(alive, silent=5.0)
+        stop_with_task(alive, threading.Event(), silent=5.0)
         assert not counting.is_alive(), "it did not wait for the task"
     finally:
         over.set()
@@ -374,6 +374,10 @@ def test_an_error_of_the_driver_is_the_tasks(
     raise_in_driver(folder, error, monkeypatch)
     with pytest.raises(type(error)) as caught:
         read_outcome(folder)
+    left = [one for one in threading.enumerate() if "stop_with_task" in one.name]
+    for thread in left:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in left), "it would stop who comes after it"
     assert str(caught.value) == str(error)
     assert caught.value.retryable is error.retryable
     assert list(caught.value.next_commands) == ["backlogctl show r-1"]
