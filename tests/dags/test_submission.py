@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import name_origin
 from backlogctl.replay.kinds import REBUILD
-from backlogctl.replay.runbooks.driver import APPLICATION, read_outcome, write_submission
+from backlogctl.replay.runbooks.driver import ALIVE, APPLICATION, read_outcome, write_submission
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import RecoveryState
 from tests.conftest import MakeTopic
@@ -183,6 +184,12 @@ def test_a_driver_without_the_connector_says_so(shop: Shop) -> None:
     }
     write_submission(folder, request)
     words = ["spark-submit", "--master", "local[2]", str(folder / APPLICATION)]
-    subprocess.run(words, env={**os.environ, **environment}, check=False, timeout=120)
+    driver = subprocess.Popen(words, env={**os.environ, **environment})
+
+    def is_over() -> bool:
+        (folder / ALIVE).write_text(str(time.monotonic()))  # as its task does
+        return driver.poll() is not None
+
+    wait_until(is_over, 300, "the driver ends")
     with pytest.raises(BacklogError, match="without Spark's Kafka connector"):
         read_outcome(folder)
