@@ -154,7 +154,7 @@ def mask_url(url: URL) -> str:
 # manuals, "Error reference").
 _SIGNS: tuple[tuple[Trouble, tuple[str, ...], tuple[str, ...], tuple[int, ...]], ...] = (
     (Trouble.UNIQUE, ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"), ("23505",), ()),
-    (Trouble.LOCKED, ("SQLITE_BUSY", "SQLITE_LOCKED"), ("40", "55P03"), (1205, 1213)),
+    (Trouble.LOCKED, ("SQLITE_BUSY", "SQLITE_LOCKED"), ("40", "55P03"), (1020, 1205, 1213)),
     (Trouble.MISSING, (), ("42P01", "42703"), (1146, 1054)),
     (Trouble.NO_DATABASE, ("SQLITE_NOTADB",), (), ()),
     (Trouble.NO_RIGHTS, ("SQLITE_READONLY", "SQLITE_CANTOPEN"), (), ()),

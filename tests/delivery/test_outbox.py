@@ -15,12 +15,14 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
-from sqlalchemy import URL, create_engine, event, make_url, select, text
+from sqlalchemy import URL, create_engine, event, make_url, select, text, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from backlogctl.errors import ConfigurationError, Refused, UsageError
 from backlogctl_delivery import stamps
+from backlogctl_delivery.database_failures import DatabasePlace, explain_failure
 from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings, create_tables
 from backlogctl_delivery.outbox import sender as outages
 from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxStatus
@@ -450,6 +452,27 @@ def test_fault_59_a_server_that_is_away_may_come_back(url: str) -> None:
     error = fail(made.render_as_string(hide_password=False))
     assert "cannot be reached" in error.message
     assert error.retryable
+
+
+def test_fault_46_a_row_that_changed_since_it_was_read_is_tried_again(mariadb_url: str) -> None:
+    """MariaDB undoes such a transaction as it does one of a deadlock; from 11.6 on by default."""
+    strict = create_engine(mariadb_url, isolation_level="REPEATABLE READ")
+    touch = update(messages).values(attempts=messages.c.attempts + 1)
+
+    @event.listens_for(strict, "connect")
+    def isolate(connection: Any, _: Any) -> None:
+        connection.query("SET innodb_snapshot_isolation = ON")
+
+    with Shop(mariadb_url, "unused:1") as shop, strict.connect() as slow:
+        shop.add("t", "a")
+        slow.execute(select(messages.c.id))
+        with shop.engine.begin() as other:
+            other.execute(touch)
+        with pytest.raises(DBAPIError, match="Record has changed since last read") as caught:
+            slow.execute(touch)
+    strict.dispose()
+    place = DatabasePlace("outbox in", make_url(mariadb_url), "url", "")
+    assert explain_failure(caught.value, place, OutboxDatabaseError).retryable
 
 
 def test_a_right_that_is_missing_in_postgresql_is_said(reader_url: URL) -> None:
