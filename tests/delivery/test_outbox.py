@@ -15,15 +15,13 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
-from sqlalchemy import URL, create_engine, event, make_url, select, text, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import create_engine, event, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from backlogctl.errors import ConfigurationError, Refused, UsageError
 from backlogctl_delivery import stamps
-from backlogctl_delivery.database_failures import DatabasePlace, explain_failure
-from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings, create_tables
+from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings
 from backlogctl_delivery.outbox import sender as outages
 from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxStatus
 from backlogctl_delivery.outbox.claims import Claims
@@ -405,99 +403,6 @@ def test_the_rows_of_a_flush_are_one_statement(shop: Shop) -> None:
 
     shop.add("t", *[f"k{number}" for number in range(50)])
     assert len([one for one in statements if one.startswith("INSERT")]) == 1
-
-
-# What a user reads when the database of an outbox does not do its part.
-
-_NOT_SQLITE = ["postgres", "mariadb"]
-
-
-def fail(url: str) -> OutboxDatabaseError:
-    with closing(OutboxDatabase(url)) as database, pytest.raises(OutboxDatabaseError) as caught:
-        OutboxAdmin(database).read_status()
-    assert not caught.value.message.startswith("(")
-    assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.to_json()}"
-    return caught.value
-
-
-def test_a_table_that_is_missing_is_said_with_how_it_is_made(url: str) -> None:
-    database = make_url(url)
-    if database.get_backend_name() == "sqlite":
-        Path(str(database.database)).touch()
-    error = fail(url)
-    assert "its tables are missing" in error.message
-    assert "backlogctl outbox create" in error.hint
-    assert not error.retryable
-
-
-@pytest.mark.parametrize("url", _NOT_SQLITE, indirect=True)
-def test_a_login_that_is_refused_is_said_and_not_tried_again(url: str) -> None:
-    made = make_url(url).set(username="nobody", password=SECRET)
-    error = fail(made.render_as_string(hide_password=False))
-    assert "nobody" in error.message
-    assert "user" in error.hint
-    assert not error.retryable
-
-
-@pytest.mark.parametrize("url", _NOT_SQLITE, indirect=True)
-def test_a_database_that_is_not_there_is_said(url: str) -> None:
-    error = fail(make_url(url).set(database="nowhere").render_as_string(hide_password=False))
-    assert "nowhere" in error.message
-    assert not error.retryable
-
-
-@pytest.mark.parametrize("url", _NOT_SQLITE, indirect=True)
-def test_fault_59_a_server_that_is_away_may_come_back(url: str) -> None:
-    made = make_url(url).set(port=1, password=SECRET)
-    error = fail(made.render_as_string(hide_password=False))
-    assert "cannot be reached" in error.message
-    assert error.retryable
-
-
-def test_fault_46_a_row_that_changed_since_it_was_read_is_tried_again(mariadb_url: str) -> None:
-    """MariaDB undoes such a transaction as it does one of a deadlock; from 11.6 on by default."""
-    strict = create_engine(mariadb_url, isolation_level="REPEATABLE READ")
-    touch = update(messages).values(attempts=messages.c.attempts + 1)
-
-    @event.listens_for(strict, "connect")
-    def isolate(connection: Any, _: Any) -> None:
-        connection.query("SET innodb_snapshot_isolation = ON")
-
-    with Shop(mariadb_url, "unused:1") as shop, strict.connect() as slow:
-        shop.add("t", "a")
-        slow.execute(select(messages.c.id))
-        with shop.engine.begin() as other:
-            other.execute(touch)
-        with pytest.raises(DBAPIError, match="Record has changed since last read") as caught:
-            slow.execute(touch)
-    strict.dispose()
-    place = DatabasePlace("outbox in", make_url(mariadb_url), "url", "")
-    assert explain_failure(caught.value, place, OutboxDatabaseError).retryable
-
-
-def test_a_right_that_is_missing_in_postgresql_is_said(reader_url: URL) -> None:
-    with (
-        closing(OutboxDatabase(reader_url)) as database,
-        pytest.raises(OutboxDatabaseError, match="may not do this") as caught,
-    ):
-        OutboxAdmin(database).retry([], all_parked=True)
-    assert "give this right to the user" in caught.value.hint
-    assert not caught.value.retryable
-
-
-def test_a_right_that_is_missing_in_mariadb_is_said(mariadb_url: str) -> None:
-    def grant(database: OutboxDatabase) -> None:
-        with database.begin() as connection:
-            create_tables(connection)
-            # Its user may do everything here but this.
-            connection.exec_driver_sql("GRANT SELECT ON backlog_outbox TO nobody")
-
-    with (
-        closing(OutboxDatabase(mariadb_url)) as database,
-        pytest.raises(OutboxDatabaseError, match="may not do this") as caught,
-    ):
-        grant(database)
-    assert "give this right to the user" in caught.value.hint
 
 
 # Outboxes as Prometheus sees them: what is not known is absent, and no scrape waits for long.
