@@ -16,7 +16,6 @@ from sqlalchemy import URL
 from sqlalchemy.exc import (
     DBAPIError,
     InterfaceError,
-    InternalError,
     OperationalError,
     SQLAlchemyError,
     TimeoutError,  # noqa: A004 - of the pool
@@ -191,12 +190,9 @@ def find_trouble(error: DBAPIError, url: URL) -> Trouble:
     for trouble, names, states, numbers in _SIGNS:
         if name.startswith(names) or state.startswith(states) or number in numbers:
             return trouble
-    # Lost connections, which have no state; PyMySQL's that are out of step have no number.
-    backend = url.get_backend_name()
-    if backend == "postgresql":
-        is_lost = isinstance(error, OperationalError | InterfaceError) and not state
-    else:
-        is_lost = backend != "sqlite" and isinstance(error, InternalError)
+    # Lost connections, which have no state.
+    is_lost = isinstance(error, OperationalError | InterfaceError) and not state
+    is_lost &= url.get_backend_name() == "postgresql"
     return Trouble.AWAY if is_lost else Trouble.OTHER
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,17 +15,19 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
-from sqlalchemy import URL, create_engine, event, make_url, select, text, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import create_engine, event, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from backlogctl.errors import ConfigurationError, Refused, UsageError
 from backlogctl_delivery import stamps
-from backlogctl_delivery.database_failures import DatabasePlace, explain_failure
-from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings, create_tables
-from backlogctl_delivery.outbox.admin import OutboxAdmin
+from backlogctl_delivery.outbox import Outbox, OutboxDatabaseError, Settings
+from backlogctl_delivery.outbox import sender as outages
+from backlogctl_delivery.outbox.admin import OutboxAdmin, OutboxStatus
+from backlogctl_delivery.outbox.claims import Claims
 from backlogctl_delivery.outbox.database import NEVER, OutboxDatabase, clock_ms, messages
+from backlogctl_delivery.outbox.messages import Message
+from backlogctl_delivery.outbox.metrics import CATALOGUE, OutboxCollector, collect_outboxes
 from backlogctl_delivery.outbox.sender import OutboxSender
 from tests.conftest import MakeTopic
 from tests.delivery.kit import FAST, Shop, list_own, read_id
@@ -402,112 +405,159 @@ def test_the_rows_of_a_flush_are_one_statement(shop: Shop) -> None:
     assert len([one for one in statements if one.startswith("INSERT")]) == 1
 
 
-# What a user reads when the database of an outbox does not do its part.
-
-_NOT_SQLITE = ["postgres", "mariadb"]
+# Outboxes as Prometheus sees them: what is not known is absent, and no scrape waits for long.
 
 
-def fail(url: str) -> OutboxDatabaseError:
-    with closing(OutboxDatabase(url)) as database, pytest.raises(OutboxDatabaseError) as caught:
-        OutboxAdmin(database).read_status()
-    assert not caught.value.message.startswith("(")
-    assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.to_json()}"
-    return caught.value
+@pytest.fixture
+def registry(pg_shop: Shop) -> Iterator[CollectorRegistry]:
+    """Of a sender that is not started."""
+    made, database = CollectorRegistry(), OutboxDatabase(pg_shop.url)
+    sender = OutboxSender(pg_shop.engine, {"bootstrap.servers": pg_shop.bootstrap})
+    made.register(OutboxCollector(OutboxAdmin(database), lambda: sender, "shop"))
+    yield made
+    database.close()
 
 
-def test_a_table_that_is_missing_is_said_with_how_it_is_made(url: str) -> None:
-    database = make_url(url)
-    if database.get_backend_name() == "sqlite":
-        Path(str(database.database)).touch()
-    error = fail(url)
-    assert "its tables are missing" in error.message
-    assert "backlogctl outbox create" in error.hint
-    assert not error.retryable
+def test_each_outbox_has_its_figures_and_what_is_unknown_is_absent() -> None:
+    registry = CollectorRegistry()
+    statuses = {
+        "shop": OutboxStatus(3, 2, 1, oldest_seconds=700.0, oldest_waiting_seconds=9.5),
+        "held": OutboxStatus(0, 0, 1, oldest_seconds=700.0, oldest_waiting_seconds=None),
+        "away\n": None,
+    }
+
+    class Source:
+        def collect(self) -> object:
+            return collect_outboxes(statuses)
+
+    registry.register(Source())  # type: ignore[arg-type]
+    got = scrape_registry(registry)
+    assert got.value("backlog_outbox_messages", outbox="shop", state="parked") == 1
+    assert got.value("backlog_outbox_messages", outbox="held", state="pending") == 0
+    assert got.labels_of("backlog_outbox_messages", "outbox") == {"shop", "held"}
+    assert got.value("backlog_outbox_oldest_seconds") == 9.5, "what is parked waits for nobody"
+    assert got.value("backlog_outbox_away", outbox="shop", what="database") == 0
+    assert got.value("backlog_outbox_away", outbox="away\\n", what="database") == 1
 
 
-@pytest.mark.parametrize("url", _NOT_SQLITE, indirect=True)
-def test_a_login_that_is_refused_is_said_and_not_tried_again(url: str) -> None:
-    made = make_url(url).set(username="nobody", password=SECRET)
-    error = fail(made.render_as_string(hide_password=False))
-    assert "nobody" in error.message
-    assert "user" in error.hint
-    assert not error.retryable
+def test_an_application_exports_what_its_own_thread_does(pg_shop: Shop, topic: MakeTopic) -> None:
+    name, registry = topic(), CollectorRegistry()
+    with Outbox(pg_shop.engine, properties_of(pg_shop.bootstrap)) as outbox:
+        outbox.export_metrics(registry, "own")
+        attempts = "backlog_outbox_attempts_total"
+        before = scrape_registry(registry)
+        assert before.value(attempts, outbox="own", outcome="delivered") == 0
+        assert not before.labels_of("backlog_outbox_away", "what") - {"database"}, "not begun yet"
+        with Session(pg_shop.engine) as session, session.begin():
+            outbox.add(session, topic=name, key="k", value="v")
+        wait_until(
+            lambda: (
+                scrape_registry(registry).value(attempts, outbox="own", outcome="delivered") == 1
+            ),
+            what="it is counted",
+        )
+        assert scrape_registry(registry).value("backlog_outbox_away", what="kafka") == 0
 
 
-@pytest.mark.parametrize("url", _NOT_SQLITE, indirect=True)
-def test_a_database_that_is_not_there_is_said(url: str) -> None:
-    error = fail(make_url(url).set(database="nowhere").render_as_string(hide_password=False))
-    assert "nowhere" in error.message
-    assert not error.retryable
+def test_fault_162_a_thread_that_dies_begins_again_and_is_told(
+    pg_shop: Shop,
+    topic: MakeTopic,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name, registry, claim = topic(1), CollectorRegistry(), Claims.claim_hinted
+
+    def fail(*_: Any) -> list[Message]:
+        raise MemoryError("no room")
+
+    def ask() -> float:
+        return scrape_registry(registry).value("backlog_outbox_away", what="thread")
+
+    monkeypatch.setattr(Claims, "claim_hinted", fail)
+    monkeypatch.setattr(outages, "_LONGEST_SECONDS", 2.0)
+    with Outbox(pg_shop.engine, properties_of(pg_shop.bootstrap), settings=FAST) as outbox:
+        outbox.export_metrics(registry, "own")
+        with Session(pg_shop.engine) as session, session.begin():
+            given = [outbox.add(session, topic=name, key="k", value="v")]
+        wait_until(
+            lambda: (
+                scrape_registry(registry).labels_of("backlog_outbox_away", "what") >= {"thread"}
+            ),
+            what="it has begun",
+        )
+        wait_until(lambda: ask() == 1, what="it is told")
+        monkeypatch.setattr(Claims, "claim_hinted", claim)
+        with Session(pg_shop.engine) as session, session.begin():
+            given.append(outbox.add(session, topic=name, key="k", value="v"))
+        pg_shop.await_sent(2)
+        wait_until(lambda: ask() == 0, what="it works")
+    assert pg_shop.read_ids(name) == given
+    assert [line for line in caplog.messages if "thread" in line] == [
+        "the sender's thread: it has ended, and begins again: MemoryError: no room",
+        "the sender's thread: works again",
+    ]
 
 
-@pytest.mark.parametrize("url", _NOT_SQLITE, indirect=True)
-def test_fault_59_a_server_that_is_away_may_come_back(url: str) -> None:
-    made = make_url(url).set(port=1, password=SECRET)
-    error = fail(made.render_as_string(hide_password=False))
-    assert "cannot be reached" in error.message
-    assert error.retryable
+def test_fault_162_a_commit_goes_well_where_no_thread_can_be_started(
+    pg_shop: Shop, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one starts it."""
+    name = topic(1)
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Outbox(pg_shop.engine, properties_of(pg_shop.bootstrap), settings=FAST) as outbox:
+        with monkeypatch.context() as patch, Session(pg_shop.engine) as session, session.begin():
+            patch.setattr(threading.Thread, "start", refuse)
+            outbox.add(session, topic=name, key="k", value="v")
+            session.commit()
+        with Session(pg_shop.engine) as session, session.begin():
+            outbox.add(session, topic=name, key="k", value="v")
+        pg_shop.await_sent(2)
 
 
-def test_fault_46_a_row_that_changed_since_it_was_read_is_tried_again(mariadb_url: str) -> None:
-    """MariaDB undoes such a transaction as it does one of a deadlock; from 11.6 on by default."""
-    strict = create_engine(mariadb_url, isolation_level="REPEATABLE READ")
-    touch = update(messages).values(attempts=messages.c.attempts + 1)
-
-    @event.listens_for(strict, "connect")
-    def isolate(connection: Any, _: Any) -> None:
-        connection.query("SET innodb_snapshot_isolation = ON")
-
-    with Shop(mariadb_url, "unused:1") as shop, strict.connect() as slow:
-        shop.add("t", "a")
-        slow.execute(select(messages.c.id))
-        with shop.engine.begin() as other:
-            other.execute(touch)
-        with pytest.raises(DBAPIError, match="Record has changed since last read") as caught:
-            slow.execute(touch)
-    strict.dispose()
-    place = DatabasePlace("outbox in", make_url(mariadb_url), "url", "")
-    assert explain_failure(caught.value, place, OutboxDatabaseError).retryable
+def test_a_sender_serves_all_of_the_catalogue(pg_shop: Shop, registry: CollectorRegistry) -> None:
+    pg_shop.add("orders", "k")
+    got = scrape_registry(registry)
+    for metric in CATALOGUE:
+        found = got.find(metric.exported_name)
+        assert found
+        assert {tuple(name for name, _ in labels) for labels in found} == {
+            tuple(sorted(metric.labels))
+        }
+    assert got.labels_of("backlog_outbox_away", "what") == {"database", "kafka", "thread"}
 
 
-def test_fault_59_a_connection_that_lost_its_step_is_a_lost_one(mariadb_url: str) -> None:
-    """PyMySQL has closed it, and has no number for it."""
+def test_a_database_that_hangs_holds_up_no_scrape(
+    pg_shop: Shop, registry: CollectorRegistry
+) -> None:
+    with pg_shop.engine.begin() as holder:
+        holder.execute(text(f"LOCK TABLE {messages.name} IN ACCESS EXCLUSIVE MODE"))
+        for _ in range(2):
+            began = time.monotonic()
+            got = scrape_registry(registry)
+            assert time.monotonic() - began < 10
+            assert got.value("backlog_outbox_away", what="database") == 1
+            assert not got.find("backlog_outbox_messages")
+            assert got.value("backlog_outbox_parked_total") == 0
 
-    def lose_step(database: OutboxDatabase) -> None:
-        with database.begin() as connection:
-            driver: Any = connection.connection.driver_connection
-            driver.query("SELECT 1", unbuffered=True)
-            driver._result = None  # its rows are read by nobody
-            connection.execute(select(1))
+    def is_seen() -> bool:
+        return bool(scrape_registry(registry).find("backlog_outbox_messages"))
 
-    with closing(OutboxDatabase(mariadb_url)) as database:
-        with pytest.raises(OutboxDatabaseError, match="reached: Packet sequence") as caught:
-            lose_step(database)
-        assert caught.value.retryable
-        with database.begin() as connection:
-            assert connection.scalar(select(1)) == 1
-
-
-def test_a_right_that_is_missing_in_postgresql_is_said(reader_url: URL) -> None:
-    with (
-        closing(OutboxDatabase(reader_url)) as database,
-        pytest.raises(OutboxDatabaseError, match="may not do this") as caught,
-    ):
-        OutboxAdmin(database).retry([], all_parked=True)
-    assert "give this right to the user" in caught.value.hint
-    assert not caught.value.retryable
+    wait_until(is_seen, what="the table is seen again")
 
 
-def test_a_right_that_is_missing_in_mariadb_is_said(mariadb_url: str) -> None:
-    def grant(database: OutboxDatabase) -> None:
-        with database.begin() as connection:
-            create_tables(connection)
-            # Its user may do everything here but this.
-            connection.exec_driver_sql("GRANT SELECT ON backlog_outbox TO nobody")
-
-    with (
-        closing(OutboxDatabase(mariadb_url)) as database,
-        pytest.raises(OutboxDatabaseError, match="may not do this") as caught,
-    ):
-        grant(database)
-    assert "give this right to the user" in caught.value.hint
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://user:secret@db.example:5433/shop?password=other", "db.example/shop"),
+        ("postgresql:///shop?host=/run/postgresql", "shop"),
+        ("mariadb://user:secret@db/shop", "db/shop"),
+        ("sqlite:////var/lib/{place}/shop.db", "shop.db"),
+    ],
+)
+def test_an_outbox_without_a_name_is_called_by_its_place(
+    url: str, name: str, tmp_path: Path
+) -> None:
+    assert OutboxAdmin(OutboxDatabase(url.format(place=tmp_path))).name == name
