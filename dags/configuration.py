@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from typing import Any
 
 from airflow.sdk import Connection, Variable
@@ -14,7 +15,7 @@ from sqlalchemy import URL
 
 from backlogctl.config import Config, SparkSection, load_config
 from backlogctl.config.base import explain
-from backlogctl.dags.policies import DEPLOYMENT
+from backlogctl.dags.policies import DEPLOYMENT, DEPLOYMENT_OF
 from backlogctl.errors import ConfigurationError
 
 # Where it exists, it says where Spark runs; `spark:` of the file otherwise.
@@ -172,15 +173,18 @@ def read_deployment() -> str:
 
 
 def find_deployment() -> str:
-    """The same, for tasks, which never make one: another id would disown all recoveries.
-    Raises ConfigurationError: it is not there, or could not be read, which looks the same.
+    """The same, for tasks. The scheduler has made it; `airflow dags test` may have none.
+    Raises ConfigurationError: it is there, and could not be read: that looks like none.
     """
     if known := read_deployment():
         return known
-    raise ConfigurationError(
-        "it is not there, or could not be read",
-        subject=f"variable {DEPLOYMENT}",
-        hint="the scheduler makes it when it starts; where it was deleted, set it to what it was: "
-        "plans in the ledger have it as `origin.deployment`",
-        retryable=True,
-    )
+    if DEPLOYMENT in Variable.keys(prefix=DEPLOYMENT):
+        # Another id would disown all recoveries.
+        raise ConfigurationError(
+            "it is there, and could not be read",
+            subject=f"variable {DEPLOYMENT}",
+            hint="try again",
+            retryable=True,
+        )
+    Variable.set(DEPLOYMENT, secrets.token_hex(4), description=DEPLOYMENT_OF)
+    return read_deployment()

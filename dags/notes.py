@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from airflow.listeners import hookimpl
 
 from backlogctl.dags.airflow_internals import Side, find_unsuited
-from backlogctl.dags.policies import ASKING, AUDIT, DEPLOYMENT, FOUND, REASON
+from backlogctl.dags.policies import ASKING, AUDIT, DEPLOYMENT, DEPLOYMENT_OF, FOUND, REASON
 
 if TYPE_CHECKING:
     from backlogctl.dags.airflow_internals import DagRun
@@ -61,8 +61,6 @@ def _write_note(run: DagRun) -> None:
 
 # Which Airflow this is, in the ledger: made once, before there is a task that asks.
 
-_DEPLOYMENT_OF = "This Airflow, in the ledger: never the same in two. Without it no task works."
-
 
 @hookimpl
 def on_starting(component: object) -> None:
@@ -77,4 +75,4 @@ def on_starting(component: object) -> None:
     # A name is there once: of several schedulers at once one makes it (fault 155).
     with suppress(IntegrityError), create_session(scoped=False) as session:
         if session.scalar(select(Variable.id).where(Variable.key == DEPLOYMENT)) is None:
-            session.add(Variable(DEPLOYMENT, secrets.token_hex(4), _DEPLOYMENT_OF))
+            session.add(Variable(DEPLOYMENT, secrets.token_hex(4), DEPLOYMENT_OF))

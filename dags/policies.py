@@ -21,6 +21,7 @@ REASON = "reason"  # the XCom of a task that failed, was skipped or waits
 FOUND = "found"  # the XCom of an audit that did not end well
 CHOSEN = "chosen"  # the XCom that says what the first task has chosen
 DEPLOYMENT = "backlogctl_deployment"  # the variable with the id of this Airflow
+DEPLOYMENT_OF = "This Airflow, in the ledger: never the same in two. Without it a new one is made."
 TAGS = ("backlogctl", "kafka")
 # Work that was cut off goes on with the next try, so there are many, and soon. How long it rightly
 # takes nobody knows: a night, or until an operator's `resume`.

@@ -6,6 +6,7 @@ librdkafka's own log goes to the logger `backlogctl.kafka.client`, never to stde
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import threading
@@ -22,7 +23,29 @@ from backlogctl_delivery.errors import (
     KafkaFailure,
 )
 
+
+class _Repeats(logging.Filter):
+    """librdkafka writes a line with each attempt to connect, many a second: of the same ones, one
+    each ten seconds is enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text, now = _VARIES.sub("", record.getMessage()), time.monotonic()
+        if now - self._told.get(text, -math.inf) < _REPEAT_SECONDS:
+            return False
+        if len(self._told) >= _MOST_TOLD:
+            self._told.clear()
+        self._told[text] = now
+        return True
+
+
+_REPEAT_SECONDS, _MOST_TOLD = 10.0, 1_000
+_VARIES = re.compile(r"\[\w+#\w+-\d+\]|\bafter \d+ms\b|, \d+ identical error\(s\) suppressed")
 CLIENT_LOG = logging.getLogger(__name__)
+CLIENT_LOG.addFilter(_Repeats())
 # Without a handler of its own Python would print librdkafka's warnings to stderr.
 CLIENT_LOG.addHandler(logging.NullHandler())
 

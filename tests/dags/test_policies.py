@@ -40,7 +40,7 @@ from backlogctl.dags.configuration import find_field, load, read_spark
 from backlogctl.dags.local import demo, guard, standalone
 from backlogctl.dags.local.standalone import AirflowStandalone
 from backlogctl.dags.notes import on_starting
-from backlogctl.dags.policies import find_cron, find_zone
+from backlogctl.dags.policies import DEPLOYMENT, find_cron, find_zone
 from backlogctl.errors import ConfigurationError, EmbeddedError, UsageError
 from tests.dags.airflow import Airflow
 from tests.kit.kafka import wait_until
@@ -363,12 +363,18 @@ def test_fault_155_schedulers_that_start_at_once_give_airflow_one_id(
     start(object())  # a task has no database
 
 
-def test_without_its_id_no_task_takes_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would disown all recoveries; what could not be read now may be the next time."""
-    monkeypatch.setattr(Variable, "get", lambda *_, **__: "")
-    with pytest.raises(ConfigurationError, match="not there, or could not be read") as caught:
+def test_an_id_that_cannot_be_read_is_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would disown all recoveries. Where there is none, as in `airflow dags test`, one is made."""
+    kept: dict[str, str] = {}
+    monkeypatch.setattr(Variable, "get", lambda *_, **__: kept.get(DEPLOYMENT, ""))
+    monkeypatch.setattr(Variable, "set", lambda name, value, **_: kept.update({name: value}))
+    monkeypatch.setattr(Variable, "keys", lambda **_: [DEPLOYMENT])
+    with pytest.raises(ConfigurationError, match="could not be read") as caught:
         configuration.find_deployment()
     assert caught.value.retryable
+    monkeypatch.setattr(Variable, "keys", lambda **_: [])
+    assert configuration.find_deployment() == kept[DEPLOYMENT]
+    assert len(kept[DEPLOYMENT]) == 8
 
 
 # It starts a process in a session of its own, which loses its parent at once, as consumers do.

@@ -32,7 +32,7 @@ from backlogctl.kafka.group_types import read_group_type
 from backlogctl.kafka.rights import CLUSTER_NAME, Operation, Resource, Right, read_rights
 from backlogctl.kafka.transactions import TransactionFate, abort_transaction, read_open_transactions
 from backlogctl.sandbox.secured import Security
-from backlogctl_delivery.kafka import AccessDenied, EncryptionRefused, LoginRefused
+from backlogctl_delivery.kafka import CLIENT_LOG, AccessDenied, EncryptionRefused, LoginRefused
 from tests.kernel.kafka.test_commit_log import begin_commit, following
 from tests.kit.kafka import forward, set_offsets_raw
 from tests.kit.recoveries import write_config
@@ -311,3 +311,18 @@ def test_holes_that_cannot_be_looked_at_may_be_commits(secured: SecuredKafka, un
             follow.read_until()
             assert follow.commits("order-service")[-1] == 4
             assert (follow.state.complete_since == since) is is_whole
+
+
+def test_what_the_client_repeats_is_logged_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [50.0]
+    monkeypatch.setattr("backlogctl_delivery.kafka.time.monotonic", lambda: now[0])
+    line = "FAIL [backlogctl#producer-%d] [thrd:a:1]: a:1: Connection refused (after %dms in state)"
+    for attempt in range(50):
+        CLIENT_LOG.error(line, attempt % 3 + 7_000, attempt)
+        now[0] += 0.25  # of twelve seconds and a half
+    CLIENT_LOG.error("another line")
+    told = [record.getMessage() for record in caplog.records]
+    assert len([one for one in told if "7000" in one or "7001" in one]) == 2
+    assert len(told) == 3
