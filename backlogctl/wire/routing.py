@@ -178,12 +178,16 @@ class BatchRouter:
         bounds: tuple[int, int],
         remaining: int,
     ) -> tuple[list[Unsent], Numbers]:
-        """Batches that go on as they are, and the records of the others, placed evenly."""
+        """Batches that go on as they are, and the records of all after them, placed evenly: what is
+        written anew is sent last, and each partition keeps the order of the source."""
         level = (int(self._counts.sum()) + max(remaining, len(records))) // self._partitions
-        whole, kept, at = [], [], 0
+        whole: list[Unsent] = []
+        kept: list[Numbers] = []
+        at = 0
         for (header, batch), inside in zip(batches, found.tolist(), strict=True):
             place = int(self._counts.argmin())
-            if self._passes(header, bounds) and self._counts[place] + header.record_count <= level:
+            fits = self._counts[place] + header.record_count <= level
+            if fits and not kept and self._passes(header, bounds):
                 self._counts[place] += header.record_count
                 whole.append(
                     Unsent(
@@ -197,7 +201,7 @@ class BatchRouter:
                         is_compressed=True,
                     )
                 )
-            else:
+            elif inside:
                 kept.append(records[at : at + inside])
             at += inside
         rest = np.concatenate(kept) if kept else records[:0]
