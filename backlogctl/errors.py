@@ -97,7 +97,8 @@ class HangingTransaction(KafkaFailure):
 
 
 class ProducerFenced(KafkaFailure):
-    """A newer producer with this transactional.id fenced this one, which wrote no more."""
+    """The brokers ended this producer's epoch: a newer one with its transactional.id did so, or its
+    transaction timed out. INVALID_PRODUCER_EPOCH is said of both; it wrote no more."""
 
     code = "fenced"
 

@@ -74,7 +74,7 @@ def is_abortable(error: KafkaError | BaseException) -> bool:
 
 
 def is_fenced(error: KafkaError | BaseException) -> bool:
-    """Whether a newer producer took the transactional id over."""
+    """Whether the producer's epoch is over: by a newer one, or by a transaction that timed out."""
     inner = unwrap(error)
     return inner is not None and inner.code() in _FENCED
 
@@ -93,9 +93,11 @@ def translate(
     code, text = (None, "") if inner is None else (inner.code(), describe_kafka_error(inner))
     if code in _FENCED:
         return ProducerFenced(
-            f"could not {doing}: a newer producer has taken over ({text})",
+            f"could not {doing}: a newer producer has taken over, or its transaction timed out "
+            f"({text})",
             subject=subject,
-            hint="another runner does this work now; this one wrote nothing after that",
+            hint="`backlogctl show` says whether another runner does this work now; this one wrote "
+            "nothing after that. Else run it again",
         )
     if code in _MISSING_TOPIC:
         return TopicMissing(

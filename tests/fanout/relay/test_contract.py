@@ -466,7 +466,8 @@ def test_a_reason_that_the_client_has_lost_is_asked_for(make_world: MakeWorld) -
     producer.produce(task.target, b"v", b"k", 0)
     assert producer.flush(90) == 0
     fence_relays(here.properties, "backlog", here.source, [0])
-    with pytest.raises(ProducerFenced):
+    # Brokers say the same of a transaction that timed out.
+    with pytest.raises(ProducerFenced, match="taken over, or its transaction timed out"):
         relay._call(lose, "write")
 
 
