@@ -85,6 +85,11 @@ test-airflow-versions: $(AIRFLOW) ## Run the runbooks on the oldest and the newe
 	@scripts/need.sh chromium
 	@scripts/test_airflow_versions.sh
 
+.PHONY: test-kafka-versions
+test-kafka-versions: $(SETUP) ## Run what speaks to brokers on the Kafka versions that people have: half an hour
+	@scripts/need.sh postgres
+	@$(PYTHON) scripts/test_kafka_versions.py $(ARGS)
+
 .PHONY: lint
 lint: $(SETUP) ## Check style and format
 	.venv/bin/ruff check .

@@ -27,7 +27,7 @@ from confluent_kafka.admin import AdminClient
 
 from backlogctl.errors import EmbeddedError
 from backlogctl.formats import Say
-from backlogctl.jars import ensure_jars, find_java
+from backlogctl.jars import ensure_jars, find_java, read_jars
 from backlogctl.kafka.admin import create_topic
 from backlogctl.sandbox import watchdog
 from backlogctl.sandbox.secured import HOST, PROTOCOL, Security, free_port, listens
@@ -36,12 +36,31 @@ from backlogctl.sandbox.small_disk import limit_disk
 # The jars of a Kafka broker.
 
 KAFKA_VERSION = "4.3.1"
-_LISTED = Path(__file__).with_name("kafka.jars")
+# Another list of jars runs another Kafka, as the tests of versions do.
+_LISTED = Path(os.environ.get("BACKLOG_KAFKA_JARS") or Path(__file__).with_name("kafka.jars"))
 
 
 def ensure_kafka_jars(progress: Say | None = None) -> tuple[Path, ...]:
     """The class path of a Kafka broker; fetched at the first call on this machine."""
     return ensure_jars(_LISTED, progress)
+
+
+def kafka_version() -> tuple[int, int]:
+    """Of the brokers that are started here."""
+    (one,) = (jar for jar in read_jars(_LISTED) if jar.artifact == "kafka_2.13")
+    major, minor, *_ = one.version.split(".")
+    return int(major), int(minor)
+
+
+# Before KIP-853 the voters are fixed by each node's settings.
+_HAS_FIXED_VOTERS = kafka_version() < (3, 9)
+_HAS_KIP_848 = kafka_version() >= (4, 0)  # not as a preview
+
+
+def _name_controller(address: str) -> dict[str, str]:
+    if _HAS_FIXED_VOTERS:
+        return {"controller.quorum.voters": f"1@{address}"}
+    return {"controller.quorum.bootstrap.servers": address}
 
 
 # Kafka's classes, read and verified once in an environment: with them a broker starts with half the
@@ -87,7 +106,7 @@ DEFAULT_PROPERTIES: Mapping[str, str] = {
     "broker.heartbeat.interval.ms": "500",
     # A killed broker may come back under its number only when its old session is over.
     "broker.session.timeout.ms": "3000",
-    "group.coordinator.rebalance.protocols": "classic,consumer",
+    "group.coordinator.rebalance.protocols": "classic,consumer" if _HAS_KIP_848 else "classic",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "log.cleaner.dedupe.buffer.size": "8388608",
@@ -302,14 +321,9 @@ class EmbeddedKafka:
         if (node.directory / "data" / "meta.properties").exists():
             return
         shutil.rmtree(node.directory / "data", ignore_errors=True)
+        command = [*self._jvm("128m"), "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool"]
         role = "--standalone" if node.number == 1 else "--no-initial-controllers"
-        command = [
-            *self._jvm("128m"),
-            "-XX:TieredStopAtLevel=1",
-            "kafka.tools.StorageTool",
-            "format",
-            role,
-        ]
+        command += ["format", *(() if _HAS_FIXED_VOTERS else (role,))]
         command += ["-t", self._cluster_id(), "-c", str(node.settings)]
         if self.security is not None:
             command += self.security.format_arguments()
@@ -340,7 +354,7 @@ class EmbeddedKafka:
             "listeners": f"{protocol}://{HOST}:{node.port}",
             "advertised.listeners": f"{protocol}://{HOST}:{node.port}",
             "controller.listener.names": "CONTROLLER",
-            "controller.quorum.bootstrap.servers": f"{HOST}:{first.controller_port}",
+            **_name_controller(f"{HOST}:{first.controller_port}"),
             "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{protocol}:{protocol}",
             "log.dirs": str(node.directory / "data"),
             "offsets.topic.replication.factor": str(copies),
@@ -351,7 +365,8 @@ class EmbeddedKafka:
         }
         if node is first:
             settings["listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
-            settings["advertised.listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
+            if not _HAS_FIXED_VOTERS:
+                settings["advertised.listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
         secured = {} if self.security is None else self.security.broker_properties()
         return {**settings, **DEFAULT_PROPERTIES, **secured, **self._properties}
 

@@ -26,6 +26,8 @@ class Wanted(NamedTuple):
     transitive: bool = False
 
 
+OTHER_BROKERS = ("3.7.2", "3.9.2", "4.4.0")
+_BROKER = "org.apache.kafka:kafka_2.13"
 _SLF4J = "org.slf4j:slf4j-simple:1.7.36"
 # hadoop-aws is of Spark's own Hadoop, and takes of Amazon's SDK these; in one piece it has 550 MB.
 _SDK = (
@@ -46,7 +48,12 @@ _CONNECT = (
 )
 _SPRING = "aop beans context core expression messaging tx"
 LISTS = (
-    Wanted("sandbox/kafka.jars", (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", _SLF4J), True),
+    Wanted("sandbox/kafka.jars", (f"{_BROKER}:{KAFKA_VERSION}", _SLF4J), True),
+    # The brokers that people still run: `make test-kafka-versions`.
+    *(
+        Wanted(f"tests/kit/kafka-{version}.jars", (f"{_BROKER}:{version}", _SLF4J), True)
+        for version in OTHER_BROKERS
+    ),
     Wanted(
         "tests/kit/kafka-tools.jars",
         (f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}", _SLF4J),

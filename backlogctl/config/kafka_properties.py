@@ -1,10 +1,13 @@
 """Which Kafka client properties a configuration file may set: an allow-list (fault 61).
 
 A property that is not listed is refused, since librdkafka has some that load a library or run a
-command, and some that the protocols depend on.
+command, and some that the protocols depend on. The command that prints tokens is ours, and run as
+those that start consumers are.
 """
 
 from __future__ import annotations
+
+import shlex
 
 
 def _list(text: str) -> frozenset[str]:
@@ -17,6 +20,7 @@ ALLOWED_PROPERTIES = _list(
     sasl.mechanism sasl.mechanisms sasl.username
     sasl.oauthbearer.method sasl.oauthbearer.client.id sasl.oauthbearer.scope
     sasl.oauthbearer.extensions sasl.oauthbearer.token.endpoint.url https.ca.location
+    sasl.oauthbearer.token.command
     ssl.ca.location ssl.ca.pem ssl.certificate.location ssl.certificate.pem ssl.crl.location
     ssl.key.location ssl.keystore.location ssl.cipher.suites ssl.curves.list ssl.sigalgs.list
     ssl.endpoint.identification.algorithm enable.ssl.certificate.verification
@@ -78,4 +82,10 @@ def check_property(name: str, value: str) -> str | None:
         ("https://", "http://")
     ):
         return "must be an http or https URL"
+    if name == "sasl.oauthbearer.token.command":
+        try:
+            words = shlex.split(value)
+        except ValueError:
+            words = []
+        return None if words else "must be a program and its arguments, as in a shell"
     return None

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
 from backlogctl.kafka.clients import Properties, find_addresses, make_admin, wait_for_broker
-from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused, uses_msk
+from backlogctl_delivery.kafka import TOKEN_COMMAND, EncryptionRefused, LoginRefused, uses_msk
 
 Result = TypeVar("Result")
 
@@ -68,7 +68,7 @@ def translate_properties(properties: Properties) -> tuple[dict[str, Any] | None,
         if mechanism.upper() == "OAUTHBEARER":
             from backlogctl.kafka.tokens import find_tokens, uses_oidc
 
-            if not uses_oidc(properties):
+            if TOKEN_COMMAND not in properties and not uses_oidc(properties):
                 return None, "with sasl.mechanism OAUTHBEARER without sasl.oauthbearer.method oidc"
             found[_TOKENS] = find_tokens(properties)
     if protocol.endswith("SSL"):
@@ -289,17 +289,24 @@ def translate_error(error: Exception, doing: str, subject: str) -> BacklogError:
         KafkaConnectionError,
         KafkaTimeoutError,
         NodeNotReadyError,
+        UnsupportedVersionError,
     )
 
     if isinstance(error, BacklogError):
         return error
+    if isinstance(error, UnsupportedVersionError):
+        return KafkaFailure(
+            f"could not {doing}: these brokers have no such request",
+            subject=subject,
+            hint="newer brokers have it; a managed service may leave it out (docs/clusters.md)",
+        )
     if isinstance(error, BrokerResponseError):
         return KafkaFailure(
             f"could not {doing}: {type(error).__name__}",
             subject=subject,
             hint="`Describe` on the cluster, the groups and the topics must be granted"
             if "Authorization" in type(error).__name__
-            else "try again",
+            else ("try again" if error.retriable else ""),
             retryable=bool(error.retriable),
         )
     away = (OSError, TimeoutError, KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError)

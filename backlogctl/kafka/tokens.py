@@ -20,7 +20,14 @@ from typing import Any
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from backlogctl_delivery.kafka import LoginRefused, sign_msk_token
+from backlogctl_delivery.kafka import (
+    TOKEN_COMMAND,
+    LoginRefused,
+    read_extensions,
+    read_life,
+    run_token_command,
+    sign_msk_token,
+)
 
 OIDC_NAMES = (
     "sasl.oauthbearer.token.endpoint.url",
@@ -33,8 +40,6 @@ OIDC_NAMES = (
 _SECONDS = 10.0
 # A token is fetched anew after this share of its life, as librdkafka does.
 _SHARE = 0.8
-# Where nobody says how long it lives.
-_LIFE_SECONDS = 60.0
 _MOST_BYTES = 1024 * 1024
 
 
@@ -44,37 +49,30 @@ def uses_oidc(properties: Mapping[str, Any]) -> bool:
     return method == "oidc" and all(properties.get(name) for name in OIDC_NAMES[:3])
 
 
-def find_tokens(properties: Mapping[str, Any]) -> OidcTokens:
+def find_tokens(properties: Mapping[str, Any]) -> KeptTokens:
     """The tokens of this login, the same ones for all clients of a process."""
-    return _keep_tokens(tuple(str(properties.get(name, "")) for name in OIDC_NAMES))
+    names = (TOKEN_COMMAND, *OIDC_NAMES)
+    return _keep_tokens(*(str(properties.get(name, "")) for name in names))
 
 
 @lru_cache(maxsize=64)
-def _keep_tokens(settings: tuple[str, ...]) -> OidcTokens:
-    return OidcTokens(*settings)
+def _keep_tokens(command: str, *settings: str) -> KeptTokens:
+    known = dict(zip(OIDC_NAMES, settings, strict=True))
+    return CommandTokens({TOKEN_COMMAND: command, **known}) if command else OidcTokens(*settings)
 
 
-class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]
+class KeptTokens(AbstractTokenProvider):  # type: ignore[misc]
     """Tokens of one login; thread-safe."""
 
-    def __init__(
-        self,
-        url: str,
-        client: str,
-        secret: str,
-        scope: str = "",
-        extensions: str = "",
-        ca: str = "",
-    ) -> None:
+    def __init__(self, extensions: str) -> None:
         super().__init__()
-        self._url, self._client, self._secret, self._scope = url, client, secret, scope
-        self._extensions, self._ca = extensions, ca
+        self._extensions = extensions
         self._lock = threading.Lock()
         self._token, self._until = "", 0.0
 
     def token(self) -> str:
         """One that is good now.
-        Raises LoginRefused: the endpoint gives none.
+        Raises LoginRefused: there is none.
         """
         with self._lock:
             if time.monotonic() >= self._until:
@@ -84,9 +82,34 @@ class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]
             return self._token
 
     def extensions(self) -> dict[str, str]:
-        """SASL extensions (RFC 7628, section 3.1; KIP-342)."""
-        parts = (one.partition("=") for one in self._extensions.split(",") if one)
-        return {name.strip(): value.strip() for name, _, value in parts}
+        return read_extensions({"sasl.oauthbearer.extensions": self._extensions})
+
+    def _fetch(self) -> tuple[str, float]:
+        """A token, and the seconds that it lives."""
+        raise NotImplementedError
+
+
+class CommandTokens(KeptTokens):
+    """Tokens that a command prints."""
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        super().__init__(str(properties.get("sasl.oauthbearer.extensions", "")))
+        self._properties = properties
+
+    def _fetch(self) -> tuple[str, float]:
+        token, expires = run_token_command(self._properties)
+        return token, expires - time.time()
+
+
+class OidcTokens(KeptTokens):
+    """Tokens of a token endpoint."""
+
+    def __init__(
+        self, url: str, client: str, secret: str, scope: str, extensions: str, ca: str
+    ) -> None:
+        super().__init__(extensions)
+        self._url, self._client, self._secret = url, client, secret
+        self._scope, self._ca = scope, ca
 
     def _fetch(self) -> tuple[str, float]:
         form = {"grant_type": "client_credentials"} | (
@@ -104,7 +127,7 @@ class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]
             ) as answer:
                 found = json.loads(answer.read(_MOST_BYTES))
             token = str(found["access_token"])
-            return token, _read_life(found, token)
+            return token, read_life(found, token)
         except urllib.error.HTTPError as error:
             raise self._refuse(f"it answered {error.code} {error.reason}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -133,15 +156,3 @@ class MskTokens(AbstractTokenProvider):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return "MskTokens"
-
-
-def _read_life(found: Mapping[str, Any], token: str) -> float:
-    """Seconds that it lives: as the answer says, else as the token itself does (RFC 7519)."""
-    if found.get("expires_in") is not None:
-        return float(found["expires_in"])
-    try:
-        body = token.split(".")[1]
-        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        return float(claims["exp"]) - time.time()
-    except (IndexError, ValueError, KeyError, TypeError):
-        return _LIFE_SECONDS

@@ -5,13 +5,17 @@ librdkafka's own log goes to the logger `backlogctl.kafka.client`, never to stde
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import math
 import os
 import re
+import shlex
+import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -294,17 +298,91 @@ def uses_msk(properties: Properties) -> bool:
     return "AWS_MSK_IAM" in (properties.get("sasl.mechanism"), properties.get("sasl.mechanisms"))
 
 
+TOKEN_COMMAND = "sasl.oauthbearer.token.command"  # noqa: S105
+_COMMAND_SECONDS = 30.0
+# Where nobody says how long a token lives.
+_LIFE_SECONDS = 60.0
+
+
+def run_token_command(properties: Properties) -> tuple[str, float]:
+    """A token that the command prints; and when it expires, s since 1970.
+
+    The command is a program with its arguments, no shell. It prints a token alone, or JSON as a
+    token endpoint answers (RFC 6749, section 5.1).
+
+    Raises:
+        LoginRefused: it fails, or prints no token.
+    """
+    words: list[str] = []
+    began = time.time()
+    try:
+        words = shlex.split(str(properties[TOKEN_COMMAND]))
+        done = subprocess.run(
+            words, capture_output=True, timeout=_COMMAND_SECONDS, check=True, text=True
+        )
+        told = done.stdout.strip()
+        found = json.loads(told) if told.startswith("{") else {"access_token": told}
+        token = str(found["access_token"])
+        if not token or " " in token or "\n" in token:
+            raise ValueError(token)
+    except subprocess.CalledProcessError as error:
+        raise _refuse_command(words, f"it ended with {error.returncode}") from None
+    except subprocess.TimeoutExpired:
+        raise _refuse_command(words, f"it had not ended after {_COMMAND_SECONDS:g} s") from None
+    except OSError as error:
+        raise _refuse_command(words, f"it cannot be run: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise _refuse_command(words, "it printed no token") from None
+    return token, began + read_life(found, token)
+
+
+def _refuse_command(words: list[str], why: str) -> LoginRefused:
+    # What it printed, and its arguments, may hold secrets.
+    return LoginRefused(
+        f"could not get a token from the command: {why}",
+        subject=f"command {words[0] if words else ''}".rstrip(),
+        hint=f"run the command of {TOKEN_COMMAND} by hand: it must print a token, or JSON with "
+        "`access_token`",
+    )
+
+
+def read_life(found: Mapping[str, Any], token: str) -> float:
+    """Seconds that it lives: as the answer says, else as the token itself does (RFC 7519)."""
+    if found.get("expires_in") is not None:
+        return float(found["expires_in"])
+    try:
+        body = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        return float(claims["exp"]) - time.time()
+    except (IndexError, ValueError, KeyError, TypeError):
+        return _LIFE_SECONDS
+
+
+def read_extensions(properties: Properties) -> dict[str, str]:
+    """SASL extensions (RFC 7628, section 3.1; KIP-342)."""
+    text = str(properties.get("sasl.oauthbearer.extensions", ""))
+    parts = (one.partition("=") for one in text.split(",") if one)
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
 def adapt_login(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As librdkafka takes them: AWS_MSK_IAM is OAUTHBEARER with a token of `sign_msk_token`."""
-    if not uses_msk(settings):
+    """As librdkafka takes them: what it has no login for is OAUTHBEARER with a token made here."""
+    make: Callable[[Properties], tuple[str, float]]
+    if uses_msk(settings):
+        make, more = sign_msk_token, {}
+    elif TOKEN_COMMAND in settings:
+        make, more = run_token_command, read_extensions(settings)
+    else:
         return dict(settings)
-    rest = {name: value for name, value in settings.items() if name != "sasl.mechanisms"}
-    first = [sign_msk_token(settings)]  # librdkafka would wait ten seconds, and not say for what
+    left_out = ("sasl.mechanisms", TOKEN_COMMAND, "sasl.oauthbearer.extensions")
+    rest = {name: value for name, value in settings.items() if name not in left_out}
+    first = [make(settings)]  # librdkafka would wait ten seconds, and not say for what
 
-    def sign(_: str) -> tuple[str, float]:
-        return first.pop() if first else sign_msk_token(settings)
+    def renew(_: str) -> tuple[str, float, str, dict[str, str]]:
+        token, expires = first.pop() if first else make(settings)
+        return token, expires, "", more
 
-    return {**rest, "sasl.mechanism": "OAUTHBEARER", "oauth_cb": sign}
+    return {**rest, "sasl.mechanism": "OAUTHBEARER", "oauth_cb": renew}
 
 
 def make_consumer(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import pytest
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
@@ -27,6 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
+from backlogctl.sandbox.embedded import kafka_version
 
 HOUR_MS = 3_600_000
 
@@ -229,6 +231,8 @@ def delete_topic(properties: Mapping[str, str], topic: str) -> None:
 
 def join(properties: Mapping[str, str], group: str, topic: str, **settings: str) -> Consumer:
     """A member of the group that has partitions assigned."""
+    if settings.get("group_protocol") == "consumer" and kafka_version() < (4, 0):
+        pytest.skip("brokers have KIP-848 from 4.0 on")
     consumer = make_consumer(
         properties,
         {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -26,7 +28,7 @@ from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 from backlogctl.spark_backfill.spark.topic import TopicReader
 from backlogctl.values import OffsetRange
 from backlogctl.wire import explain_absence
-from backlogctl_delivery.kafka import LoginRefused, sign_msk_token
+from backlogctl_delivery.kafka import TOKEN_COMMAND, LoginRefused, sign_msk_token
 from tests.kit.kafka import publish
 from tests.kit.oidc import Issuer, start_issuer, start_with_tokens
 from tests.kit.secured import SecuredKafka
@@ -75,6 +77,59 @@ def test_both_clients_log_in(properties: dict[str, str], issuer: Issuer) -> None
     assert sum(one.record_count for one in found.headers) == 10
     assert set(issuer.given) == {"ada"}
     assert explain_absence(properties) == ""
+
+
+@pytest.fixture
+def printed(tmp_path: Path, issuer: Issuer) -> Path:
+    """What the command prints."""
+    place = tmp_path / "token"
+    place.write_text(issuer.make_token("ada"))
+    return place
+
+
+def by_command(properties: Mapping[str, str], command: str) -> dict[str, str]:
+    rest = {k: v for k, v in properties.items() if not k.startswith("sasl.")}
+    return {**rest, "sasl.mechanism": "OAUTHBEARER", TOKEN_COMMAND: command}
+
+
+@pytest.mark.parametrize("form", ["alone", "json"])
+def test_both_clients_log_in_with_a_command(
+    properties: dict[str, str], printed: Path, form: str
+) -> None:
+    if form == "json":
+        answer = {"access_token": printed.read_text(), "expires_in": 300, "token_type": "Bearer"}
+        printed.write_text(json.dumps(answer))
+    own = by_command(properties, f"cat {printed}")
+    publish(own, TOPIC, {0: 10})
+    end = time.monotonic() + 4  # a connection ends after three without a new login
+    while time.monotonic() < end:
+        assert describe_topic(make_admin(own), TOPIC).partitions == 1
+        seen = read_log_dirs(own, TOPIC, Deadline(30))
+        assert (seen.reason, len(seen.brokers or ())) == ("", 1)
+        time.sleep(0.3)
+    assert read_rights(own, RIGHTS).missing == ()
+    assert explain_absence(own) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("sh -c 'echo a-secret >&2; exit 3'", "it ended with 3"),
+        ("echo a secret of two words", "it printed no token"),
+        ('echo \'{"error": "a-secret"}\'', "it printed no token"),
+        ("true", "it printed no token"),
+        ("/no/such/program --key a-secret", "it cannot be run: No such file or directory"),
+        ("'", "it printed no token"),
+    ],
+)
+def test_a_command_that_gives_no_token_is_named(
+    properties: dict[str, str], command: str, why: str
+) -> None:
+    own = by_command(properties, command)
+    for ask in (make_admin, lambda own: list(fetch_batches(own, TOPIC, [OffsetRange(0, 0, 1)]))):
+        with pytest.raises(LoginRefused, match=re.escape(why)) as told:
+            ask(own)
+        assert "secret" not in str(told.value)
 
 
 def test_spark_logs_in(spark: SparkSession, properties: dict[str, str]) -> None:
