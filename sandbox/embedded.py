@@ -52,15 +52,7 @@ def kafka_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-# Before KIP-853 the voters are fixed by each node's settings.
-_HAS_FIXED_VOTERS = kafka_version() < (3, 9)
 _HAS_KIP_848 = kafka_version() >= (4, 0)  # not as a preview
-
-
-def _name_controller(address: str) -> dict[str, str]:
-    if _HAS_FIXED_VOTERS:
-        return {"controller.quorum.voters": f"1@{address}"}
-    return {"controller.quorum.bootstrap.servers": address}
 
 
 # Kafka's classes, read and verified once in an environment: with them a broker starts with half the
@@ -260,11 +252,11 @@ class EmbeddedKafka:
         return tuple(node.pid for node in self._nodes)
 
     def stop(self) -> None:
-        """Shut the brokers down in order, those that hold no controller first."""
+        """Shut the brokers down, one after the other."""
         self._stop(self._nodes)
 
     def kill(self, broker: int | None = None) -> None:
-        """SIGKILL every broker, or the one of that number (from 1; the first is the controller)."""
+        """SIGKILL every broker, or the one of that number (from 1)."""
         for node in self._chosen(broker):
             self._kill(node)
 
@@ -285,7 +277,10 @@ class EmbeddedKafka:
 
     def _stop(self, nodes: list[_Node]) -> None:
         for node in reversed(nodes):
-            if node.alive():
+            alive = sum(one.alive() for one in self._nodes)
+            if not _keeps_quorum(alive, len(self._nodes)):
+                self._kill(node)
+            elif node.alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(node.pid, signal.SIGTERM)
                 if not node.wait(_DOWN_WITHIN):
@@ -322,9 +317,7 @@ class EmbeddedKafka:
             return
         shutil.rmtree(node.directory / "data", ignore_errors=True)
         command = [*self._jvm("128m"), "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool"]
-        role = "--standalone" if node.number == 1 else "--no-initial-controllers"
-        command += ["format", *(() if _HAS_FIXED_VOTERS else (role,))]
-        command += ["-t", self._cluster_id(), "-c", str(node.settings)]
+        command += ["format", "-t", self._cluster_id(), "-c", str(node.settings)]
         if self.security is not None:
             command += self.security.format_arguments()
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -345,16 +338,17 @@ class EmbeddedKafka:
         return path.read_text().strip()
 
     def _settings(self, node: _Node) -> dict[str, str]:
-        first = self._nodes[0]
+        voters = ",".join(f"{one.number}@{HOST}:{one.controller_port}" for one in self._nodes)
         copies = min(3, len(self._nodes))
         protocol = "PLAINTEXT" if self.security is None else PROTOCOL
         settings = {
             "node.id": str(node.number),
-            "process.roles": "broker,controller" if node is first else "broker",
-            "listeners": f"{protocol}://{HOST}:{node.port}",
+            "process.roles": "broker,controller",
+            "listeners": f"{protocol}://{HOST}:{node.port},CONTROLLER://{HOST}:{node.controller_port}",
             "advertised.listeners": f"{protocol}://{HOST}:{node.port}",
             "controller.listener.names": "CONTROLLER",
-            **_name_controller(f"{HOST}:{first.controller_port}"),
+            # Fixed voters: all versions know them, and ports may change between two starts.
+            "controller.quorum.voters": voters,
             "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{protocol}:{protocol}",
             "log.dirs": str(node.directory / "data"),
             "offsets.topic.replication.factor": str(copies),
@@ -363,10 +357,6 @@ class EmbeddedKafka:
             "transaction.state.log.min.isr": str(max(1, copies - 1)),
             "transaction.state.log.replication.factor": str(copies),
         }
-        if node is first:
-            settings["listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
-            if not _HAS_FIXED_VOTERS:
-                settings["advertised.listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
         secured = {} if self.security is None else self.security.broker_properties()
         return {**settings, **DEFAULT_PROPERTIES, **secured, **self._properties}
 
@@ -463,16 +453,16 @@ def _find_reason(text: str) -> str:
     return lines[-1][:300] if lines else ""
 
 
-# A broker that outlives the process that started it: `backlogctl broker start|stop|status`.
+# Brokers that outlive the process that started them: `backlogctl broker start|stop|status`.
 #
-# A process is taken for the broker only when its command line names this directory's settings,
-# never by the pid of the state file alone.
+# A process is taken for a broker only when its command line names settings of this directory, never
+# by the pid of the state file alone.
 
 
 class BrokerState(NamedTuple):
-    """What the state file records of a detached broker, and whether it runs."""
+    """What the state file records of detached brokers, and whether all of them run."""
 
-    pid: int
+    pids: tuple[int, ...]
     bootstrap: str
     running: bool
 
@@ -480,59 +470,86 @@ class BrokerState(NamedTuple):
 def start_broker(
     directory: Path | str,
     *,
+    brokers: int = 1,
     properties: Mapping[str, str] | None = None,
     heap: str = "512m",
     port: int = 0,
     progress: Say | None = None,
 ) -> BrokerState:
-    """Start a broker that outlives this process; one that runs there already is left as it is."""
+    """Start brokers that outlive this process; those that run there already are left as they are.
+
+    Raises:
+        EmbeddedError: another number of them ran there before, or they cannot be started.
+    """
     place = Path(directory).resolve()
     place.mkdir(parents=True, exist_ok=True)
     state = broker_state(place)
+    there = len(list(place.glob("broker-*/data")))
+    if there not in (0, brokers):
+        raise EmbeddedError(
+            f"there are data of {there} brokers, and {brokers} are asked for",
+            subject=str(place),
+            hint=f"ask for {there}, or name another directory",
+        )
     if state is not None and state.running:
         return state
+    stop_broker(place)  # what is left of several
     kafka = EmbeddedKafka.start(
-        place, properties=properties, heap=heap, port=port, progress=progress, detached=True
+        place,
+        brokers=brokers,
+        properties=properties,
+        heap=heap,
+        port=port,
+        progress=progress,
+        detached=True,
     )
-    document = {"pid": kafka.pid, "bootstrap": kafka.bootstrap}
     written = _state_file(place).with_suffix(".tmp")
-    written.write_text(json.dumps(document))
+    written.write_text(json.dumps({"pids": kafka.pids, "bootstrap": kafka.bootstrap}))
     written.replace(_state_file(place))
-    return BrokerState(kafka.pid, kafka.bootstrap, running=True)
+    return BrokerState(kafka.pids, kafka.bootstrap, running=True)
 
 
 def broker_state(directory: Path | str) -> BrokerState | None:
-    """The broker that `start_broker` started in this directory; None when it started none."""
+    """Those that `start_broker` started in this directory; None when it started none."""
     try:
         state = json.loads(_state_file(Path(directory)).read_text())
     except FileNotFoundError:
         return None
-    pid = int(state["pid"])
-    return BrokerState(pid, str(state["bootstrap"]), _find_broker(pid, directory) is not None)
+    pids = tuple(int(pid) for pid in state["pids"])
+    running = len(_find_brokers(pids, directory)) == len(pids)
+    return BrokerState(pids, str(state["bootstrap"]), running)
 
 
 def stop_broker(directory: Path | str) -> bool:
-    """Stop the broker that `start_broker` left here; False when none was running."""
+    """Stop what `start_broker` left here; False when nothing was running."""
     state = broker_state(directory)
-    broker = _find_broker(state.pid, directory) if state else None
-    if broker:
+    found = _find_brokers(state.pids, directory) if state else []
+    for left, broker in zip(range(len(found), 0, -1), reversed(found), strict=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            broker.terminate()
-            if psutil.wait_procs([broker], _DOWN_WITHIN)[1]:
+            if state and _keeps_quorum(left, len(state.pids)):
+                broker.terminate()
+                psutil.wait_procs([broker], _DOWN_WITHIN)
+            if broker.is_running():
                 broker.kill()
                 psutil.wait_procs([broker], _DOWN_WITHIN)
     _state_file(Path(directory)).unlink(missing_ok=True)
-    return broker is not None
+    return bool(found)
+
+
+def _keeps_quorum(alive: int, brokers: int) -> bool:
+    """Whether one of them is let go when it asks; else it would wait in vain for a controller."""
+    return brokers == 1 or alive * 2 > brokers
 
 
 def _state_file(directory: Path) -> Path:
     return directory / "broker.json"
 
 
-def _find_broker(pid: int, directory: Path | str) -> psutil.Process | None:
-    try:
-        process = psutil.Process(pid)
-        settings = str(Path(directory).resolve() / "broker-1" / "server.properties")
-        return process if settings in process.cmdline() else None
-    except psutil.Error:
-        return None
+def _find_brokers(pids: Sequence[int], directory: Path | str) -> list[psutil.Process]:
+    place, found = Path(directory).resolve(), []
+    for number, pid in enumerate(pids, 1):
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if str(place / f"broker-{number}" / "server.properties") in process.cmdline():
+                found.append(process)
+    return found

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from backlogctl.replay.cli.shared import Session, verb
+
+if TYPE_CHECKING:
+    from backlogctl.sandbox.embedded import BrokerState
 
 broker = typer.Typer(help="A real Kafka on this machine, to try things on.", no_args_is_help=True)
 
@@ -22,13 +25,17 @@ _DEFAULT = Path(".backlog-broker")
 def start(
     session: Session,
     directory: Directory = _DEFAULT,
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int, typer.Option(help="Of the first broker; 0 takes a free one.", min=0, max=65535)
+    ] = 0,
+    brokers: Annotated[int, typer.Option(help="How many, each with a controller.", min=1)] = 1,
 ) -> None:
     """Start it in the background, or say that it runs."""
     from backlogctl.sandbox.embedded import start_broker
 
-    state = start_broker(directory, port=port, progress=session.say)
-    _show(session, directory, state.bootstrap, state.pid, running=True)
+    heap = "512m" if brokers == 1 else "256m"
+    state = start_broker(directory, brokers=brokers, heap=heap, port=port, progress=session.say)
+    _show(session, directory, state)
 
 
 @broker.command("stop")
@@ -48,19 +55,20 @@ def status(session: Session, directory: Directory = _DEFAULT) -> None:
     """Say whether it runs, and where."""
     from backlogctl.sandbox.embedded import broker_state
 
-    state = broker_state(directory)
-    if state is None or not state.running:
-        _show(session, directory, "", 0, running=False)
-    else:
-        _show(session, directory, state.bootstrap, state.pid, running=True)
+    _show(session, directory, broker_state(directory))
 
 
-def _show(session: Session, directory: Path, bootstrap: str, pid: int, *, running: bool) -> None:
+def _show(session: Session, directory: Path, state: BrokerState | None) -> None:
+    running = state is not None and state.running
     document = {
         "running": running,
-        "bootstrap": bootstrap or None,
-        "pid": pid or None,
+        "bootstrap": state.bootstrap if state and running else None,
+        "pids": state.pids if state and running else [],
         "directory": str(directory),
     }
-    text = f"Kafka runs at {bootstrap} (pid {pid}, data in {directory})"
-    session.emit(document, text if running else f"no broker runs in {directory}")
+    if state is None or not running:
+        session.emit(document, f"no broker runs in {directory}")
+        return
+    pids = ", ".join(map(str, state.pids))
+    text = f"Kafka runs at {state.bootstrap} (pid {pids}, data in {directory})"
+    session.emit(document, text)

@@ -98,14 +98,15 @@ def test_a_broker_starts_from_the_classes_that_were_kept(tmp_path: Path) -> None
 
 
 @pytest.mark.kafka
-def test_three_brokers_lose_one(tmp_path: Path) -> None:
+def test_three_brokers_lose_each_in_turn(tmp_path: Path) -> None:
     with EmbeddedKafka.start(tmp_path, brokers=3, heap="256m") as kafka:
         assert len(set(kafka.pids)) == 3
         _create(kafka.bootstrap, "orders", copies=3)
-        kafka.kill(3)
-        _produce(kafka.bootstrap, "orders", b"one")
-        kafka.restart(3)
-        assert _values(kafka.bootstrap, "orders", 1) == [b"one"]
+        for number in (1, 2, 3):
+            kafka.kill(number)
+            _produce(kafka.bootstrap, "orders", b"%d" % number)
+            kafka.restart(number)
+        assert _values(kafka.bootstrap, "orders", 3) == [b"1", b"2", b"3"]
 
 
 @pytest.mark.kafka
@@ -127,28 +128,35 @@ def test_the_broker_dies_with_a_killed_owner(tmp_path: Path) -> None:
 
 
 @pytest.mark.kafka
-def test_a_detached_broker_outlives_its_starter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_a_detached_broker_outlives_its_starter(tmp_path: Path, brokers: int) -> None:
     code = (
         "import sys; from backlogctl.sandbox.embedded import start_broker\n"
-        "print(start_broker(sys.argv[1]).pid)"
+        "print(*start_broker(sys.argv[1], brokers=int(sys.argv[2]), heap='256m').pids)"
     )
     told = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(tmp_path), str(brokers)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     try:
         state = broker_state(tmp_path)
         assert state is not None
         assert state.running
-        assert state.pid == int(told.stdout)
+        assert state.pids == tuple(map(int, told.stdout.split()))
+        assert len(state.pids) == brokers
         AdminClient({"bootstrap.servers": state.bootstrap}).list_topics(timeout=60)
-        assert start_broker(tmp_path) == state
+        assert start_broker(tmp_path, brokers=brokers) == state
+        with pytest.raises(EmbeddedError, match="data of"):
+            start_broker(tmp_path, brokers=4)
         # The same directory, said in another way.
         (tmp_path / "link").symlink_to(tmp_path)
         assert broker_state(tmp_path / "broker-1" / "..") == state
-        assert start_broker(tmp_path / "link") == state
+        assert start_broker(tmp_path / "link", brokers=brokers) == state
     finally:
         assert stop_broker(tmp_path)
-    assert not is_running(state.pid)
+    assert not any(map(is_running, state.pids))
     assert broker_state(tmp_path) is None
     assert not stop_broker(tmp_path)
 
@@ -157,7 +165,7 @@ def test_a_detached_broker_outlives_its_starter(tmp_path: Path) -> None:
 def test_a_process_that_took_the_pid_over_is_not_stopped(tmp_path: Path) -> None:
     other = subprocess.Popen(["sleep", "600"])
     try:
-        (tmp_path / "broker.json").write_text(f'{{"pid": {other.pid}, "bootstrap": "{HOST}:1"}}')
+        (tmp_path / "broker.json").write_text(f'{{"pids": [{other.pid}], "bootstrap": "{HOST}:1"}}')
         assert not stop_broker(tmp_path)
         assert other.poll() is None
     finally:
