@@ -251,6 +251,11 @@ class EmbeddedKafka:
     def pids(self) -> tuple[int, ...]:
         return tuple(node.pid for node in self._nodes)
 
+    @property
+    def _voters(self) -> list[_Node]:
+        """Those with a controller: an even number would survive no more than one less."""
+        return self._nodes[: len(self._nodes) - (len(self._nodes) + 1) % 2]
+
     def stop(self) -> None:
         """Shut the brokers down, one after the other."""
         self._stop(self._nodes)
@@ -277,8 +282,8 @@ class EmbeddedKafka:
 
     def _stop(self, nodes: list[_Node]) -> None:
         for node in reversed(nodes):
-            alive = sum(one.alive() for one in self._nodes)
-            if not _keeps_quorum(alive, len(self._nodes)):
+            alive = sum(one.alive() for one in self._voters)
+            if not _keeps_quorum(alive, len(self._voters)):
                 self._kill(node)
             elif node.alive():
                 with contextlib.suppress(ProcessLookupError):
@@ -338,13 +343,13 @@ class EmbeddedKafka:
         return path.read_text().strip()
 
     def _settings(self, node: _Node) -> dict[str, str]:
-        voters = ",".join(f"{one.number}@{HOST}:{one.controller_port}" for one in self._nodes)
+        voters = ",".join(f"{one.number}@{HOST}:{one.controller_port}" for one in self._voters)
         copies = min(3, len(self._nodes))
         protocol = "PLAINTEXT" if self.security is None else PROTOCOL
         settings = {
             "node.id": str(node.number),
-            "process.roles": "broker,controller",
-            "listeners": f"{protocol}://{HOST}:{node.port},CONTROLLER://{HOST}:{node.controller_port}",
+            "process.roles": "broker,controller" if node in self._voters else "broker",
+            "listeners": f"{protocol}://{HOST}:{node.port}",
             "advertised.listeners": f"{protocol}://{HOST}:{node.port}",
             "controller.listener.names": "CONTROLLER",
             # Fixed voters: all versions know them, and ports may change between two starts.
@@ -357,6 +362,8 @@ class EmbeddedKafka:
             "transaction.state.log.min.isr": str(max(1, copies - 1)),
             "transaction.state.log.replication.factor": str(copies),
         }
+        if node in self._voters:
+            settings["listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
         secured = {} if self.security is None else self.security.broker_properties()
         return {**settings, **DEFAULT_PROPERTIES, **secured, **self._properties}
 
