@@ -37,6 +37,7 @@ EXACTLY_ONCE = (
     "tests/replay/test_across_offload.py",
     "tests/replay/test_across_kinds.py",
     "tests/test_demos.py",
+    "tests/test_three_brokers.py",
     "tests/replay/test_recovery.py",
     "tests/spark_backfill/archive/",
     "tests/spark_backfill/injection/",

@@ -260,7 +260,8 @@ def _run(
 def _translate(error: Exception, doing: str, subject: str, addresses: str, right: str) -> Exception:
     denied = {
         _TOPIC_DENIED: f"`{right}` on {subject} must be granted",
-        _CLUSTER_DENIED: "`Alter` on the cluster must be granted",
+        # KIP-1037; the other one is taken by all versions.
+        _CLUSTER_DENIED: "`Alter` on the cluster must be granted; before Kafka 3.9 `ClusterAction`",
         _ID_DENIED: "`Write` on its transactional id must be granted",
     }
     code = getattr(error, "errno", None)

@@ -98,7 +98,7 @@ def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]
 # The tool itself: ledger, clocks, disk of staging, versions, Java and Spark.
 
 SKEW_SECONDS = 5.0
-TESTED_KAFKA = (4, 0)
+TESTED_KAFKA = (3, 7)
 # Longer than any lease is extended for: two hosts would both hold it.
 SKEW_STOPS = 60.0
 LEAST_FREE = 1_000_000_000
@@ -184,7 +184,7 @@ def _judge_controller(properties: Properties) -> Iterator[CheckFinding]:
     "versions",
     "Versions",
     "With versions that it was never tried with, the tool may fail when it is needed.",
-    "Tested: Kafka 4.3, Java 17. Java 21 is taken; older brokers may work.",
+    "Tested: Kafka 3.7 to 4.4, Java 17. Java 21 is taken; older brokers may work.",
 )
 def _judge_version(subject: str, found: Controller) -> Iterator[CheckFinding]:
     if found.version < TESTED_KAFKA:

@@ -229,10 +229,16 @@ def delete_topic(properties: Mapping[str, str], topic: str) -> None:
     wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, what="topic is deleted")
 
 
+def need_kafka(major: int, minor: int) -> None:
+    """The test is left out where `make test-kafka-versions` runs an older broker."""
+    if kafka_version() < (major, minor):
+        pytest.skip(f"brokers do this from {major}.{minor} on")
+
+
 def join(properties: Mapping[str, str], group: str, topic: str, **settings: str) -> Consumer:
     """A member of the group that has partitions assigned."""
-    if settings.get("group_protocol") == "consumer" and kafka_version() < (4, 0):
-        pytest.skip("brokers have KIP-848 from 4.0 on")
+    if settings.get("group_protocol") == "consumer":
+        need_kafka(4, 0)
     consumer = make_consumer(
         properties,
         {

@@ -128,6 +128,7 @@ def start_with_tokens(
         ),
         "sasl.oauthbearer.jwks.endpoint.url": f"{issuer.url}/keys",
         "sasl.oauthbearer.expected.audience": AUDIENCE,
+        "sasl.oauthbearer.expected.issuer": issuer.url,
         **(properties or {}),
     }
     jvm = (f"{_ALLOWED}={issuer.url}/keys",)

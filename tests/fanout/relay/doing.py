@@ -35,7 +35,7 @@ from backlogctl.kafka.clients import (
     make_producer,
 )
 from backlogctl.partitioners import PARTITIONERS
-from tests.kit.kafka import read_all, repeating, wait_until
+from tests.kit.kafka import need_kafka, read_all, repeating, wait_until
 
 OLD_MS = 1_400_000_000_000  # 2014
 Identity = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
@@ -360,6 +360,8 @@ def run(pool: RelayPool) -> None:
 @contextmanager
 def member_of(world: RelayWorld, **settings: str) -> Iterator[Consumer]:
     """A consumer of the original group, as the launcher's would be."""
+    if settings.get("group_protocol") == "consumer":
+        need_kafka(4, 0)
     named = {name.replace("_", "."): value for name, value in settings.items()}
     consumer = make_consumer(
         world.properties, {"group.id": world.group, "fetch.wait.max.ms": 50, **named}

@@ -28,6 +28,7 @@ from tests.kit.kafka import (
     delete_group,
     delete_topic,
     join,
+    need_kafka,
     properties_of,
     publish,
     read_all,
@@ -378,6 +379,7 @@ def test_no_time_is_no_answer(properties: dict[str, str], group: str) -> None:
 @pytest.fixture(scope="module")
 def cleaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A broker that compacts within a second, and may be stopped."""
+    need_kafka(4, 1)
     properties = {
         "log.cleaner.backoff.ms": "200",
         "broker.session.timeout.ms": "9000",

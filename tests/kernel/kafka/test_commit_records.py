@@ -31,6 +31,7 @@ from backlogctl.kafka.commit_records import (
     is_known_key,
 )
 from backlogctl.sandbox.embedded import ensure_kafka_jars
+from tests.kit.kafka import need_kafka
 
 AT = datetime(2026, 11, 26, 4, 5, 6, 789000, UTC)
 AT_MS = int(AT.timestamp()) * 1000 + 789
@@ -87,6 +88,7 @@ class JarSchemas:
 
 @pytest.fixture(scope="module")
 def schemas() -> JarSchemas:
+    need_kafka(4, 0)
     return JarSchemas()
 
 

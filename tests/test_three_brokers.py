@@ -1,0 +1,126 @@
+"""Fault 176: what works on three brokers goes on while leaders, coordinators and controllers move."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backlogctl.errors import ClusterUnreachable
+from backlogctl.fanout.relay import partition
+from backlogctl.fanout.relay.interface import RECORD, WIRE
+from backlogctl.fanout.relay.worker import make_relay_engine
+from backlogctl.kafka.admin import create_topic
+from backlogctl.ledger import Ledger
+from backlogctl.monitoring.offsets.lag import count_lag
+from backlogctl.monitoring.offsets.observation import observe_stream
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.injection.brakes import Brake, CombinedBrakes, InjectionProgress
+from tests.crash.scenario import make_scenario
+from tests.delivery.kit import FAST, Shop
+from tests.fanout.relay.doing import RelayWorld, check_copied, fill, relay
+from tests.kit.disturbing import KINDS, Cluster, Disturber, disturb
+from tests.kit.kafka import StreamStub, commit, set_offsets_raw
+from tests.spark_backfill.injection.doing import assert_same_set, inject_here
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    place = tmp_path_factory.mktemp("brokers")
+    safe = {"default.replication.factor": "3", "min.insync.replicas": "2"}
+    with EmbeddedKafka.start(place, brokers=3, heap="256m", properties=safe) as kafka:
+        yield Cluster(kafka)
+
+
+@pytest.fixture
+def name(cluster: Cluster) -> str:
+    """Of what a test makes; all brokers are there."""
+    cluster.await_all()
+    return uuid.uuid4().hex[:8]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", [RECORD, WIRE])
+def test_fault_176_a_relay(
+    cluster: Cluster, name: str, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "_FIRST_BYTES", 1 << 16)
+    monkeypatch.setattr(partition, "_GROWTH", 1.0)
+    source, target, group = f"orders-{name}", f"orders-{name}.recovery", f"shop-{name}"
+    for topic, count in ((source, 3), (target, 9)):
+        create_topic(cluster.properties, topic, partitions=count, config={"retention.ms": "-1"})
+    fill(cluster.properties, source, dict.fromkeys(range(3), 3_000), size=200)
+    set_offsets_raw(cluster.properties, group, source, dict.fromkeys(range(3), 0))
+    world = RelayWorld(cluster.properties, source, target, group, 3, 9)
+    disturber = Disturber(disturb(cluster, kind, target, group))
+    with world.guarded() as task:
+        ended = relay(make_relay_engine(engine), task, world.ranges(), disturber.come_on)
+    disturber.end(cluster, target)
+    assert sum(position.relayed for position in ended.values()) == 9_000
+    assert check_copied(world) == []
+    assert world.commits() == world.ends()
+
+
+class EachWave(Brake):
+    """Tells of each wave before it."""
+
+    def __init__(self, come_on: Callable[[], object]) -> None:
+        self._come_on = come_on
+
+    def look(self, progress: InjectionProgress) -> str:
+        self._come_on()
+        return ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fault_176_an_injection(cluster: Cluster, name: str, kind: str, tmp_path: Path) -> None:
+    bootstrap = cluster.kafka.bootstrap
+    job = make_scenario(
+        bootstrap, tmp_path, chunks=6, topic=f"orders-{name}", ledger=f"ledger-{name}"
+    ).job
+    disturber = Disturber(disturb(cluster, kind, job.topic, f"nobody-{name}"))
+    inject_here(job, CombinedBrakes([EachWave(disturber.come_on)]))
+    disturber.end(cluster, job.topic)
+    assert_same_set(job)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fault_176_no_gap_is_seen(cluster: Cluster, name: str, kind: str, ledger: Ledger) -> None:
+    """A sample may fail, and then says so; none takes what it could not see for lost."""
+    topic, group = f"orders-{name}", f"shop-{name}"
+    create_topic(cluster.properties, topic, partitions=3, config={"retention.ms": "-1"})
+    fill(cluster.properties, topic, dict.fromkeys(range(3), 100))
+    commit(cluster.properties, group, topic, dict.fromkeys(range(3), 40))
+    disturber = Disturber(disturb(cluster, kind, topic, group))
+    stream, seen = StreamStub(topic, group), list[Any]()
+    for _ in range(12):
+        with suppress(ClusterUnreachable):
+            seen.append(observe_stream(ledger, stream, cluster.properties))
+        disturber.come_on()
+    disturber.end(cluster, topic)
+    seen.append(observe_stream(ledger, stream, cluster.properties))
+    assert not ledger.gaps.list()
+    parts = [part for each in seen for part in each.sample.partitions]
+    assert {count_lag(part, "read_committed") for part in parts} == {60}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fault_176_an_outbox(cluster: Cluster, name: str, kind: str, pg_url: str) -> None:
+    topic = f"orders-{name}"
+    create_topic(cluster.properties, topic, partitions=3)
+    shop = Shop(pg_url, cluster.kafka.bootstrap)
+    disturber = Disturber(disturb(cluster, kind, topic, f"nobody-{name}"))
+    with shop.sending(FAST):
+        for at in range(1, 9):
+            shop.add(topic, *(f"k{number % 7}" for number in range(20)))
+            disturber.come_on()
+            shop.await_sent(20 * at)
+    disturber.end(cluster, topic)
+    ids = shop.read_ids(topic, 3)
+    assert len(set(ids)) == 160
+    assert len(ids) == 160
+    shop.close()
