@@ -64,6 +64,11 @@ test: $(AIRFLOW) ## Run the tests, on a real Kafka, PostgreSQL, MariaDB, Redis, 
 	@$(PYTHON) -m tests.clients.building
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
+.PHONY: faults
+faults: $(AIRFLOW) ## Run the tests that bear a fault's number, and print each with its result: fifteen minutes
+	@scripts/need.sh postgres mariadb redis kcat prometheus chromium jdk node go
+	@$(PYTHON) -m scripts.faults $(ARGS)
+
 .PHONY: test-all
 test-all: ## Run them all, with every whole story: some three times as long
 	@$(MAKE) --no-print-directory test ARGS="--all $(ARGS)"

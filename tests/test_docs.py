@@ -15,6 +15,7 @@ import typer
 from backlogctl.monitoring.producers.findings import SuspicionCode
 from backlogctl.replay.audits.sequence import SURE, UNSURE
 from backlogctl.replay.cli import app
+from scripts.faults import find_faults
 from tests.durations import read_durations
 
 ROOT = Path(__file__).parents[1]
@@ -30,8 +31,8 @@ SPOKEN = sorted(
     ]
 )
 _SPOKEN_COMMAND = re.compile(r"(backlogctl [a-z][^`\"<{\n]*)")
-# `test_fault_14_18_and_34_...`, "fault 7", "Faults 15, 16, 64", "faults 1, 2 and 38".
-_FAULTS = re.compile(r"(?:\b|_)[Ff]aults?[ _](\d+(?:(?:, | and |_and_|_)\d+)*)")
+FAULTS = ROOT / "docs/faults.md"
+_ROW = re.compile(r"^\| (\d+) \|", re.MULTILINE)
 # "P4.9", and the crash point "p4.9.fenced".
 _STEPS = re.compile(r"\b[Pp](\d+\.\d+)")
 # Generated, or not ours.
@@ -96,10 +97,6 @@ def read_sources() -> Iterator[tuple[Path, str]]:
             yield path, path.read_text()
 
 
-def find_faults(text: str) -> set[int]:
-    return {int(n) for found in _FAULTS.findall(text) for n in re.findall(r"\d+", found)}
-
-
 def test_numbers_are_found_however_they_are_written() -> None:
     assert find_faults("def test_fault_01_13_relays_killed") == {1, 13}
     assert find_faults("def test_faults_14_18_and_34_bad_rows") == {14, 18, 34}
@@ -109,8 +106,7 @@ def test_numbers_are_found_however_they_are_written() -> None:
 
 def test_each_fault_that_code_or_tests_name_is_explained_and_no_other() -> None:
     named = {number for _, text in read_sources() for number in find_faults(text)}
-    rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/faults.md").read_text(), re.MULTILINE)
-    assert sorted(map(int, rows)) == sorted(named)
+    assert sorted(map(int, _ROW.findall(FAULTS.read_text()))) == sorted(named)
 
 
 def test_each_fault_has_a_test_that_every_run_makes() -> None:
@@ -128,6 +124,7 @@ def test_each_fault_has_a_test_that_every_run_makes() -> None:
             if not known or known - left_out:
                 made |= find_faults(function)
     assert every - made == set()
+    assert every == {int(number) for number in _ROW.findall(FAULTS.read_text())}
 
 
 def test_each_fault_is_shown_by_tests_that_name_it() -> None:

@@ -176,7 +176,7 @@ def test_what_only_librdkafka_would_lose_is_unknown_where_nothing_tells_whose_it
     assert "unknown consumer in c.properties: nothing tells which client reads this file" in found
 
 
-def test_a_file_is_of_the_client_that_knows_its_names_and_values(tmp_path: Path) -> None:
+def test_fault_107_a_file_is_of_the_client_that_knows_its_names_and_values(tmp_path: Path) -> None:
     text = "group.id=g\nenable.auto.commit=true\nauto.offset.reset=smallest\n"
     assert judge(tmp_path / "a.properties", text) == {"consumer-commits": "loses"}
     text = f"{text}queued.max.messages.kbytes=100000\ncompression.codec=snappy\n"
