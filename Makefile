@@ -39,7 +39,7 @@ demo: $(DEMO) ## Lose messages for real, rebuild them, put them back once
 	@$(PYTHON) -m examples.demo --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-secure
-demo-secure: $(DEMO) ## The same on a cluster with logins, TLS and narrow rights
+demo-secure: $(DEMO) ## The same on three brokers with OAuth, certificates and narrow rights
 	@$(PYTHON) -m examples.demo --secure --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-expand

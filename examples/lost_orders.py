@@ -138,7 +138,7 @@ _EXPIRED_WITHIN = 30.0
 def make_topic(client: Properties) -> None:
     """Three partitions that keep everything for now; a segment holds an hour."""
     config = {"retention.ms": "-1", "segment.ms": "3600000"}
-    create_topic(client, TOPIC, partitions=PARTITIONS, replication=1, config=config)
+    create_topic(client, TOPIC, partitions=PARTITIONS, config=config)
 
 
 def read_ends(client: Properties) -> dict[int, int]:
@@ -228,11 +228,17 @@ _EXAMPLE_HOURS = {"FROM": "00:30", "TO": "06:00"}
 _WAREHOUSE = """
   warehouse: {url: "sqlite:///warehouse.db"}"""
 _LOGIN = """
-    security.protocol: SASL_SSL
-    sasl.mechanism: SCRAM-SHA-512
-    sasl.username: backlogctl
-    sasl.password: ${env:SHOP_KAFKA_PASSWORD}
-    ssl.ca.location: ${env:SHOP_KAFKA_CA}"""
+    security.protocol: SSL
+    ssl.ca.location: ${env:SHOP_KAFKA_CA}
+    ssl.certificate.location: ${env:SHOP_KAFKA_CERTIFICATE}
+    ssl.key.location: ${env:SHOP_KAFKA_KEY}"""
+# What the configuration refers to, by the client's property.
+VARIABLES = {
+    "SHOP_KAFKA": "bootstrap.servers",
+    "SHOP_KAFKA_CA": "ssl.ca.location",
+    "SHOP_KAFKA_CERTIFICATE": "ssl.certificate.location",
+    "SHOP_KAFKA_KEY": "ssl.key.location",
+}
 _CONSUMED = """
       # The consumer's own table says exactly which orders it has handled.
       consumed: {database: warehouse, table: processed_orders, column: order_id}"""
@@ -245,7 +251,7 @@ def render_configuration(
 
     Args:
         consumed: names the service's own table of what it handled as evidence.
-        secure: logs in as a user of its own, over TLS.
+        secure: shows a certificate of its own, over TLS.
     """
     hours = _EXAMPLE_HOURS if now is None else find_off_peak(now)
     parts = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -11,16 +14,19 @@ from backlogctl.clock import utc_now
 from backlogctl.config import load_config
 from backlogctl.formats import format_duration
 from backlogctl.kafka.clients import Properties, make_admin
-from backlogctl.kafka.rights import make_bindings
+from backlogctl.kafka.rights import Operation, Resource, Right, make_bindings
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.observe.rights import list_rights
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.sandbox.secured import add_rules, add_user
+from backlogctl.sandbox.secured import add_rules
+from examples.issuer import Issuer, make_settings, start_issuer
 from examples.lost_orders import (
+    GROUP,
     RETENTION,
     TOPIC,
     TOTAL,
     UNREAD,
+    VARIABLES,
     YOUNG,
     ShopAudit,
     audit_shop,
@@ -35,37 +41,51 @@ from examples.lost_orders import (
 )
 from examples.stage import Stage, find_recovery, tell_whole, write_report
 
-USER = "backlogctl"
+USER, SERVICE = "backlogctl", "order-service"
 _JOBS = ("rebuild", "watch")
+_BROKERS = 3
 
 
-def make_login(kafka: EmbeddedKafka) -> dict[str, str]:
-    """What the configuration refers to: nothing on a broker without logins."""
-    if kafka.security is None:
-        return {}
-    password = secrets.token_urlsafe(18)
-    add_user(make_admin(kafka.client_properties), USER, password)
-    return {"SHOP_KAFKA_PASSWORD": password, "SHOP_KAFKA_CA": str(kafka.security.ca)}
+@dataclass(frozen=True)
+class Logins:
+    """Who talks to the cluster: the administrator, the shop's service, and backlogctl by what its
+    configuration refers to."""
+
+    admin: Properties
+    service: Properties
+    environment: Mapping[str, str]
+
+    @classmethod
+    def make(cls, kafka: EmbeddedKafka, issuer: Issuer | None) -> Logins:
+        """With an issuer the service has its tokens, and backlogctl a certificate."""
+        admin = kafka.client_properties
+        if issuer is None:
+            return cls(admin, admin, {"SHOP_KAFKA": kafka.bootstrap})
+        rest = {name: value for name, value in admin.items() if not name.startswith("sasl.")}
+        own = kafka.mutual_properties(USER)
+        environment = {variable: own[name] for variable, name in VARIABLES.items()}
+        return cls(admin, {**rest, **issuer.login(SERVICE)}, environment)
 
 
-def grant_rights(stage: Stage, directory: Path, client: Properties) -> None:
+def grant_rights(stage: Stage, directory: Path, logins: Logins) -> None:
     """What `backlogctl acl` prints is granted, and nothing else."""
-    stage.open_chapter("A user with no more rights than it needs")
+    stage.open_chapter("Users with no more rights than they need")
     stage.tell(
-        "The cluster wants a login over TLS, and allows nobody what no rule allows. backlogctl "
-        f"logs in as [bold]{USER}[/];\nwho administers the cluster grants it these lines."
+        f"{_BROKERS} brokers, all of it over TLS, and nobody may do what no rule allows. The "
+        f"shop's service is\n[bold]{SERVICE}[/] by tokens of an issuer (OAuth), backlogctl is "
+        f"[bold]{USER}[/] by a certificate (mTLS).\nWho administers the cluster grants these lines."
     )
     for job in _JOBS:
         stage.run("acl", job, "orders")
-    placeholders = {
-        "SHOP_KAFKA": "unused:1",
-        "SHOP_KAFKA_PASSWORD": "x",
-        "SHOP_KAFKA_CA": "/dev/null",
-    }
-    config = load_config(directory / "backlog.yaml", placeholders)
+    config = load_config(directory / "backlog.yaml", logins.environment)
+    admin = make_admin(logins.admin)
     for job in _JOBS:
         rights = list_rights(KINDS, job, config, config.stream("orders"))
-        add_rules(make_admin(client), make_bindings(rights, f"User:{USER}"))
+        add_rules(admin, make_bindings(rights, f"User:{USER}"))
+    topic = (Operation.READ, Operation.WRITE, Operation.DESCRIBE)
+    own = [Right(Resource.TOPIC, TOPIC, operation, "its orders") for operation in topic]
+    own.append(Right(Resource.GROUP, GROUP, Operation.READ, "its place"))
+    add_rules(admin, make_bindings(own, f"User:{SERVICE}"))
 
 
 # The story: 10,000 orders, a consumer that falls behind, a broker that really deletes, and the
@@ -80,53 +100,66 @@ def tell_story(
     Args:
         report: where the incident report is kept.
         consumed: the plan may look into the service's own table of what it handled.
-        secure: the broker wants a login over TLS and has an authorizer; backlogctl is a user with
+        secure: three brokers want logins over TLS and have an authorizer; backlogctl is a user with
             no more rights than it needs.
     """
 
     def play(directory: Path, kafka: EmbeddedKafka) -> ShopAudit:
-        client = kafka.client_properties
-        stage = Stage(console, directory, {"SHOP_KAFKA": kafka.bootstrap, **make_login(kafka)})
+        logins = Logins.make(kafka, issuer)
+        stage = Stage(console, directory, logins.environment)
         text = render_configuration(utc_now(), consumed=consumed, secure=secure)
         (directory / "backlog.yaml").write_text(text)
-        make_topic(client)
+        make_topic(logins.admin)
         if secure:
-            grant_rights(stage, directory, client)
-        lose_orders(stage, directory, client)
+            grant_rights(stage, directory, logins)
+        lose_orders(stage, directory, logins)
         recovery_id = _recover(stage, directory, consumed)
-        audit = _close(stage, directory, client)
+        audit = _close(stage, directory, logins)
         write_report(stage, recovery_id, report)
         return audit
 
-    return tell_whole(
-        console,
-        "demo",
-        "A topic's retention deleted messages that a consumer group had not read yet.\n"
-        "[bold]backlogctl[/] finds exactly those, rebuilds them from the source table,\n"
-        "and puts them back once. Everything here is real: Kafka, Spark, the loss, the repair.",
-        "Now yours: [bold green]backlogctl init[/] writes a commented backlog.yaml, "
-        "[bold green]backlogctl status[/] looks;\n"
-        "docs/runbook-rebuild.md goes through it step by step, examples/01-lost-orders is "
-        "this shop.",
-        play,
-        secured=secure,
-    )
+    with start_issuer() if secure else nullcontext() as issuer:
+        return tell_whole(
+            console,
+            "demo",
+            "A topic's retention deleted messages that a consumer group had not read yet.\n"
+            "[bold]backlogctl[/] finds exactly those, rebuilds them from the source table,\n"
+            "and puts them back once. Everything here is real: Kafka, Spark, the loss, the repair.",
+            "Now yours: [bold green]backlogctl init[/] writes a commented backlog.yaml, "
+            "[bold green]backlogctl status[/] looks;\n"
+            "docs/runbook-rebuild.md goes through it step by step, examples/01-lost-orders is "
+            "this shop.",
+            play,
+            **(secure_brokers(issuer) if issuer else {}),
+        )
 
 
-def lose_orders(stage: Stage, directory: Path, client: Properties) -> None:
+def secure_brokers(issuer: Issuer) -> dict[str, Any]:
+    """Three, that believe the issuer; a topic has three replicas, and needs two to be written."""
+    settings = make_settings(issuer)
+    safe = {"default.replication.factor": "3", "min.insync.replicas": "2"}
+    return {
+        **settings,
+        "brokers": _BROKERS,
+        "heap": "256m",
+        "properties": {**settings["properties"], **safe},
+    }
+
+
+def lose_orders(stage: Stage, directory: Path, logins: Logins) -> None:
     stage.open_chapter("A shop with 10,000 orders")
     orders = make_orders(utc_now())
     old, young = orders[:-YOUNG], orders[-YOUNG:]
     write_table(directory / "shop.db", orders)
-    publish_orders(client, old)
-    ends = read_ends(client)
+    publish_orders(logins.service, old)
+    ends = read_ends(logins.admin)
     stage.tell(
         f"{TOTAL:,} orders are rows of the table [bold]orders[/]; each is also a message, keyed by "
         f"its order_id,\nin the topic [bold]{TOPIC}[/] with {len(ends)} partitions."
     )
     stage.open_chapter("The consumer falls behind")
     stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
-    handled = handle_orders(client, directory / "warehouse.db", stop_at=stop_at)
+    handled = handle_orders(logins.service, directory / "warehouse.db", stop_at=stop_at)
     stage.tell(
         f"The service handled {handled:,} orders, then it stopped. [bold]watch[/] runs beside it "
         "and looks each 30 seconds;\nhere [bold]status[/] does so once. Both note where the group "
@@ -134,8 +167,8 @@ def lose_orders(stage: Stage, directory: Path, client: Properties) -> None:
     )
     stage.run("status")
     stage.open_chapter("The broker deletes what nobody has read")
-    publish_orders(client, young)
-    expire_old(client, ends)
+    publish_orders(logins.service, young)
+    expire_old(logins.admin, ends)
     hours = format_duration(RETENTION.total_seconds())
     stage.tell(
         f"The topic keeps messages for {hours}: the broker has just deleted those older than "
@@ -171,11 +204,11 @@ def _recover(stage: Stage, directory: Path, consumed: bool) -> str:
     return recovery_id
 
 
-def _close(stage: Stage, directory: Path, client: Properties) -> ShopAudit:
+def _close(stage: Stage, directory: Path, logins: Logins) -> ShopAudit:
     stage.open_chapter("The consumer goes on")
-    handled = handle_orders(client, directory / "warehouse.db")
+    handled = handle_orders(logins.service, directory / "warehouse.db")
     stage.tell(f"The service is started again, and handles {handled:,} orders.")
-    audit = audit_shop(client, directory / "shop.db", directory / "warehouse.db")
+    audit = audit_shop(logins.admin, directory / "shop.db", directory / "warehouse.db")
     stage.open_chapter("Was every order handled, and none twice?")
     stage.tell(
         f"Source table {audit.total:,} rows · topic, read committed: {audit.in_topic:,} messages, "

@@ -30,7 +30,7 @@ from backlogctl.formats import Say
 from backlogctl.jars import ensure_jars, find_java, read_jars
 from backlogctl.kafka.admin import create_topic
 from backlogctl.sandbox import watchdog
-from backlogctl.sandbox.secured import HOST, PROTOCOL, Security, free_port, listens
+from backlogctl.sandbox.secured import HOST, MUTUAL, PROTOCOL, Security, free_port, listens
 from backlogctl.sandbox.small_disk import limit_disk
 
 # The jars of a Kafka broker.
@@ -135,6 +135,7 @@ class _Node:
         self.directory = directory
         self.port = 0
         self.controller_port = 0
+        self.mutual_port = 0
         self.pid = 0
         self.process: subprocess.Popen[str] | None = None
 
@@ -243,6 +244,12 @@ class EmbeddedKafka:
         own = {} if self.security is None else self.security.client_properties()
         return {"bootstrap.servers": self.bootstrap, **own}
 
+    def mutual_properties(self, user: str) -> dict[str, str]:
+        """Of a user of secured brokers who shows a certificate."""
+        assert self.security is not None
+        addresses = ",".join(f"{HOST}:{node.mutual_port}" for node in self._nodes)
+        return {"bootstrap.servers": addresses, **self.security.make_certificate(user)}
+
     @property
     def pid(self) -> int:
         return self._nodes[0].pid
@@ -304,6 +311,7 @@ class EmbeddedKafka:
             wanted = self._port if node.number == 1 and self._port else kept.get("port", 0)
             node.port = wanted or free_port()
             node.controller_port = kept.get("controller", 0) or free_port()
+            node.mutual_port = kept.get("mutual", 0) or free_port()
 
     def _launch(self, nodes: list[_Node]) -> None:
         for node in nodes:
@@ -316,7 +324,7 @@ class EmbeddedKafka:
         node.settings.write_text(
             "".join(f"{name}={value}\n" for name, value in self._settings(node).items())
         )
-        ports = {"port": node.port, "controller": node.controller_port}
+        ports = {"port": node.port, "controller": node.controller_port, "mutual": node.mutual_port}
         (node.directory / "ports.json").write_text(json.dumps(ports))
         if (node.directory / "data" / "meta.properties").exists():
             return
@@ -364,7 +372,12 @@ class EmbeddedKafka:
         }
         if node in self._voters:
             settings["listeners"] += f",CONTROLLER://{HOST}:{node.controller_port}"
-        secured = {} if self.security is None else self.security.broker_properties()
+        secured = {}
+        if self.security is not None:
+            for name in ("listeners", "advertised.listeners"):
+                settings[name] += f",{MUTUAL}://{HOST}:{node.mutual_port}"
+            settings["listener.security.protocol.map"] += f",{MUTUAL}:{MUTUAL}"
+            secured = self.security.broker_properties()
         return {**settings, **DEFAULT_PROPERTIES, **secured, **self._properties}
 
     def _jvm(self, heap: str) -> list[str]:

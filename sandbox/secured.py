@@ -1,6 +1,7 @@
-"""A broker as in a company's cluster: encrypted, with passwords, and with Kafka's authorizer.
+"""Brokers as in a company's cluster: encrypted, with logins, and with Kafka's authorizer.
 
-SASL_SSL with SCRAM-SHA-512 on a certificate made here, and nobody may do what no rule allows.
+SASL_SSL with SCRAM-SHA-512, and SSL for who shows a certificate; all certificates are made here.
+Nobody may do what no rule allows.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import random
 import secrets
 import socket
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -22,7 +24,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from backlogctl.errors import EmbeddedError
-from backlogctl.jars import find_java
 
 # Ports on this machine.
 
@@ -70,26 +71,24 @@ def listens(port: int) -> bool:
 
 
 PROTOCOL = "SASL_SSL"
+MUTUAL = "SSL"  # the listener for those who show a certificate
 MECHANISM = "SCRAM-SHA-512"
 ADMIN = "admin"
 _ITERATIONS = 4096
 _SECONDS = 60.0
+_LIFE = timedelta(days=3650)
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Certificate and administrator of a secured broker; made once for a directory."""
+    """Certificates and administrator of secured brokers; made once for a directory."""
 
     directory: Path
     password: str = field(repr=False)
 
     @classmethod
     def make(cls, directory: Path) -> Security:
-        """Makes a certificate for this machine, or takes the one that is there.
-
-        Raises:
-            EmbeddedError: Java's `keytool` is missing, or failed.
-        """
+        """Makes an authority and a certificate for this machine, or takes those that are there."""
         directory.mkdir(parents=True, exist_ok=True)
         secret = directory / "secret"
         if not secret.exists():
@@ -97,7 +96,8 @@ class Security:
             secret.write_text(secrets.token_urlsafe(24))
         made = cls(directory.absolute(), secret.read_text())
         if not made.ca.exists():
-            made._make_certificate()
+            made._issue("ca")
+            made._issue("broker")
         return made
 
     @property
@@ -105,12 +105,8 @@ class Security:
         """The certificate that clients trust, PEM."""
         return self.directory / "ca.pem"
 
-    @property
-    def _keystore(self) -> Path:
-        return self.directory / "broker.p12"
-
     def broker_properties(self) -> dict[str, str]:
-        """What a broker with one listener `SASL_SSL` needs besides its addresses."""
+        """What a broker with the listeners `SASL_SSL` and `SSL` needs besides its addresses."""
         module = "org.apache.kafka.common.security.scram.ScramLoginModule required"
         login = f'{module} username="{ADMIN}" password="{self.password}";'
         return {
@@ -118,13 +114,15 @@ class Security:
             "sasl.enabled.mechanisms": MECHANISM,
             "sasl.mechanism.inter.broker.protocol": MECHANISM,
             f"listener.name.{PROTOCOL.lower()}.{MECHANISM.lower()}.sasl.jaas.config": login,
-            "ssl.keystore.type": "PKCS12",
-            "ssl.keystore.location": str(self._keystore),
-            "ssl.keystore.password": self.password,
+            f"listener.name.{MUTUAL.lower()}.ssl.client.auth": "required",
+            # Who shows a certificate is the user that it names.
+            "ssl.principal.mapping.rules": "RULE:^CN=([^,]+).*$/$1/,DEFAULT",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self.directory / "broker.both.pem"),
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.ca),
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            # The controller's own listener is plain, and on this machine only.
+            # The controllers' own listener is plain, and on this machine only.
             "super.users": f"User:{ADMIN};User:ANONYMOUS",
         }
 
@@ -142,13 +140,59 @@ class Security:
             "ssl.ca.location": str(self.ca),
         }
 
-    def _make_certificate(self) -> None:
-        common = ["-alias", "broker", "-keystore", str(self._keystore), "-storepass", self.password]
-        _run_keytool(
-            *("-genkeypair", *common, "-storetype", "PKCS12", "-keyalg", "RSA", "-keysize", "2048"),
-            *("-validity", "3650", "-dname", f"CN={HOST}", "-ext", f"san=ip:{HOST},dns:localhost"),
+    def make_certificate(self, user: str) -> dict[str, str]:
+        """The properties, besides `bootstrap.servers`, of a user who shows a certificate."""
+        self._issue(user)
+        return {
+            "security.protocol": MUTUAL,
+            "ssl.ca.location": str(self.ca),
+            "ssl.certificate.location": str(self.directory / f"{user}.pem"),
+            "ssl.key.location": str(self.directory / f"{user}.key"),
+        }
+
+    def _issue(self, name: str) -> None:
+        """NAME.key, NAME.pem, and both in one file; by the authority, which signs itself."""
+        # Only who plays with secured brokers needs it.
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import rsa
+        from cryptography.x509.oid import NameOID
+
+        key = rsa.generate_private_key(65537, 2048)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        signer, issuer = key, subject
+        if is_authority := name == "ca":
+            alternatives = []
+        else:
+            loaded = serialization.load_pem_private_key(self._read("ca.key"), None)
+            assert isinstance(loaded, rsa.RSAPrivateKey)
+            signer, issuer = loaded, x509.load_pem_x509_certificate(self._read("ca.pem")).subject
+            alternatives = [x509.IPAddress(ip_address(HOST)), x509.DNSName("localhost")]
+        now = datetime.now(UTC)
+        made = (
+            x509.CertificateBuilder(issuer, subject, key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + _LIFE)
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         )
-        _run_keytool("-exportcert", "-rfc", *common, "-file", str(self.ca))
+        if alternatives:
+            made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        encoding = serialization.Encoding.PEM
+        certificate = made.sign(signer, hashes.SHA256()).public_bytes(encoding)
+        form, open_ = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        secret = key.private_bytes(encoding, form, open_)
+        for suffix, content in (
+            (".key", secret),
+            (".pem", certificate),
+            (".both.pem", secret + certificate),
+        ):
+            place = self.directory / f"{name}{suffix}"
+            place.touch(mode=0o600)
+            place.write_bytes(content)
+
+    def _read(self, name: str) -> bytes:
+        return (self.directory / name).read_bytes()
 
 
 def add_user(admin: AdminClient, user: str, password: str) -> None:
@@ -164,17 +208,3 @@ def add_rules(admin: AdminClient, rules: Iterable[AclBinding]) -> None:
     if bindings := list(rules):
         for future in admin.create_acls(bindings).values():
             future.result(_SECONDS)
-
-
-def _run_keytool(*arguments: str) -> None:
-    tool = find_java().resolve().with_name("keytool")
-    try:
-        done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise EmbeddedError(f"it cannot be run: {error.strerror}", subject=str(tool)) from error
-    if done.returncode:
-        raise EmbeddedError(
-            "the broker's certificate could not be made: "
-            f"{(done.stdout or done.stderr).strip()[:200]}",
-            subject=str(tool),
-        )

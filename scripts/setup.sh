@@ -51,7 +51,7 @@ fi
 
 case "${1:-}" in
     demo)
-        wanted=(--no-dev --extra spark --extra delivery --extra wire)
+        wanted=(--no-dev --group demo --extra spark --extra delivery --extra wire)
         echo "setup: fetching 620 MB of Python packages and 70 MB of Java libraries, once"
         ;;
     # Compiled once here: every Python worker of Spark would else compile its libraries again, where

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.rights import Right, make_bindings, read_rights
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import add_rules, add_user
+from examples.issuer import Issuer, make_settings
 from tests.kit.kafka import wait_until
 
 PASSWORD = "a-long-password"
@@ -63,6 +64,17 @@ class SecuredKafka:
 def start_secured(folder: Path) -> Iterator[SecuredKafka]:
     """Nobody may do what no rule allows."""
     with EmbeddedKafka.start(folder / "kafka", secured=True) as kafka:
+        yield SecuredKafka(kafka)
+
+
+@contextmanager
+def start_with_tokens(
+    folder: Path, issuer: Issuer, properties: Mapping[str, str] | None = None
+) -> Iterator[SecuredKafka]:
+    """Passwords and tokens; nobody may do what no rule allows."""
+    settings = make_settings(issuer)
+    settings["properties"] |= properties or {}
+    with EmbeddedKafka.start(folder, **settings) as kafka:
         yield SecuredKafka(kafka)
 
 

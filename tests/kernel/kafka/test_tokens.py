@@ -29,9 +29,9 @@ from backlogctl.spark_backfill.spark.topic import TopicReader
 from backlogctl.values import OffsetRange
 from backlogctl.wire import explain_absence
 from backlogctl_delivery.kafka import TOKEN_COMMAND, LoginRefused, sign_msk_token
+from examples.issuer import Issuer, start_issuer
 from tests.kit.kafka import publish
-from tests.kit.oidc import Issuer, start_issuer, start_with_tokens
-from tests.kit.secured import SecuredKafka
+from tests.kit.secured import SecuredKafka, start_with_tokens
 
 TOPIC = "orders"
 

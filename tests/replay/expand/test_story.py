@@ -17,9 +17,9 @@ from backlogctl.replay.kinds.expand import closing as expand_closing
 from backlogctl.replay.kinds.expand import context as expand_context
 from backlogctl.replay.kinds.expand.context import ExpandContext
 from backlogctl.replay.observe.rights import list_rights
+from examples.issuer import start_issuer
 from tests.kit.kafka import set_offsets_raw, wait_until
-from tests.kit.oidc import start_issuer, start_with_tokens
-from tests.kit.secured import PASSWORD, SecuredKafka, start_secured
+from tests.kit.secured import PASSWORD, SecuredKafka, start_secured, start_with_tokens
 from tests.kit.shortened import WORLD, shorten
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import (

@@ -1,4 +1,4 @@
-"""An issuer of tokens (OIDC), and a broker that lets in whom it names."""
+"""An issuer of tokens (OIDC), whom secured brokers believe."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import MECHANISM
-from tests.kit.secured import PASSWORD, SecuredKafka
 
-AUDIENCE, SECRET = "kafka", PASSWORD
+AUDIENCE, SECRET = "kafka", "a-long-password"
 _ALLOWED = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"
 _PACKAGE = "org.apache.kafka.common.security.oauthbearer"
 _LISTENER = "listener.name.sasl_ssl.oauthbearer"
@@ -115,12 +112,9 @@ def start_issuer() -> Iterator[Issuer]:
         thread.join()
 
 
-@contextmanager
-def start_with_tokens(
-    folder: Path, issuer: Issuer, properties: Mapping[str, str] | None = None
-) -> Iterator[SecuredKafka]:
-    """Passwords and tokens; nobody may do what no rule allows."""
-    asking = {
+def make_settings(issuer: Issuer) -> dict[str, Any]:
+    """How secured brokers are started that take its tokens beside passwords."""
+    properties = {
         "sasl.enabled.mechanisms": f"{MECHANISM},OAUTHBEARER",
         f"{_LISTENER}.sasl.jaas.config": f"{_PACKAGE}.OAuthBearerLoginModule required;",
         f"{_LISTENER}.sasl.server.callback.handler.class": (
@@ -129,8 +123,5 @@ def start_with_tokens(
         "sasl.oauthbearer.jwks.endpoint.url": f"{issuer.url}/keys",
         "sasl.oauthbearer.expected.audience": AUDIENCE,
         "sasl.oauthbearer.expected.issuer": issuer.url,
-        **(properties or {}),
     }
-    jvm = (f"{_ALLOWED}={issuer.url}/keys",)
-    with EmbeddedKafka.start(folder, secured=True, properties=asking, jvm=jvm) as kafka:
-        yield SecuredKafka(kafka)
+    return {"secured": True, "properties": properties, "jvm": (f"{_ALLOWED}={issuer.url}/keys",)}
