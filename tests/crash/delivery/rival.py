@@ -19,7 +19,7 @@ OF_HANDLERS = (
     "SELECT message_id FROM handled_marks FOR UPDATE",
 )
 # Not the table of waits: InnoDB fills that anew only when nobody has read it for 0.1 s.
-_WAITS = sa.text(
+WAITS = sa.text(
     "SELECT variable_value FROM information_schema.global_status "
     "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'"
 )
@@ -31,8 +31,6 @@ def cross(url: str, held: str, wanted: str) -> None:
         watch.execute(sa.text("CREATE TABLE IF NOT EXISTS rival (n INT) ENGINE=InnoDB"))
         rival.execute(sa.text("INSERT INTO rival SELECT seq FROM seq_1_to_2000"))
         rival.execute(sa.text(held))
-        wait_until(
-            lambda: int(watch.execute(_WAITS).scalar_one()) > 0, 120, "somebody waits for it"
-        )
+        wait_until(lambda: int(watch.execute(WAITS).scalar_one()) > 0, 120, "somebody waits for it")
         rival.execute(sa.text(wanted))
         rival.rollback()
