@@ -162,11 +162,12 @@ _SIGNS: tuple[tuple[Trouble, tuple[str, ...], tuple[str, ...], tuple[int, ...]],
     (Trouble.DENIED, (), ("42501",), (1142, 1143)),  # of a table, a column
     (
         # Read-only as after a failover, not in the state for it, a session that was ended, a full
-        # disk or table, no memory, a time limit, I/O.
+        # disk or table, no memory, a time limit, I/O. Below 100 are the errors of the files and the
+        # memory that MariaDB itself uses.
         Trouble.PASSING,
         ("SQLITE_FULL", "SQLITE_IOERR"),
         ("25006", "25P03", "25P04", "53100", "53200", "55000", "57014", "58030"),
-        (1021, 1114, 1290, 1836, 3024),
+        (*range(1, 100), 1021, 1114, 1290, 1836, 3024),
     ),
     (
         # No room for another connection; a server that starts or stops.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,8 +54,9 @@ class Chosen:
     settings: OutboxSection | None
     config: Config | None
 
-    def open_desk(self) -> OutboxAdmin:
-        """Its verbs.
+    @contextmanager
+    def open_desk(self) -> Iterator[OutboxAdmin]:
+        """Its verbs; its connections are closed in the end.
 
         Raises:
             ConfigurationError: the URL is none that can hold an outbox.
@@ -63,7 +64,8 @@ class Chosen:
         from backlogctl_delivery.outbox.admin import OutboxAdmin
         from backlogctl_delivery.outbox.database import OutboxDatabase
 
-        return OutboxAdmin(OutboxDatabase(self.url))
+        with closing(OutboxAdmin(OutboxDatabase(self.url))) as desk:
+            yield desk
 
 
 def choose_outbox(session: Session, name: str | None, url: str | None) -> Chosen:
@@ -150,7 +152,8 @@ def list_entries(
     from backlogctl_delivery.outbox.database import State
 
     states = read_states(State, state) or ()
-    found = choose_outbox(session, outbox, url).open_desk().list_entries(states, topic, limit)
+    with choose_outbox(session, outbox, url).open_desk() as desk:
+        found = desk.list_entries(states, topic, limit)
     document = {"messages": [to_document(entry) for entry in found]}
     session.emit(document, _draw(found) if found else "no such message")
 
@@ -165,14 +168,15 @@ def show_entry(
     """Show one message: where it stands, and why it is not sent. No payload."""
     from backlogctl.replay.present.tables import render_fields
 
-    document = to_document(choose_outbox(session, outbox, url).open_desk().get_entry(row))
+    with choose_outbox(session, outbox, url).open_desk() as desk:
+        document = to_document(desk.get_entry(row))
     session.emit(document, render_fields(document))
 
 
 def _read_status(chosen: Chosen) -> dict[str, Any]:
-    desk = chosen.open_desk()
     names = ("pending", "in_progress", "parked", "failed", "ahead", "oldest_seconds")
-    status = to_document(desk.read_status(), *names)
+    with chosen.open_desk() as desk:
+        status = to_document(desk.read_status(), *names)
     return {"outbox": desk.label, "name": chosen.name or None, **status}
 
 
@@ -246,8 +250,8 @@ DEFAULT_KEEP = "30d"
 @verb
 def create_table(session: Session, outbox: OutboxOption = None, url: UrlOption = None) -> None:
     """Make the table where it is not there; an application's own Alembic may do so instead."""
-    desk = choose_outbox(session, outbox, url).open_desk()
-    desk.create()
+    with choose_outbox(session, outbox, url).open_desk() as desk:
+        desk.create()
     session.emit({"outbox": desk.label, "table": "there"}, f"{desk.label}: the table is there")
 
 
@@ -262,8 +266,8 @@ def retry_entries(
     """Take parked messages up again, from their first attempt."""
     if bool(rows) == every:
         raise UsageError("name rows, or --all", subject="outbox retry")
-    desk = choose_outbox(session, outbox, url).open_desk()
-    count = desk.retry(rows or (), all_parked=every)
+    with choose_outbox(session, outbox, url).open_desk() as desk:
+        count = desk.retry(rows or (), all_parked=every)
     session.emit({"retried": count}, f"{count:,} due again")
 
 
@@ -272,7 +276,8 @@ def park_entries(
     session: Session, rows: RowIds, outbox: OutboxOption = None, url: UrlOption = None
 ) -> None:
     """Hold messages back, and with each the later ones of its key."""
-    count = choose_outbox(session, outbox, url).open_desk().park(rows)
+    with choose_outbox(session, outbox, url).open_desk() as desk:
+        count = desk.park(rows)
     session.emit({"parked": count}, f"{count:,} parked; `backlogctl outbox retry` sends them")
 
 
@@ -292,7 +297,7 @@ def purge_entries(
     ] = None,
 ) -> None:
     """Delete what was sent long ago, in batches; what is not sent stays."""
-    desk = choose_outbox(session, outbox, url).open_desk()
+    chosen = choose_outbox(session, outbox, url)
     if discard is not None:
         if allow != ["lose"]:
             raise Refused(
@@ -300,10 +305,13 @@ def purge_entries(
                 subject=f"outbox message {discard}",
                 hint="say --allow lose if that is meant",
             )
-        desk.discard(discard)
+        with chosen.open_desk() as desk:
+            desk.discard(discard)
         session.emit({"discarded": discard}, f"message {discard} is deleted; its key goes on")
         return
-    deleted = desk.purge(read_duration(older_than, "--older-than"), batch=batch, most=most)
+    age = read_duration(older_than, "--older-than")
+    with chosen.open_desk() as desk:
+        deleted = desk.purge(age, batch=batch, most=most)
     more = "; there may be more" if deleted == most else ""
     session.emit({"deleted": deleted}, f"{deleted:,} deleted{more}")
 
@@ -368,25 +376,26 @@ def run_sender(
     subject = "--listen"
     if listen is None and chosen.settings is not None:
         listen, subject = chosen.settings.listen, f"outboxes.{chosen.name}.listen"
-    desk = chosen.open_desk()
-    desk.check()  # a wrong URL, or a table of an older version, is told before anything is awaited
-    sender = OutboxSender(chosen.url, {**kafka, "partitioner": terms.partitioner}, terms.settings)
-    serving = (
-        nullcontext("")
-        if listen is None
-        else serve_metrics(_make_registry(chosen, desk, sender), listen, subject)
-    )
-    with serving as address:
-        if address:
-            session.say(f"metrics at http://{address}/metrics")
-        session.say(f"{desk.label}: sending what is due")
-        _send(desk, sender, terms.keep, until_sent=until_sent)
-    session.emit(
-        {"delivered": sender.counts.delivered, "parked": sender.counts.parked},
-        f"{sender.counts.delivered:,} delivered, {sender.counts.parked:,} parked",
-    )
-    left = desk.read_status() if until_sent else None
-    desk.close()
+    with chosen.open_desk() as desk:
+        # A wrong URL, or a table of an older version, is told before anything is awaited.
+        desk.check()
+        client = {**kafka, "partitioner": terms.partitioner}
+        sender = OutboxSender(chosen.url, client, terms.settings)
+        serving = (
+            nullcontext("")
+            if listen is None
+            else serve_metrics(_make_registry(chosen, desk, sender), listen, subject)
+        )
+        with serving as address:
+            if address:
+                session.say(f"metrics at http://{address}/metrics")
+            session.say(f"{desk.label}: sending what is due")
+            _send(desk, sender, terms.keep, until_sent=until_sent)
+        session.emit(
+            {"delivered": sender.counts.delivered, "parked": sender.counts.parked},
+            f"{sender.counts.delivered:,} delivered, {sender.counts.parked:,} parked",
+        )
+        left = desk.read_status() if until_sent else None
     if left is not None and left.unsent:
         option = f" --outbox {chosen.name}" if chosen.name else ""
         parked = " --state parked" if left.parked else ""

@@ -19,6 +19,7 @@ from tests.crash.delivery.schedule import (
     Blow,
     DeliverySchedule,
     list_points,
+    list_senders,
     run_delivery,
 )
 from tests.crash.points import POINTS
@@ -201,17 +202,26 @@ def test_readers_share_the_topic_and_a_kill_is_a_rebalance(
 def test_what_is_read_again_from_the_beginning_is_handled_once_as_long_as_its_marks_are_kept(
     kafka: EmbeddedKafka, tmp_path: Path, database: str, purges: bool
 ) -> None:
-    """So the oracle sees marks that were purged before a replay."""
-    with OutboxChain(kafka.bootstrap, tmp_path, database) as chain:
-        wait_until(lambda: chain.ledger.count()[1] > 20, 60, "some are handled")
-        if purges:
-            chain.purge_marks()
-        chain.replay()
-        audit = audit_facts(chain.read_facts())
-    assert chain.find_problems() == []
-    assert bool(audit.twice) == purges
-    assert audit.dropped or purges
-    assert not {name for name, ids in audit.list_wrong().items() if ids} - {"twice"}
+    """Where they were purged before, all that was handled by then is, and nothing else, twice."""
+    blows = (Blow((READER,), "once.committed:2", moment=90.0),)
+    schedule = DeliverySchedule(
+        0, chain="sqlite", sends=False, blows=blows, broker="", replays=True, purges=purges
+    )
+    verdict = run_delivery(kafka.bootstrap, tmp_path, schedule, database)
+    assert verdict.is_good, verdict
+    assert (bool(verdict.forgotten), verdict.audit.dropped > 0) == (purges, not purges)
+
+
+@pytest.mark.parametrize("chain", ["mariadb"])
+@pytest.mark.parametrize("sends", [False, True])
+def test_fault_171_deadlocks_of_senders_and_of_handlers(
+    kafka: EmbeddedKafka, tmp_path: Path, database: str, sends: bool
+) -> None:
+    """InnoDB ends a transaction of each: of a sender amid its marks, of a handler amid its work."""
+    blows = [Blow(names, is_deadlock=True) for names in (list_senders(sends), READERS)]
+    schedule = DeliverySchedule(0, "mariadb", sends, tuple(blows), broker="")
+    verdict = run_delivery(kafka.bootstrap, tmp_path, schedule, database)
+    assert verdict.is_good, verdict
 
 
 def test_every_point_of_delivery_is_killed_at() -> None:

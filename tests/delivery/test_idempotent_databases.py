@@ -26,6 +26,7 @@ from backlogctl_delivery.idempotent.attempts import (
 from backlogctl_delivery.idempotent.redis import RedisMarks
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import MESSAGE_ID
+from tests.crash.delivery.rival import WAITS
 from tests.delivery.kit import WorkFailed, counted, list_marks, list_own, make_marks
 from tests.kit.kafka import run_together, wait_until
 from tests.kit.services import EmbeddedRedis
@@ -86,11 +87,10 @@ def end_by_deadlock(engine: sa.Engine, mine: sa.Connection) -> Callable[[], None
 
     def end() -> None:
         thread.start()
-        waits = sa.text("SELECT count(*) FROM information_schema.innodb_lock_waits")
 
         def is_waiting() -> bool:
             with engine.connect() as connection:
-                return bool(connection.execute(waits).scalar_one())
+                return int(connection.execute(WAITS).scalar_one()) > 0
 
         wait_until(is_waiting, what="the other one waits for row b")
         try:

@@ -30,7 +30,6 @@ from backlogctl_delivery.lookback.admin import park_message
 from backlogctl_delivery.lookback.metrics import Metrics
 from backlogctl_delivery.lookback.tables import LookBackDatabase, create_tables
 from backlogctl_delivery.outbox.admin import OutboxAdmin
-from backlogctl_delivery.outbox.database import OutboxDatabase
 from backlogctl_delivery.outbox.metrics import OutboxCollector
 from backlogctl_delivery.outbox.sender import OutboxSender
 from tests.delivery.kit import Shop, Teller, counted, make_marks
@@ -61,7 +60,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     registry = CollectorRegistry()
     with Shop(f"sqlite:///{tmp_path}/shop.db", "unused:1") as shop:
         shop.add("orders", "a")
-        desk = OutboxAdmin(OutboxDatabase(shop.engine))
+        desk = OutboxAdmin(shop.database)
         desk.park([1])
         sender = OutboxSender(shop.engine, {"bootstrap.servers": "unused:1"})
         registry.register(OutboxCollector(desk, lambda: sender, "shop"))

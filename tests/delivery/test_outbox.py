@@ -560,4 +560,4 @@ def test_a_database_that_hangs_holds_up_no_scrape(
 def test_an_outbox_without_a_name_is_called_by_its_place(
     url: str, name: str, tmp_path: Path
 ) -> None:
-    assert OutboxAdmin(OutboxDatabase(url.format(place=tmp_path))).name == name
+    assert OutboxDatabase(url.format(place=tmp_path)).name == name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
 import subprocess
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import pytest
 
 from backlogctl.replay.cli import main
 from backlogctl_delivery.outbox.admin import OutboxAdmin
-from backlogctl_delivery.outbox.database import OutboxDatabase, State
+from backlogctl_delivery.outbox.database import State
 from backlogctl_delivery.sequenced.clients import place_crc32, place_murmur2
 from tests.conftest import MakeTopic
 from tests.delivery.kit import Shop
@@ -69,6 +71,25 @@ def test_it_creates_shows_parks_retries_and_purges(
     shop.close()
 
 
+def test_each_verb_closes_what_it_opened(
+    pg_shop: Shop, topic: MakeTopic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pg_shop.add(topic(1), "a")
+    row = str(pg_shop.list_rows("id")[0][0])
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        for words in (
+            *(["create"], ["status"], ["list"], ["show", row], ["park", row], ["retry", row]),
+            *(["retry", "77"], ["purge"], ["purge", "--discard", row, "--allow", "lose"]),
+            ["run", "--until-sent", "--bootstrap", pg_shop.bootstrap],
+        ):
+            main(["outbox", *words, "--url", pg_shop.url])
+            gc.collect()
+            assert [str(one.message) for one in caught] == [], words
+    assert "1 delivered" in capsys.readouterr().out
+
+
 @dataclass
 class Running:
     """`outbox run` while it serves its metrics; `out` is what it has printed when it has ended."""
@@ -111,7 +132,7 @@ def test_it_runs_until_it_is_asked_to_end(pg_shop: Shop, topic: MakeTopic) -> No
 
         wait_until(is_counted, what="two are counted")
         metrics = sender.read_metrics()
-        place = OutboxAdmin(OutboxDatabase(pg_shop.url)).name
+        place = pg_shop.database.name
         assert metrics.value("backlog_outbox_messages", outbox=place, state="parked") == 0
         assert metrics.value("backlog_outbox_away", outbox=place, what="kafka") == 0
     assert json.loads(sender.out)["delivered"] == 2
@@ -143,7 +164,7 @@ def test_it_ends_when_all_is_sent_or_waits_for_a_parked_message(
 
 def test_the_age_of_the_oldest_is_unknown_without_one(sqlite_url: str) -> None:
     shop = Shop(sqlite_url, "unused:1")
-    desk = OutboxAdmin(OutboxDatabase(sqlite_url))
+    desk = OutboxAdmin(shop.database)
     assert desk.read_status().oldest_seconds is None
     shop.add("orders", "a")
     oldest = desk.read_status().oldest_seconds

@@ -121,6 +121,23 @@ def test_a_right_that_is_missing_in_mariadb_is_said(mariadb_url: str) -> None:
     assert "give this right to the user" in caught.value.hint
 
 
+def test_fault_170_a_file_that_mariadb_cannot_write_may_be_written_later(mariadb_url: str) -> None:
+    """As its temporary ones on a full disk: its numbers are below 100, and PyMySQL's class for them
+    is InternalError."""
+    with (
+        closing(OutboxDatabase(mariadb_url)) as database,
+        pytest.raises(
+            OutboxDatabaseError, match="does not do it now: Can't create/write"
+        ) as caught,
+        database.begin() as connection,
+    ):
+        connection.exec_driver_sql(
+            "CREATE TABLE t (a INT) ENGINE=MyISAM DATA DIRECTORY='/no/such/directory'"
+        )
+    assert "look at the server's log and its disk" in caught.value.hint
+    assert caught.value.retryable
+
+
 # What somebody sees who set something up wrong: what it is, that it is true, and the way out.
 
 

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from confluent_kafka import Message
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 import backlogctl.replay.cli.lookback
 import backlogctl.replay.cli.outbox  # noqa: F401
 from backlogctl.replay.cli import main
+from backlogctl_delivery.idempotent.sql import DEADLOCK, is_error
 from backlogctl_delivery.lookback import intake
 from backlogctl_delivery.outbox import sender as settings
 from examples.delivery import order_consumer, order_service, payment_service
@@ -29,6 +31,16 @@ class SharingConsumer(order_consumer.OrderConsumer):
         "session.timeout.ms": _SESSION_MS,
         "heartbeat.interval.ms": _SESSION_MS // 4,
     }
+
+    def handle(self, message: Message) -> None:
+        """Anew where the database has ended the transaction by a deadlock."""
+        while True:
+            try:
+                return super().handle(message)
+            except OperationalError as error:
+                if not is_error(error, DEADLOCK):
+                    raise
+                print(error.orig, file=sys.stderr, flush=True)
 
 
 class ForgetfulConsumer(SharingConsumer):

@@ -30,6 +30,7 @@ from examples.delivery.facts import (
     COMMITTED_ORDERS,
     COMMITTED_PAYMENTS,
     CONSUMER,
+    HANDLED,
     MARKS,
     PAYMENT_SERVICE,
     Facts,
@@ -40,7 +41,7 @@ from examples.delivery.facts import (
 from examples.delivery.payment_answers import make_server
 from examples.delivery.story import PARTITIONS, Ledger
 from examples.stage import await_handled
-from tests.crash.delivery import cast
+from tests.crash.delivery import cast, rival
 from tests.crash.forking import kill_process, start_process
 from tests.delivery.kit import add_old
 from tests.kit.kafka import properties_of, set_offsets_raw, wait_until
@@ -82,6 +83,8 @@ class Chain(ABC):
         self.parts = {**self.make_parts(), **dict.fromkeys(READERS, Part(cast.consume, consuming))}
         self._running: dict[str, BaseProcess] = {}
         self.kills, self.reached = 0, 0
+        # Handled before their marks were purged, and sent to be read again.
+        self.forgotten: frozenset[str] = frozenset()
         self._problems: list[str] = []
 
     @property
@@ -133,17 +136,34 @@ class Chain(ABC):
         self._running[name].join(_PAUSE_SECONDS)
         os.kill(pid, signal.SIGCONT)
 
-    def purge_marks(self) -> None:
-        """All of them, too early."""
-        engine = open_engine(self.ledger.handled)
-        MARKS.purge(engine, timedelta(microseconds=1), most=1_000_000)
-        engine.dispose()
+    def deadlock(self, names: Sequence[str]) -> None:
+        """On MariaDB, until one of these was told so."""
+        logs = [self.directory / f"{name}.log" for name in names]
 
-    def replay(self) -> None:
-        """Somebody sets the group back to the beginning."""
+        def count() -> int:
+            return sum(log.read_text().count("Deadlock found") for log in logs)
+
+        def has_another() -> bool:
+            rival.cross(self.database, *locks)
+            return count() > before
+
+        before = count()
+        locks = rival.OF_HANDLERS if READER in names else rival.OF_SENDERS
+        wait_until(has_another, 120, "a deadlock is told")
+
+    def replay(self, *, purges: bool = False) -> None:
+        """Somebody sets the group back to the beginning.
+        `purges`: and has removed all marks, too early.
+        """
         for name in READERS:
             self._kill(name)
         wait_until(lambda: not self.list_members(), 60, "the group is empty")
+        if purges:
+            engine = open_engine(self.ledger.handled)
+            MARKS.purge(engine, timedelta(microseconds=1), most=1_000_000)
+            with engine.connect() as connection:
+                self.forgotten = frozenset(connection.execute(sa.select(HANDLED.c.id)).scalars())
+            engine.dispose()
         set_offsets_raw(
             self.client, self.ledger.group, self.ledger.topic, dict.fromkeys(range(PARTITIONS), 0)
         )

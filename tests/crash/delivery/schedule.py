@@ -6,7 +6,7 @@ import atexit
 import functools
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from tests.crash.delivery.chain import (
     APPLICATION,
     INSTANCES,
     READER,
+    READERS,
     SENDERS,
     Chain,
     LookBackChain,
@@ -44,16 +45,20 @@ _BROKER = ("", "", "restarted", "killed")
 @dataclass(frozen=True)
 class Blow:
     """One process is killed at a point, for which `moment` seconds are waited; or some, after as
-    many; or one is paused for longer than its lease; or killed when look-back's day changes."""
+    many; or one is paused for longer than its lease; or killed when look-back's day changes; or
+    MariaDB ends a transaction of one of them by a deadlock."""
 
     names: tuple[str, ...]
     point: str = ""
     moment: float = 0.0
     is_pause: bool = False
     is_midnight: bool = False
+    is_deadlock: bool = False
 
     def __str__(self) -> str:
         told = self.names[0] if len(self.names) == 1 else "all"
+        if self.is_deadlock:
+            return f"{self.names[0]} in a deadlock"
         if self.is_midnight:
             return f"{told} at midnight"
         if self.is_pause:
@@ -69,6 +74,7 @@ class DeliverySchedule:
         sends: the application sends its outbox by itself.
         broker: what becomes of it after half of the blows: "", "restarted", "killed".
         replays: at the end somebody sets the consumers' group back to the beginning.
+        purges: the marks are gone by then.
     """
 
     seed: int
@@ -77,6 +83,7 @@ class DeliverySchedule:
     blows: tuple[Blow, ...]
     broker: str
     replays: bool = False
+    purges: bool = False
 
     @classmethod
     def draw(cls, seed: int) -> DeliverySchedule:
@@ -107,33 +114,53 @@ class DeliverySchedule:
         if chain == LOOK_BACK and chance.random() < 0.7:
             blow = Blow((chance.choice(INSTANCES),), is_midnight=True)
             blows.insert(chance.randint(0, len(blows)), blow)
-        return cls(seed, chain, sends, tuple(blows), broker, chance.random() < 0.5)
+        replays, purges = chance.random() < 0.5, chance.random() < 0.5
+        for names in (list_senders(sends), READERS) if chain == "mariadb" else ():
+            blows.insert(chance.randint(0, len(blows)), Blow(names, is_deadlock=True))
+        return cls(seed, chain, sends, tuple(blows), broker, replays, replays and purges)
 
     def __str__(self) -> str:
         told = f"seed {self.seed}: {self.chain}"
         told += ", sends by itself" if self.sends and self.chain != LOOK_BACK else ""
         told += f", {'; '.join(map(str, self.blows))}"
         told += f"; broker {self.broker}" if self.broker else ""
-        return told + ("; read again from the beginning" if self.replays else "")
+        told += "; read again from the beginning" if self.replays else ""
+        return told + (", its marks purged" if self.purges else "")
 
 
 @dataclass(frozen=True)
 class DeliveryVerdict:
-    """What became of a schedule; `reached` counts points at which a process died."""
+    """What became of a schedule.
+
+    Attributes:
+        reached: counts points at which a process died.
+        forgotten: ids whose marks were purged before they were read again.
+    """
 
     killed: int
     reached: int
     audit: Audit
     problems: tuple[str, ...]
+    forgotten: frozenset[str] = frozenset()
 
     @property
     def is_good(self) -> bool:
-        """All that is committed was handled once, and nothing else."""
-        return self.audit.passed and not self.problems
+        """All that is committed was handled once, what was forgotten twice, and nothing else."""
+        is_wrong = any(self._list_wrong().values()) or self.problems
+        return self.audit.committed > 0 and not is_wrong
+
+    def _list_wrong(self) -> dict[str, Collection[str]]:
+        twice = self.forgotten ^ set(self.audit.twice)
+        return {**self.audit.list_wrong(), "twice": twice}
 
     def __str__(self) -> str:
-        wrong = {name: ids for name, ids in self.audit.list_wrong().items() if ids}
+        wrong = {name: ids for name, ids in self._list_wrong().items() if ids}
         return f"{self.audit.tell('rows')}; {wrong}; {'; '.join(self.problems)}"
+
+
+def list_senders(sends: bool) -> tuple[str, ...]:
+    """Who marks messages as sent, by `sends` of a schedule."""
+    return (APPLICATION,) if sends else SENDERS
 
 
 def list_points(chain: str, sends: bool, *, fails: bool) -> dict[str, tuple[str, ...]]:
@@ -199,6 +226,8 @@ def _run(
                 chain.add_old_day()
             if isinstance(chain, LookBackChain) and blow.is_midnight:
                 chain.kill_at_midnight(blow.names[0])
+            elif blow.is_deadlock:
+                chain.deadlock(blow.names)
             elif blow.is_pause:
                 chain.pause(blow.names[0])
             elif blow.point:
@@ -208,9 +237,9 @@ def _run(
         if broker is not None:
             broker.result()
         if schedule.replays:
-            chain.replay()
-        audit = audit_facts(chain.read_facts())
-        return DeliveryVerdict(chain.kills, chain.reached, audit, tuple(chain.find_problems()))
+            chain.replay(purges=schedule.purges)
+        audit, problems = audit_facts(chain.read_facts()), tuple(chain.find_problems())
+        return DeliveryVerdict(chain.kills, chain.reached, audit, problems, chain.forgotten)
 
 
 def run_alone(bootstrap: str, directory: Path, schedule: DeliverySchedule) -> DeliveryVerdict:
