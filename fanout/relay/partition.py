@@ -33,7 +33,7 @@ from backlogctl.fanout.relay.interface import (
     UnexplainedRefusal,
 )
 from backlogctl.formats import format_bytes, format_plural
-from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.clients import Admin, make_admin, wait_for_broker
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
@@ -194,6 +194,7 @@ class PartitionRelay(ABC):
     def run(self) -> Position:
         """P4.6. The order of these lines is what copies each message once."""
         admin = make_admin(self._task.properties)
+        wait_for_broker(admin, self._subject, "connect", Deadline(_INIT_SECONDS))
         try:
             producer = self._open_producer()  # 1. with the partition's static id
             take_over = partial(producer.init_transactions, _INIT_SECONDS)
