@@ -109,8 +109,16 @@ class _Sealed:
 class WireProducer:
     """One transactional.id. Errors of brokers are KafkaExceptions, as confluent-kafka has them."""
 
-    def __init__(self, client: RawClient, transactional_id: str, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        client: RawClient,
+        transactional_id: str,
+        timeout_ms: int,
+        on_throttle: Callable[[float], object] = lambda _: None,
+    ) -> None:
+        """`on_throttle`: called with the seconds for which a broker will take nothing more."""
         self._client, self._id, self._timeout_ms = client, transactional_id, timeout_ms
+        self._on_throttle = on_throttle
         self._transactions = Coordinators(client, "TRANSACTION")
         self._groups = Coordinators(client)
         self._producer = (-1, -1)
@@ -369,6 +377,8 @@ class WireProducer:
             self._failed += batches
             return
         self._flying[node].popleft()
+        if answer.throttle_time_ms:
+            self._on_throttle(answer.throttle_time_ms / 1000)
         by_place = {one.place: one for one in batches}
         worst: KafkaException | None = None
         for topic in answer.responses:

@@ -20,7 +20,7 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import Refused
 from backlogctl.fanout.movers import History, trace_moves
 from backlogctl.fanout.relay.interface import name_relay_transactional_id
-from backlogctl.kafka.clients import Admin, make_producer, outlast
+from backlogctl.kafka.clients import Admin, make_admin, make_producer, outlast, wait_for_broker
 from backlogctl.kafka.errors import translate
 from backlogctl.kafka.groups import ask_for_commits
 
@@ -203,6 +203,7 @@ def find_commits(
     """Commits of the partitions that have one; not `stable`: without what is undecided."""
     subject, doing = f"group {group} on topic {topic}", "read stable committed offsets"
     reader = admin.open_reader(group, require_stable=stable)
+    wait_for_broker(admin, subject, doing, limit)  # a refused login would be tried until the end
 
     def call() -> dict[int, CommitWithMetadata]:
         wanted = [TopicPartition(topic, partition) for partition in partitions]
@@ -258,6 +259,7 @@ def fence_relays(
         KafkaFailure, ClusterUnreachable: not every relay is fenced; call again.
     """
     deadline = limit or Deadline(FENCE_SECONDS)
+    wait_for_broker(make_admin(properties), f"topic {topic}", "fence its relays", deadline)
 
     def fence(partition: int) -> None:
         subject = f"relay of {topic}[{partition}]"

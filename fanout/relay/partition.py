@@ -33,7 +33,7 @@ from backlogctl.fanout.relay.interface import (
     UnexplainedRefusal,
 )
 from backlogctl.formats import format_bytes, format_plural
-from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.clients import Admin, make_admin, wait_for_broker
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
@@ -134,6 +134,7 @@ class Copied:
     bytes: int = 0
     counts: dict[int, int] = field(default_factory=dict)
     largest: tuple[int, int] = (0, 0)  # bytes and source offset of a message
+    throttled: float = 0.0  # seconds for which brokers said that they take nothing more
 
 
 class PartitionRelay(ABC):
@@ -194,6 +195,7 @@ class PartitionRelay(ABC):
     def run(self) -> Position:
         """P4.6. The order of these lines is what copies each message once."""
         admin = make_admin(self._task.properties)
+        wait_for_broker(admin, self._subject, "connect", Deadline(_INIT_SECONDS))
         try:
             producer = self._open_producer()  # 1. with the partition's static id
             take_over = partial(producer.init_transactions, _INIT_SECONDS)
@@ -320,8 +322,29 @@ class PartitionRelay(ABC):
                 retryable=True,
             ) from error
 
+    def _note_throttle(self, seconds: float) -> None:
+        self._opened.throttled += seconds
+
     def _explain(self, error: KafkaException, doing: str) -> BacklogError:
-        """The error of a failed call, with whether to try again."""
+        """The error of a failed call, with whether to try again, and the quota that time went to."""
+        failure = self._judge(error, doing)
+        return self._mention_quota(failure) if is_fenced(error) or failure.retryable else failure
+
+    def _mention_quota(self, failure: BacklogError) -> BacklogError:
+        opened = self._opened
+        if opened.throttled >= _QUICK and not isinstance(failure, GuardLost):
+            failure.message += (
+                f"; brokers throttled this client for {opened.throttled:.1f} s in a transaction of "
+                f"{format_bytes(opened.bytes)}, which may take "
+                f"{self._task.transaction_timeout_ms / 1000:g} s"
+            )
+            failure.hint = (
+                "raise the client quotas of the relay's user or client.id (kafka-configs.sh "
+                f"--describe --entity-type users, clients); {failure.hint}"
+            ).removesuffix("; ")
+        return failure
+
+    def _judge(self, error: KafkaException, doing: str) -> BacklogError:
         inner = unwrap(error)
         if is_fenced(error):
             return translate(error, self._subject, doing)

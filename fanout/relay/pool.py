@@ -28,6 +28,7 @@ from backlogctl.fanout.relay.interface import (
     UnexplainedRefusal,
 )
 from backlogctl.fanout.relay.worker import read_error, read_position, write_task
+from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
 
 STOP_SECONDS = 60.0
 # How long relays are restarted without any progress: a broker may be away.
@@ -168,6 +169,9 @@ class RelayPool:
             if not error.retryable or isinstance(
                 error, GuardLost | PositionExpired | ProducerFenced
             ):
+                raise error
+            # Work under way waits for a password that is changed, broker by broker.
+            if isinstance(error, LoginRefused | EncryptionRefused) and not self.positions:
                 raise error
         if failures and self._patience.is_over():
             raise failures[0][1]

@@ -180,7 +180,10 @@ class _RecordRelay(PartitionRelay):
         task = self._task
         producer = self._producer = make_producer(
             task.properties,
-            make_writer_settings(task.side_by_side),
+            {
+                **make_writer_settings(task.side_by_side),
+                "throttle_cb": lambda event: self._note_throttle(event.throttle_time),
+            },
             **{
                 "transactional.id": task.transactional_id(self._part.partition),
                 "transaction.timeout.ms": task.transaction_timeout_ms,
@@ -271,12 +274,13 @@ class _RecordRelay(PartitionRelay):
         producer = self._producer
         assert producer is not None
         if self._call(lambda: producer.flush(CALL_SECONDS), "write"):
-            raise KafkaFailure(
+            late = KafkaFailure(
                 f"the messages were not written within {CALL_SECONDS:g} s",
                 subject=self._subject,
                 hint="are the brokers there?",
                 retryable=True,
             )
+            raise self._mention_quota(late)
 
     def _send_position(self, counters: str, membership: bytes) -> None:
         position = TopicPartition(

@@ -94,7 +94,7 @@ class _WireRelay(PartitionRelay):
             raise translate_error(error, "connect", self._subject) from error
         name = task.transactional_id(self._part.partition)
         timeout_ms = task.transaction_timeout_ms
-        self._producer = WireProducer(self._client, name, timeout_ms)
+        self._producer = WireProducer(self._client, name, timeout_ms, self._note_throttle)
         return self._producer
 
     def _open_reader(self) -> None:

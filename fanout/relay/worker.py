@@ -32,12 +32,13 @@ from backlogctl.fanout.relay.interface import (
 )
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.wire import explain_absence
+from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
 
 _ERRORS: dict[str, type[BacklogError]] = {
     kind.code: kind
     for kind in (
         *(GuardLost, PositionExpired, UnexplainedRefusal, ProducerFenced),
-        *(Refused, TopicMissing, KafkaFailure),
+        *(Refused, TopicMissing, KafkaFailure, LoginRefused, EncryptionRefused),
     )
 }
 _GONE = 70  # exit code: the runner went away

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,14 +13,22 @@ import pytest
 
 from backlogctl.errors import KafkaFailure
 from backlogctl.fanout.relay import pool
-from backlogctl.fanout.relay.interface import Position, SourceRange, UnexplainedRefusal
+from backlogctl.fanout.relay.commits import fence_relays
+from backlogctl.fanout.relay.interface import (
+    Position,
+    RelayEngine,
+    SourceRange,
+    UnexplainedRefusal,
+)
 from backlogctl.fanout.relay.pool import RelayPool, Spares
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl_delivery.kafka import LoginRefused
 from tests.fanout.relay.conftest import KEPT
-from tests.fanout.relay.doing import RelayWorld, fill, keep_checking
+from tests.fanout.relay.doing import RelayWorld, fill, keep_checking, pool_of, relay
 from tests.fanout.relay.test_guard import session_of
 from tests.kit.kafka import properties_of, set_offsets_raw
+from tests.kit.secured import start_secured
 
 COUNT = 500
 
@@ -83,3 +93,40 @@ def test_fault_120_few_tries_though_other_partitions_go_on(
     running.kill()
     assert not caught.value.retryable
     assert running.positions == {1: Position(1, 1)}
+
+
+SOON = 30.0  # a call of the client alone is given 60
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayWorld]:
+    """A relay whose password is wrong."""
+    with start_secured(tmp_path_factory.mktemp("secured")) as secured:
+        yield RelayWorld(secured.login("admin", "wrong"), "source", "target", "group", 1, 2)
+
+
+def test_fault_173_a_refused_login_ends_a_relay_at_once(
+    stranger: RelayWorld, engine: RelayEngine
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(LoginRefused, match="refused the login of user admin"):
+        relay(engine, stranger.task(b""), [SourceRange(0, 0)])
+    assert time.monotonic() - began < SOON
+
+
+def test_fault_173_a_refused_login_ends_the_run_at_once(
+    stranger: RelayWorld, engine: RelayEngine, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    with pool_of(stranger.task(b""), [SourceRange(0, 0)], tmp_path, engine=engine.name) as running:
+        running.start()
+        with pytest.raises(LoginRefused):
+            keep_checking(running)
+    assert time.monotonic() - began < SOON
+
+
+def test_fault_173_a_refused_login_fences_nobody(stranger: RelayWorld) -> None:
+    began = time.monotonic()
+    with pytest.raises(LoginRefused):
+        fence_relays(stranger.properties, "backlog", stranger.source, [0, 1])
+    assert time.monotonic() - began < SOON

@@ -15,8 +15,8 @@ from kafka.protocol.admin import AlterClientQuotasRequest
 
 from backlogctl import wire
 from backlogctl.clock import Deadline
-from backlogctl.errors import UsageError
-from backlogctl.fanout.relay.interface import RECORD, WIRE, Position
+from backlogctl.errors import BacklogError, UsageError
+from backlogctl.fanout.relay.interface import RECORD, WIRE, Position, RelayEngine
 from backlogctl.fanout.relay.wire import WireEngine
 from backlogctl.fanout.relay.worker import choose_relay_engine
 from backlogctl.kafka.admin import list_offsets
@@ -27,7 +27,14 @@ from backlogctl.manifests import CHUNK_SCHEMA
 from backlogctl.wire.encoding import encode_table
 from backlogctl.wire.produce import Membership, WireProducer, read_membership
 from tests.fanout.relay.conftest import MakeWorld
-from tests.fanout.relay.doing import OLD_MS, check_copied, fill, pin_nothing, relay
+from tests.fanout.relay.doing import (
+    OLD_MS,
+    RelayWorld,
+    check_copied,
+    fill,
+    pin_nothing,
+    relay,
+)
 from tests.fanout.relay.test_contract import produce
 from tests.kit.transactions import open_raw
 
@@ -59,6 +66,20 @@ def test_answers_that_are_lost_are_asked_for_with_the_same_numbers(
     assert check_copied(here) == []
 
 
+def limit_rates(world: RelayWorld, client: str, **limits: float) -> RelayWorld:
+    """The world with a client that has quotas, in bytes a second."""
+    quotas = AlterClientQuotasRequest.EntryData
+    entity = quotas.EntityData(entity_type="client-id", entity_name=client)
+    ops = [quotas.OpData(key=key, value=value, remove=False) for key, value in limits.items()]
+    with open_raw(world.properties) as raw:
+        request = AlterClientQuotasRequest(
+            entries=[quotas(entity=[entity], ops=ops)], validate_only=False
+        )
+        answer = raw.run(lambda: raw.send(request), Deadline(30.0))
+        assert [entry.error_code for entry in answer.entries] == [0]
+    return replace(world, properties={**world.properties, "client.id": client})
+
+
 def test_fault_166_a_broker_that_throttles_is_waited_for(
     make_world: MakeWorld, unique: str
 ) -> None:
@@ -66,22 +87,26 @@ def test_fault_166_a_broker_that_throttles_is_waited_for(
     would not be through before its transaction's timeout."""
     here = make_world(partitions=1)
     produce(here, [(b"k%d" % n, random.Random(n).randbytes(2000), None) for n in range(4000)])
-    slow = replace(here, properties={**here.properties, "client.id": unique})
-    limits = {"producer_byte_rate": 330_000.0, "consumer_byte_rate": 390_000.0}
-    quotas = AlterClientQuotasRequest.EntryData
-    entity = quotas.EntityData(entity_type="client-id", entity_name=unique)
-    ops = [quotas.OpData(key=key, value=value, remove=False) for key, value in limits.items()]
-    with open_raw(here.properties) as client:
-        request = AlterClientQuotasRequest(
-            entries=[quotas(entity=[entity], ops=ops)], validate_only=False
-        )
-        answer = client.run(lambda: client.send(request), Deadline(30.0))
-        assert [entry.error_code for entry in answer.entries] == [0]
+    slow = limit_rates(here, unique, producer_byte_rate=330_000.0, consumer_byte_rate=390_000.0)
     began = time.monotonic()
     with slow.guarded(transaction_timeout_ms=15_000) as task:
         relay(WireEngine(), task, here.ranges())
     assert time.monotonic() - began > 1.0, "it was not throttled"
     assert check_copied(here) == []
+
+
+def test_fault_174_a_quota_that_no_transaction_fits_is_told(
+    make_world: MakeWorld, unique: str, engine: RelayEngine
+) -> None:
+    here = make_world(partitions=1)
+    produce(here, [(b"k%d" % n, random.Random(n).randbytes(2000), None) for n in range(700)])
+    slow = limit_rates(here, unique, producer_byte_rate=50_000.0)
+    with (
+        slow.guarded(transaction_timeout_ms=6_000) as task,
+        pytest.raises(BacklogError, match="brokers throttled this client for [0-9]") as caught,
+    ):
+        relay(engine, task, here.ranges())
+    assert "client quotas" in caught.value.hint
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4", "snappy"])
