@@ -21,13 +21,11 @@ import pytest
 from airflow.providers.standard.triggers import hitl
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
-from starlette.types import Receive, Scope, Send
 
 from backlogctl.clock import utc_now
 from backlogctl.config import load_config
 from backlogctl.dags import airflow_internals, questions
 from backlogctl.dags.layout import ApprovePlan
-from backlogctl.dags.plugin import AnswersInTurn
 from backlogctl.dags.policies import APPROVE, REJECT
 from backlogctl.dags.task_context import RunbookError, RunbookRefusal, translated_errors
 from backlogctl.errors import LedgerError
@@ -318,38 +316,6 @@ def test_fault_140_a_no_to_what_was_begun_is_too_late(desk: Workspace) -> None:
     with pytest.raises(AirflowSkipException, match=told):
         answer(planned, REJECT, id="bob", name="bob")
     assert read_actions(desk, planned.id) == ["planned", "approved", "running"]
-
-
-def test_fault_140_airflow_takes_answers_in_turn() -> None:
-    """The second waits until the first is written; nothing else waits for either, and neither for
-    one whose body never comes."""
-    order: list[str] = []
-
-    async def write(scope: Scope, receive: Receive, send: Send) -> None:
-        order.append(f"{scope['method']} {scope['path']} begins")
-        await asyncio.sleep(0)
-        order.append(f"{scope['method']} {scope['path']} ends")
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
-    async def never() -> Any:
-        await asyncio.Event().wait()
-
-    async def ask_all() -> None:
-        app = AnswersInTurn(write)
-        stalled = {"type": "http", "method": "PATCH", "path": "/never/hitlDetails"}
-        waits = asyncio.create_task(app(stalled, never, MagicMock()))
-        await asyncio.sleep(0)
-        asked = [("PATCH", "/a/hitlDetails"), ("PATCH", "/b/hitlDetails"), ("GET", "/c")]
-        scopes = [{"type": "http", "method": method, "path": path} for method, path in asked]
-        await asyncio.gather(*(app(scope, receive, MagicMock()) for scope in scopes))
-        assert waits.cancel()
-
-    asyncio.run(ask_all())
-    first, second = (order.index(f"PATCH {path}/hitlDetails ends") for path in ("/a", "/b"))
-    assert order.index("PATCH /b/hitlDetails begins") > first
-    assert order.index("GET /c begins") < first < second
 
 
 def ask(recovery: Recovery, states: TaskStates, monkeypatch: pytest.MonkeyPatch) -> list[object]:
