@@ -464,22 +464,11 @@ def test_fault_63_an_expired_approval_is_asked_for_again(desk: Workspace) -> Non
     assert desk.ledger.recoveries.get(planned.id).state is S.CANCELLED
 
 
-@contextmanager
-def paused(airflow: Airflow, dag_id: str) -> Iterator[None]:
-    """The scheduler leaves the DAG alone meanwhile."""
-    path = f"/api/v2/dags/{dag_id}"
-    assert airflow.client().patch(path, json={"is_paused": True}).is_success
-    try:
-        yield
-    finally:
-        assert airflow.client().patch(path, json={"is_paused": False}).is_success
-
-
 def test_a_paused_dag_whose_run_is_marked_failed(airflow: Airflow, take_world: TakeWorld) -> None:
     """Its teardown is never scheduled. It is said at once, and the next look gives all back."""
     world = take_world()
     one = start(airflow, world)
-    with relaying(one), paused(airflow, FORM):
+    with relaying(one), airflow.paused(FORM):
         process = one.find_process()
         process.suspend()  # it does not see the mark
         airflow.mark(one.run, "failed")
