@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, with its types
     from airflow.api_fastapi.core_api.security import requires_access_dag as requires_access_dag
     from airflow.dag_processing.bundles.local import LocalDagBundle as LocalDagBundle
     from airflow.models.dagrun import DagRun as DagRun
+    from airflow.models.hitl import HITLDetail as HITLDetail
     from airflow.models.variable import Variable as Variable
     from airflow.models.xcom import XComModel as XComModel
     from airflow.providers.standard.triggers.hitl import HITLTrigger as HITLTrigger
@@ -117,6 +118,13 @@ PARTS: Mapping[str, Part] = {
     ),
     "Variable": Part("airflow.models.variable", "3.1.8", Side.SCHEDULER, _NAMES, ("id", "key")),
     "create_session": Part("airflow.utils.session", "3.1.8", Side.SCHEDULER, _NAMES),
+    "HITLDetail": Part(
+        "airflow.models.hitl",
+        "3.1.8",
+        Side.SERVER,
+        "keeps the first of two answers",
+        ("ti_id", "responded_at"),
+    ),
     "API_ROOT_PATH": Part(f"{_API}.app", "3.1.8", Side.SERVER, "leads to the login"),
     "DagAccessEntity": Part(
         f"{_API}.auth.managers.models.resource_details", "3.1.8", Side.SERVER, _RIGHTS, ("RUN",)

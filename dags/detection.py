@@ -28,6 +28,7 @@ from backlogctl.dags.task_context import (
     opened,
 )
 from backlogctl.errors import BacklogError, LeaseHeld
+from backlogctl.formats import format_plural
 from backlogctl.replay.engine.brakes import PausedBecause
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.retention import release_due
@@ -141,12 +142,16 @@ def tell_paused() -> None:
     context = get_current_context()
     with opened(context) as workspace:
         waiting = list_waiting_work(workspace, ASKING, find_deployment())
-    work = {NIGHTLY: waiting.nightly, **waiting.recovering}
-    paused = [
-        f"{dag_id} is paused, and has work: {'; '.join(what)}. `airflow dags unpause {dag_id}`"
-        for dag_id, what in work.items()
-        if what and is_paused(dag_id)
-    ]
+    paused = []
+    for dag_id in filter(is_paused, (NIGHTLY, *ASKING)):
+        what = waiting.nightly if dag_id == NIGHTLY else waiting.recovering.get(dag_id, ())
+        # What they have not planned yet, such as a hold, the ledger does not know (fault 168).
+        if runs := context["ti"].get_dr_count(dag_id, states=["queued", "running"]):
+            verb = "is" if runs == 1 else "are"
+            what = (*what, f"{format_plural(runs, 'run')} that {verb} not over")
+        if what:
+            told = f"{dag_id} is paused, and has work: {'; '.join(what)}"
+            paused.append(f"{told}. `airflow dags unpause {dag_id}`")
     if paused:
         fail(context, RunbookRefusal("\n".join(paused)))
 

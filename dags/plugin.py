@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import nullcontext
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -15,6 +14,8 @@ from backlogctl.dags import notes
 from backlogctl.dags.airflow_internals import Side, find_unsuited
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Mapper
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -61,38 +62,41 @@ def _make_app() -> ASGIApp:
 # Two people answer one question at the same moment.
 
 
-class AnswersInTurn:
-    """Airflow takes the answers to questions one after the other, whichever task asks.
+def keep_first_answer(app: ASGIApp) -> ASGIApp:
+    """Called where an API server is made; as middleware it is the server itself."""
+    if not find_unsuited(Side.SERVER):
+        from sqlalchemy import event
 
-    It locks a question's row while it writes an answer; SQLite has no such locks, and the later of
-    two answers took the place of the first, which had been accepted (fault 140).
+        from backlogctl.dags.airflow_internals import HITLDetail
+
+        event.listen(HITLDetail, "before_update", refuse_second)
+    return app
+
+
+def refuse_second(mapper: Mapper[Any], connection: Connection, answered: Any) -> None:
+    """Within the transaction that writes an answer to a question.
+
+    Airflow looks whether there is one already at what it read before it had locked the row, and
+    SQLite has no such locks: the later of two answers took the place of the first, which had been
+    accepted (faults 140 and 167). A condition in the statement holds on every database.
     """
+    from sqlalchemy import inspect, update
+    from starlette.exceptions import HTTPException
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._turn = asyncio.Lock()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answers = scope.get("method") == "PATCH" and scope["path"].endswith("/hitlDetails")
-        if answers:  # whoever never sends its body keeps nobody else waiting
-            receive = await _read_body(receive)
-        async with self._turn if answers else nullcontext():
-            await self._app(scope, receive, send)
-
-
-async def _read_body(receive: Receive) -> Receive:
-    """Gives what was received, and then what comes."""
-    parts = [await receive()]
-    while parts[-1].get("more_body"):
-        parts.append(await receive())
-
-    async def give() -> Any:
-        return parts.pop(0) if parts else await receive()
-
-    return give
+    at = inspect(answered).attrs.responded_at.history
+    if answered.responded_at is None or not at.has_changes():
+        return
+    table: Any = mapper.local_table
+    first = update(table).where(table.c.ti_id == answered.ti_id, table.c.responded_at.is_(None))
+    written = connection.execute(first.values(responded_at=answered.responded_at))
+    if not written.rowcount:
+        told = "The question was answered a moment before; that answer counts."
+        raise HTTPException(HTTPStatus.CONFLICT, told)
 
 
-FASTAPI_ROOT_MIDDLEWARES: list[Any] = [{"name": "backlogctl answers", "middleware": AnswersInTurn}]
+FASTAPI_ROOT_MIDDLEWARES: list[Any] = [
+    {"name": "backlogctl answers", "middleware": keep_first_answer}
+]
 
 # Seen in the address: /backlogctl/ is the page itself, /plugin/backlogctl the page in Airflow.
 NAME = "backlogctl"

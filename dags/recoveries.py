@@ -188,7 +188,7 @@ def report() -> dict[str, Any]:
             for recovery in _list_recoveries(context, workspace)
         ]
         outcomes = [describe_outcome(workspace, recovery) for recovery in recoveries]
-        ends = [describe_end(recovery) for recovery in recoveries]
+        ends = [describe_end(workspace, recovery) for recovery in recoveries]
         streams = dict.fromkeys(recovery.stream for recovery in recoveries)
         ahead = [describe_loss_ahead(workspace, stream) for stream in streams]
     for outcome in outcomes:

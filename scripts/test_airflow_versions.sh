@@ -16,6 +16,7 @@ lists=${AIRFLOW_CONSTRAINTS:-https://raw.githubusercontent.com/apache/airflow}
 subset=(
     tests/dags/test_airflow_internals.py tests/dags/test_layout.py tests/dags/test_holds.py
     tests/dags/test_marks.py tests/dags/test_page.py tests/dags/test_lineage.py
+    tests/dags/test_task_context.py
     tests/dags/test_approvals.py::test_no_no_answer_and_an_answer_elsewhere
 )
 left_out=()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.sharing import Shares
+    from tests.spark_backfill.standalone import StandaloneSpark
 
 MakeTopic = Callable[..., str]
 
@@ -314,3 +315,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = open_session(SparkSection(master="local[2]", conf=conf), "backlogctl tests")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneSpark]:
+    """A Spark cluster of these tests: one master and one worker."""
+    from tests.spark_backfill.standalone import StandaloneSpark
+
+    with StandaloneSpark(tmp_path_factory.mktemp("cluster")) as running:
+        yield running

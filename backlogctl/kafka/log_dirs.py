@@ -175,7 +175,8 @@ def _add(counts: Sequence[int | None]) -> int | None:
 
 
 def _describe(error: Exception, properties: Properties) -> str:
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    name, text = type(error).__name__, str(error)  # which the client may begin with the name
+    text = f"{name}: {text.removeprefix(f'{name}: ')}".splitlines()[0]
     for name in _SECRETS:
         secret = str(properties.get(name) or "")
         if secret:

@@ -134,7 +134,7 @@ class RoomWatch:
             self._was_known = True
             self._holders = frozenset(disk.broker for disk in room.disks if disk.partitions)
         elif self._was_known:
-            return f"how much room the disks of the brokers have cannot be read: {room.unknown}"
+            return f"how much room there is on the brokers is not known: {room.unknown}"
         if any(room.fits({partition: size}) for partition, size in wanted.items()) or not wanted:
             return ""
         smallest = dict([min(wanted.items(), key=lambda item: item[1])])

@@ -135,7 +135,10 @@ def say_held(workspace: Workspace, recovery: Recovery) -> str:
     names = " and ".join(sorted({name for hold in holds for name in hold.raised}))
     ends = [hold.until for hold in holds if hold.until is not None]
     until = f" until {format_moment(max(ends))}" if len(ends) == len(holds) else ""
-    return f", but {names} of topic {recovery.topic} stays raised{until} (`backlogctl hold`)"
+    back = f"`backlogctl hold {recovery.stream} --release` gives it back"
+    if any(hold.holder != OPERATOR for hold in holds):
+        back = "`backlogctl hold` says for whom"
+    return f", but {names} of topic {recovery.topic} stays raised{until} ({back})"
 
 
 def describe_hold(hold: Hold) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from backlogctl.replay.audits.audit import AuditResult
 from backlogctl.replay.audits.carrying import run_audit
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.observe.retention import say_held
 from backlogctl.replay.present import markdown
 from backlogctl.replay.present.document import read_plan
 from backlogctl.replay.present.status import describe_recovery_plan
@@ -107,14 +108,16 @@ class End:
     is_done: bool
 
 
-def describe_end(recovery: Recovery) -> End:
-    """How a recovery stands when its run is over."""
+def describe_end(workspace: Workspace, recovery: Recovery) -> End:
+    """How a recovery stands when its run is over, and what stays raised of its retention."""
     one, detail = recovery.id, recovery.detail
     match recovery.state:
         case RecoveryState.VERIFIED:
-            return End(f"{one} is verified", is_done=True)
+            return End(f"{one} is verified{say_held(workspace, recovery)}", is_done=True)
         case RecoveryState.CANCELLED:
-            return End(f"{one} was cancelled; what was stopped is started again", is_done=True)
+            held = say_held(workspace, recovery)
+            told = f"{one} was cancelled; what was stopped is started again{held}"
+            return End(told, is_done=True)
         case RecoveryState.REJECTED if newer := detail.get("superseded_by"):
             return End(f"{one} was superseded: {newer} took its place", is_done=False)
         case RecoveryState.REJECTED if detail.get("by", NOBODY) == NOBODY:

@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 import httpx
 import psutil
+from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+from airflow.sdk.execution_time.comms import ErrorResponse
 
 from backlogctl.dags.local.standalone import AirflowStandalone
 
@@ -46,6 +48,12 @@ class TaskStates(dict[str, Any]):
 
     def delete(self, key: str) -> None:
         self.pop(key, None)
+
+
+def no_such_run() -> AirflowRuntimeError:
+    """What a task gets that asks for a run which was deleted."""
+    detail = {"status_code": 404}
+    return AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail=detail))
 
 
 class Patient(httpx.HTTPTransport):
@@ -244,6 +252,16 @@ class Airflow:
         body = {"new_state" if task_id else "state": state}
         told = self.client("oncall").patch(path, json=body)
         assert told.is_success, f"{path}: {told.status_code} {told.text}"
+
+    @contextmanager
+    def paused(self, dag_id: str) -> Iterator[None]:
+        """The scheduler leaves the DAG alone meanwhile."""
+        path = f"/api/v2/dags/{dag_id}"
+        assert self.client().patch(path, json={"is_paused": True}).is_success
+        try:
+            yield
+        finally:
+            assert self.client().patch(path, json={"is_paused": False}).is_success
 
     # Processes.
 

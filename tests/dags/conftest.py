@@ -13,12 +13,12 @@ from unittest.mock import MagicMock
 import psutil
 import pytest
 from airflow.sdk import Context
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from backlogctl.dags import detection, nights, questions, recoveries, task_context
 from backlogctl.dags.local.standalone import AirflowStandalone
 from backlogctl.dags.task_context import translated_errors
+from backlogctl.kafka.clients import make_admin
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import Approver, acting_as
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -61,13 +61,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(_LONG))
 
 
-@pytest.fixture(scope="package")
-def slots(
-    kafka: EmbeddedKafka, admin: AdminClient, tmp_path_factory: pytest.TempPathFactory
-) -> Slots:
+def make_slots(directory: Path, bootstrap: str, ledger: str = "") -> Slots:
     """Streams and their topics, before Airflow is started."""
-    made = Slots(tmp_path_factory.mktemp("streams"), kafka.bootstrap, uuid.uuid4().hex[:6])
+    made = Slots(directory, bootstrap, uuid.uuid4().hex[:6], ledger)
     topics = [NewTopic(name, partitions, 1) for name, partitions in made.topics]
+    admin = make_admin({"bootstrap.servers": bootstrap, "log_level": 0})
     for future in admin.create_topics(topics, operation_timeout=30).values():
         future.result(30)
     made.write_config()
@@ -75,11 +73,14 @@ def slots(
 
 
 @pytest.fixture(scope="package")
-def airflow(slots: Slots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def slots(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Slots:
+    return make_slots(tmp_path_factory.mktemp("streams"), kafka.bootstrap)
+
+
+@contextmanager
+def start_airflow(home: Path, config: Path, **settings: str) -> Iterator[Airflow]:
     """An Airflow with the runbooks; nothing of it stays."""
-    with AirflowStandalone.start(
-        tmp_path_factory.mktemp("airflow"), config=slots.config, extra_env=_SETTINGS
-    ) as started:
+    with AirflowStandalone.start(home, config=config, extra_env=_SETTINGS | settings) as started:
         client = Airflow(started)
         yield client
         client.close()
@@ -88,6 +89,13 @@ def airflow(slots: Slots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     # Whose parent has ended before them are reaped a moment later.
     _, left = psutil.wait_procs(family, 30)
     assert not left, f"Airflow was stopped, but these still run: {left}"
+
+
+@pytest.fixture(scope="package")
+def airflow(slots: Slots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    """On SQLite, as `airflow standalone` has it."""
+    with start_airflow(tmp_path_factory.mktemp("airflow"), slots.config) as started:
+        yield started
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from backlogctl.config import load_config
 from backlogctl.fanout.launchers import Fleet, Role
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.opening import open_workspace
+from tests.kit.kafka import wait_until
 from tests.kit.shop import PARTITIONS, Shop
 from tests.replay.expand.world import CONSUMER, FACTOR, REPLICAS, World
 from tests.replay.expand.world import PARTITIONS as EXPAND_PARTITIONS
@@ -52,7 +53,7 @@ class Kind:
 
 KINDS = (
     Kind("long", 2, {"approval": "named", "limits": {"messages_per_second": 2}}),
-    Kind("asked", 12, {"approval": "named"}),
+    Kind("asked", 13, {"approval": "named"}),
     # Of half a minute: its task is killed in the middle.
     Kind("second", 1, {"approval": "second_person", "limits": {"messages_per_second": 3}}),
     Kind("night", 2, {"approval": "auto"}, zone=NIGHT_ZONE),
@@ -86,6 +87,11 @@ class Slot:
 @dataclass
 class SlotShop(Slot, Shop):
     """A shop of a slot's stream."""
+
+    def await_progress(self) -> None:
+        """Waits until more is put back than now."""
+        sent = len(self.read_injected())
+        wait_until(lambda: len(self.read_injected()) > sent, 240, what="it goes on")
 
 
 @dataclass
@@ -135,9 +141,10 @@ SlotWorldT = TypeVar("SlotWorldT", bound=SlotWorld)
 class Slots:
     """All streams of the session: their topics, groups, tables and the file that names them."""
 
-    def __init__(self, directory: Path, bootstrap: str, mark: str) -> None:
+    def __init__(self, directory: Path, bootstrap: str, mark: str, ledger: str = "") -> None:
         self.directory = directory
         self.bootstrap = bootstrap
+        self.ledger = ledger or f"sqlite:///{directory / 'ledger.db'}"
         self._mark = mark
         self._free = {
             kind.name: [f"{kind.name}-{n}" for n in range(1, kind.count + 1)] for kind in KINDS
@@ -179,7 +186,7 @@ class Slots:
             topic=self.name_topic(stream),
             group=self.name_group(stream),
             url=self._name_database(stream),
-            ledger=f"sqlite:///{self.directory / 'ledger.db'}",
+            ledger=self.ledger,
             kafka_ledger=f"recovery-ledger-{self._mark}",
             stream=stream,
             config=self.config,
@@ -215,7 +222,7 @@ class Slots:
             name: self._describe(kind, name) for kind in KINDS for name in self._free[kind.name]
         }
         document = {
-            "ledger": f"sqlite:///{self.directory / 'ledger.db'}",
+            "ledger": self.ledger,
             "staging": {"dir": str(self.directory / "staging")},
             "kafka_ledger": {
                 "topic": f"recovery-ledger-{self._mark}",

@@ -21,13 +21,11 @@ import pytest
 from airflow.providers.standard.triggers import hitl
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
-from starlette.types import Receive, Scope, Send
 
 from backlogctl.clock import utc_now
 from backlogctl.config import load_config
 from backlogctl.dags import airflow_internals, questions
 from backlogctl.dags.layout import ApprovePlan
-from backlogctl.dags.plugin import AnswersInTurn
 from backlogctl.dags.policies import APPROVE, REJECT
 from backlogctl.dags.task_context import RunbookError, RunbookRefusal, translated_errors
 from backlogctl.errors import LedgerError
@@ -320,38 +318,6 @@ def test_fault_140_a_no_to_what_was_begun_is_too_late(desk: Workspace) -> None:
     assert read_actions(desk, planned.id) == ["planned", "approved", "running"]
 
 
-def test_fault_140_airflow_takes_answers_in_turn() -> None:
-    """The second waits until the first is written; nothing else waits for either, and neither for
-    one whose body never comes."""
-    order: list[str] = []
-
-    async def write(scope: Scope, receive: Receive, send: Send) -> None:
-        order.append(f"{scope['method']} {scope['path']} begins")
-        await asyncio.sleep(0)
-        order.append(f"{scope['method']} {scope['path']} ends")
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
-    async def never() -> Any:
-        await asyncio.Event().wait()
-
-    async def ask_all() -> None:
-        app = AnswersInTurn(write)
-        stalled = {"type": "http", "method": "PATCH", "path": "/never/hitlDetails"}
-        waits = asyncio.create_task(app(stalled, never, MagicMock()))
-        await asyncio.sleep(0)
-        asked = [("PATCH", "/a/hitlDetails"), ("PATCH", "/b/hitlDetails"), ("GET", "/c")]
-        scopes = [{"type": "http", "method": method, "path": path} for method, path in asked]
-        await asyncio.gather(*(app(scope, receive, MagicMock()) for scope in scopes))
-        assert waits.cancel()
-
-    asyncio.run(ask_all())
-    first, second = (order.index(f"PATCH {path}/hitlDetails ends") for path in ("/a", "/b"))
-    assert order.index("PATCH /b/hitlDetails begins") > first
-    assert order.index("GET /c begins") < first < second
-
-
 def ask(recovery: Recovery, states: TaskStates, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Parks the question's task; each question that was put to people."""
     put: list[object] = []
@@ -498,22 +464,11 @@ def test_fault_63_an_expired_approval_is_asked_for_again(desk: Workspace) -> Non
     assert desk.ledger.recoveries.get(planned.id).state is S.CANCELLED
 
 
-@contextmanager
-def paused(airflow: Airflow, dag_id: str) -> Iterator[None]:
-    """The scheduler leaves the DAG alone meanwhile."""
-    path = f"/api/v2/dags/{dag_id}"
-    assert airflow.client().patch(path, json={"is_paused": True}).is_success
-    try:
-        yield
-    finally:
-        assert airflow.client().patch(path, json={"is_paused": False}).is_success
-
-
 def test_a_paused_dag_whose_run_is_marked_failed(airflow: Airflow, take_world: TakeWorld) -> None:
     """Its teardown is never scheduled. It is said at once, and the next look gives all back."""
     world = take_world()
     one = start(airflow, world)
-    with relaying(one), paused(airflow, FORM):
+    with relaying(one), airflow.paused(FORM):
         process = one.find_process()
         process.suspend()  # it does not see the mark
         airflow.mark(one.run, "failed")

@@ -16,7 +16,7 @@ from backlogctl.clock import utc_now
 from backlogctl.config import load_config
 from backlogctl.dags import airflow_internals, questions, recoveries
 from backlogctl.dags.layout import AskForHold
-from backlogctl.dags.policies import HOLD_TASKS, HOLD_WITHIN, PROPOSED
+from backlogctl.dags.policies import HOLD_TASKS, HOLD_WITHIN, PROPOSED, RECOVER
 from backlogctl.dags.task_context import RunbookRefusal
 from backlogctl.errors import Refused
 from backlogctl.ledger import OPERATOR
@@ -159,10 +159,10 @@ def test_a_refused_hold_names_no_field_that_its_action_does_not_have(
     assert "`backlogctl hold orders --for 6h`" in str(told.value)
 
 
-def test_fault_163_164_a_hold_alone_from_the_detection_to_its_end(
+def test_fault_163_164_168_a_hold_alone_from_the_detection_to_its_end(
     airflow: Airflow, slots: Slots
 ) -> None:
-    """Nobody reads, and retention comes: a run asks. Nothing is raised before; afterwards it is
+    """Nobody reads, and retention comes: a run asks; where its DAG is paused, that is told. Nothing is raised before; afterwards it is
     theirs, and the report says until when. Cleared, it would ask about another time under the first
     one's text, and asks nothing."""
     stream = slots.take("asked")
@@ -171,12 +171,17 @@ def test_fault_163_164_a_hold_alone_from_the_detection_to_its_end(
     set_config(properties, topic, {"retention.ms": str(19 * 60_000)})
     leave_at(properties, slots.name_group(stream), topic, dict.fromkeys(range(PARTITIONS), 0))
     publish(properties, topic, {0: 10})
-    look = airflow.trigger("detect_backlog", {"streams": [stream]})
-    airflow.await_state(look, "pick_recoveries", {"success"}, within=300)
-    (picked,) = airflow.xcom(look, "pick_recoveries")
-    run = DagRun("recover_backlog", picked["trigger_run_id"])
-    airflow.await_state(look, "tell_paused", {"success"})
-    airflow.await_mapped(look, "start_recovery", 0, {"success"})
+    with airflow.paused(RECOVER):
+        look = airflow.trigger("detect_backlog", {"streams": [stream]})
+        airflow.await_state(look, "pick_recoveries", {"success"}, within=300)
+        (picked,) = airflow.xcom(look, "pick_recoveries")
+        run = DagRun(RECOVER, picked["trigger_run_id"])
+        airflow.await_mapped(look, "start_recovery", 0, {"success"})
+        airflow.clear(look, "tell_paused")
+        airflow.await_state(look, "tell_paused", {"failed"})
+        told = airflow.xcom(look, "tell_paused", "reason")
+        assert "recover_backlog is paused, and has work: " in told
+        assert "not over. `airflow dags unpause recover_backlog`" in told
     asked = airflow.await_question(run, ASK)
     workspace = open_workspace(load_config(slots.config, dict(os.environ)))
     assert asked["subject"] == f"Hold the retention of {stream} for 6h"

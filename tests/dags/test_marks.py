@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from datetime import timedelta
+from contextlib import ExitStack, nullcontext
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -16,10 +16,12 @@ from backlogctl.clock import utc_now
 from backlogctl.config import load_config
 from backlogctl.dags import detection, nights, recoveries
 from backlogctl.dags.layout import ApprovePlan, AskForApproval, AskForHold
-from backlogctl.dags.policies import CHOSEN, REASON
+from backlogctl.dags.policies import CHOSEN, REASON, RECOVER
 from backlogctl.dags.recoveries import UNANSWERED
 from backlogctl.dags.task_context import ENDED, RunbookError, RunbookRefusal
 from backlogctl.errors import BacklogError
+from backlogctl.formats import format_moment
+from backlogctl.ledger import OPERATOR as OPERATOR_HOLDS
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.brakes import INTERRUPTED, OPERATOR, PausedBecause
 from backlogctl.replay.engine.kind import Traits, Workspace
@@ -27,7 +29,7 @@ from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.runbooks.detection import Started
 from backlogctl.replay.runbooks.work import MARKED
-from backlogctl.values import Recovery, RecoveryState
+from backlogctl.values import Recovery, RecoveryState, to_document
 from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import Slots
 from tests.kit.recoveries import keep_plan, make_expand_plan, make_rebuild_plan, read_actions
@@ -195,6 +197,26 @@ def test_what_has_nothing_to_do_now_starts_no_driver(
     assert submits == [why != OPERATOR, False]
 
 
+@pytest.mark.parametrize(("paused", "runs"), [(True, 1), (True, 0), (False, 1)])
+def test_fault_168_a_run_that_waits_in_a_paused_dag_is_told(
+    desk: Workspace,
+    context: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    paused: bool,
+    runs: int,
+) -> None:
+    """Such as one that would ask about a hold: the ledger knows nothing of it yet."""
+    monkeypatch.setattr(detection, "is_paused", lambda dag_id: paused and dag_id == RECOVER)
+    context["ti"].get_dr_count.return_value = runs
+    with pytest.raises(RunbookRefusal) if paused and runs else nullcontext() as told:
+        detection.tell_paused()
+    if told is not None:
+        assert str(told.value) == (
+            "recover_backlog is paused, and has work: 1 run that is not over. "
+            "`airflow dags unpause recover_backlog`"
+        )
+
+
 @pytest.mark.parametrize(("ended", "starts"), [({}, 0), ({ENDED: True}, 1)])
 def test_fault_142_a_run_that_a_person_ended_is_not_started_again(
     desk: Workspace, context: dict[str, Any], ended: dict[str, Any], starts: int
@@ -219,6 +241,28 @@ def test_a_run_that_failed_says_what_became_of_its_recovery(
     marked, end, *_ = str(told.value).splitlines()
     assert marked.startswith("expand.carry_out: marked failed")
     assert end == f"{ended.id} was cancelled; what was stopped is started again"
+
+
+@pytest.mark.parametrize("ends", [None, utc_now() + timedelta(hours=6)])
+@pytest.mark.parametrize("end", [S.CANCELLED, S.VERIFIED])
+def test_a_run_that_is_over_says_that_retention_stays_raised(
+    desk: Workspace, context: dict[str, Any], end: S, ends: datetime | None
+) -> None:
+    """And what gives it back, who has to look at the disks."""
+    ended = bring_by_airflow(desk, store(desk, "expand"), S.APPROVED, S.RUNNING, end)
+    desk.ledger.holds.begin(
+        **to_document(ended, "stream", "cluster", "topic"),
+        topic_id="id",
+        holder=OPERATOR_HOLDS,
+        old={"retention.ms": "60000"},
+        raised={"retention.ms": "86400000"},
+        actor="ada",
+        until=ends,
+    )
+    leave(context, {("choose", CHOSEN): ["expand.plan"]}, choose="success")
+    until = f" until {format_moment(ends)}" if ends else ""
+    held = f"but retention.ms of topic {ended.topic} stays raised{until} "
+    assert f"{held}(`backlogctl hold orders --release` gives it back)" in recoveries.report()["end"]
 
 
 def test_fault_143_a_report_says_what_retention_takes_next(

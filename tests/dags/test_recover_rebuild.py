@@ -166,7 +166,7 @@ def test_fault_38_killed_cleared_and_restarted_it_goes_on(
     family = list_family(task)
     task.kill()
     await_end(family, 120)
-    await_progress(shop)
+    shop.await_progress()
 
     tried = airflow.read_task(run, CARRY_OUT)["try_number"]
     assert tried == 2
@@ -176,7 +176,7 @@ def test_fault_38_killed_cleared_and_restarted_it_goes_on(
         120,
         what="it is tried again",
     )
-    await_progress(shop)
+    shop.await_progress()
 
     airflow.restart()
     assert len(shop.read_injected()) < 90, "it had time to end"
@@ -231,12 +231,6 @@ def test_fault_159_a_driver_ends_with_a_task_that_is_marked(
         airflow.clear(run, CARRY_OUT)
         check_verified(airflow, desk, run, planned.id)
         shop.check_same_set()
-
-
-def await_progress(shop: SlotShop) -> None:
-    """Waits until more is put back than now."""
-    sent = len(shop.read_injected())
-    wait_until(lambda: len(shop.read_injected()) > sent, 240, what="it goes on")
 
 
 def check_outlives(airflow: Airflow, world: SlotWorld) -> None:

@@ -35,12 +35,6 @@ ORIGIN = name_origin("recover_backlog", "run-1", deployment="d-1").model_dump()
 PASSWORD = "hunter2-of-the-shop"
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneSpark]:
-    with StandaloneSpark(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
-
-
 @pytest.fixture
 def shop(
     kafka: EmbeddedKafka,

@@ -284,6 +284,22 @@ def test_what_cannot_work_is_refused(worker: Worker, fields: dict[str, Any], tol
     assert caught.value.subject == "connection backlogctl_spark"
 
 
+@pytest.mark.parametrize("installed", ["airflow.providers", "airflow.providers.apache"])
+def test_without_airflows_spark_provider_it_is_said_what_to_install(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    """Also where another provider of Apache's is there, and Spark's alone is not."""
+    monkeypatch.setattr(sys.modules[installed], "__path__", [])
+    for name in [name for name in sys.modules if name.startswith("airflow.providers.apache")]:
+        if name != installed:
+            monkeypatch.delitem(sys.modules, name)
+    worker.know(host="local[2]", extra=CLIENT)
+    with pytest.raises(ConfigurationError, match="Spark provider is not installed") as caught:
+        worker.call()
+    way_out = "pip install --no-deps apache-airflow-providers-apache-spark, or remove deploy-mode"
+    assert way_out in str(caught.value)
+
+
 def test_a_driver_elsewhere_cannot_ask_airflow(worker: Worker, take_secret: None) -> None:
     worker.know(host="yarn", extra=CLUSTER)
     with pytest.raises(Refused, match=r"cannot ask Airflow for shop.password.*secretKeyRef"):

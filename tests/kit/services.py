@@ -136,7 +136,7 @@ class EmbeddedPostgres(Server, Postgres):
     ended_by = signal.SIGQUIT
 
     def start(self) -> Self:
-        """Make a cluster and start its server on a free port."""
+        """Make a cluster and start its server on a free port; again after `kill`, with its data."""
         programs = find_postgres()
         assert programs is not None, "no PostgreSQL server here: run scripts/need.sh postgres"
         as_user = []
@@ -147,18 +147,19 @@ class EmbeddedPostgres(Server, Postgres):
             as_user = ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}"]
             as_user.append("--clear-groups")
         database = str(self._data / "db")
-        subprocess.run(
-            [
-                *as_user,
-                str(programs / "initdb"),
-                *("-D", database, "-U", "postgres", "--auth=trust"),
-                *("-E", "UTF8", "--locale=C.UTF-8", "--no-sync"),
-            ],
-            check=True,
-            cwd="/",
-            capture_output=True,
-        )
-        self.port = free_port()
+        if not self.port:
+            self.port = free_port()
+            subprocess.run(
+                [
+                    *as_user,
+                    str(programs / "initdb"),
+                    *("-D", database, "-U", "postgres", "--auth=trust"),
+                    *("-E", "UTF8", "--locale=C.UTF-8", "--no-sync"),
+                ],
+                check=True,
+                cwd="/",
+                capture_output=True,
+            )
         options = {
             "listen_addresses": HOST,
             "port": str(self.port),

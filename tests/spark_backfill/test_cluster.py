@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -21,13 +20,6 @@ from tests.conftest import MakeTopic
 from tests.kit.kafka import wait_until
 from tests.kit.shop import DONE, LOST, PARTITIONS, TOTAL, Shop
 from tests.spark_backfill.standalone import ZOMBIES, StandaloneSpark
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneSpark]:
-    """One master and one worker for these tests."""
-    with StandaloneSpark(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -323,6 +323,6 @@ def test_each_end_has_its_words(
     tmp_path: Path, states: tuple[S, ...], detail: dict[str, str], told: str, is_done: bool
 ) -> None:
     desk = open_shop(tmp_path)
-    end = describe_end(bring(desk, store(desk), *states, **detail))
+    end = describe_end(desk, bring(desk, store(desk), *states, **detail))
     assert told in end.sentence
     assert end.is_done is is_done
