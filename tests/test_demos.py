@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Message
 from rich.console import Console
 
 from backlogctl.config import load_config
 from backlogctl.errors import BacklogError
+from backlogctl.kafka.admin import committed_offsets
+from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.injection.job import MESSAGE_BYTES
 from backlogctl.spark_backfill.messages.staging import CHUNK_SECONDS
 from backlogctl.values import DiskFloor
+from backlogctl_delivery.stamps import EVENT_ID
 from examples import demo, expand, offload, rebuild
 from examples.delivery import story as delivery
-from examples.delivery.facts import Facts, Row, Sent, audit_facts
+from examples.delivery.facts import CONSUMER, Facts, Row, Sent, audit_facts, create_tables
+from examples.delivery.order_consumer import OrderConsumer
 from examples.delivery.story import Result
 from examples.expand import read_logs
 from examples.shop import CONFIG, Size, count_expected, render_configuration
-from tests.kit.kafka import wait_until
+from tests.conftest import MakeTopic
+from tests.kit.kafka import properties_of, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -315,6 +324,40 @@ def test_a_user_with_the_documented_rights_puts_every_order_back_once() -> None:
     told = out.getvalue()
     assert "backlogctl acl" in told
     assert "a-long-password" not in told
+
+
+@pytest.mark.kafka
+def test_what_is_committed_was_handled(
+    kafka: EmbeddedKafka, topic: MakeTopic, group: str, tmp_path: Path
+) -> None:
+    """An asynchronous commit without offsets takes along what the next batch has read by then."""
+    name, url = topic(1), f"sqlite:///{tmp_path / 'warehouse.db'}"
+    properties = properties_of(kafka.bootstrap)
+    create_tables(url, CONSUMER)
+    producer = make_producer(properties)
+    for number in range(1_000):
+        row = json.dumps({"id": f"o-{number}", "number": number})
+        producer.produce(name, row, b"k", headers=[(EVENT_ID, f"m-{number}".encode())])
+    assert producer.flush(90) == 0
+
+    class Dies(OrderConsumer):
+        handled, alive = 0, True
+
+        def handle(self, message: Message) -> None:
+            if not self.alive:
+                raise KeyboardInterrupt
+            super().handle(message)
+            self.handled += 1
+
+    consumer = Dies(url, kafka.bootstrap, name, group)
+    while consumer.handled == 0:
+        consumer.work()
+    consumer.alive = False
+    with suppress(KeyboardInterrupt):
+        consumer.work()
+    consumer.close()
+    found = committed_offsets(make_admin(properties), group, name, range(1))
+    assert found == {0: consumer.handled}
 
 
 def find_processes(word: str) -> list[str]:

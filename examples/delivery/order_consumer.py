@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from contextlib import suppress
 
 import sqlalchemy as sa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -44,6 +45,8 @@ class OrderConsumer:
                 **self.membership,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
+                # Else an asynchronous commit takes along what the next batch has read by then.
+                "enable.auto.offset.store": False,
                 "on_commit": self._note_commit,
                 "error_cb": self._note_error,
                 "fetch.wait.max.ms": 50,
@@ -62,6 +65,7 @@ class OrderConsumer:
             # With an error the broker is away: the client connects again by itself.
             if message.error() is None:
                 self.handle(message)
+                self._note_handled(message)
                 count += 1
         if self._fatal is not None:
             raise KafkaException(self._fatal)
@@ -71,6 +75,11 @@ class OrderConsumer:
             self._silence.end()
         else:
             self._look_around()
+
+    def _note_handled(self, message: Message) -> None:
+        # Refused where the partition was taken away since: it is read once more, and dropped.
+        with suppress(KafkaException):
+            self._consumer.store_offsets(message)
 
     def _look_around(self) -> None:
         try:
