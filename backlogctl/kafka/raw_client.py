@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
 from backlogctl.kafka.clients import Properties, find_addresses, make_admin, wait_for_broker
+from backlogctl.kafka.errors import RequestMissing
 from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused, uses_msk
 
 Result = TypeVar("Result")
@@ -289,10 +290,13 @@ def translate_error(error: Exception, doing: str, subject: str) -> BacklogError:
         KafkaConnectionError,
         KafkaTimeoutError,
         NodeNotReadyError,
+        UnsupportedVersionError,
     )
 
     if isinstance(error, BacklogError):
         return error
+    if isinstance(error, UnsupportedVersionError):
+        return RequestMissing(subject, doing, type(error).__name__)
     if isinstance(error, BrokerResponseError):
         return KafkaFailure(
             f"could not {doing}: {type(error).__name__}",

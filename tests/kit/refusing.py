@@ -17,7 +17,6 @@ from kafka.protocol import admin, producer
 class Api(IntEnum):
     """Requests that may be refused, by their key."""
 
-    LIST_OFFSETS_BY_EPOCH = 23
     DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
     CREATE_TOPICS = 19
@@ -64,20 +63,14 @@ def _refuse_resources(request: Any, code: int) -> dict[str, Any]:
 
 
 def _refuse_partitions(request: Any, code: int) -> dict[str, Any]:
-    def tell(one: Any) -> dict[str, Any]:
-        # Some name partitions alone.
-        return {"partition_index": getattr(one, "partition_index", one), "error_code": code}
+    def tell(topic: Any) -> list[dict[str, Any]]:
+        # DeleteRecords has an offset with each, DescribeProducers numbers alone.
+        numbers = getattr(topic, "partition_indexes", None)
+        if numbers is None:
+            numbers = [one.partition_index for one in topic.partitions]
+        return [{"partition_index": number, "error_code": code} for number in numbers]
 
-    def list_partitions(topic: Any) -> list[Any]:
-        found: list[Any] = getattr(topic, "partitions", None) or topic.partition_indexes
-        return found
-
-    return {
-        "topics": [
-            {"name": topic.name, "partitions": [tell(one) for one in list_partitions(topic)]}
-            for topic in request.topics
-        ]
-    }
+    return {"topics": [{"name": one.name, "partitions": tell(one)} for one in request.topics]}
 
 
 _Tell = Callable[[Any, int], dict[str, Any]]
@@ -168,7 +161,7 @@ def start_refusing(bootstrap: str) -> Iterator[RefusingKafka]:
 class _Proxy:
     def __init__(self, host: str, far: int, near: int, refusals: Refusals) -> None:
         self._place, self._refusals = (host, far), refusals
-        self._addresses = tuple(host.encode() + struct.pack(">i", port) for port in (far, near))
+        self._far, self._near = (host.encode() + struct.pack(">i", port) for port in (far, near))
 
     def accept(self, server: socket.socket) -> None:
         with suppress(OSError):
@@ -196,7 +189,7 @@ class _Proxy:
 
     def _rewrite(self, key: int, version: int, answer: bytes) -> bytes:
         if key in _ADDRESSES:
-            return answer.replace(*self._addresses)
+            return answer.replace(self._far, self._near)
         if key == _API_VERSIONS and self._refusals.how is Refusing.MISSING:
             return _leave_out(answer, version, self._refusals.apis)
         return answer
@@ -207,21 +200,21 @@ def make_refusal(request: bytes, code: int) -> bytes:
     key, version = struct.unpack(">hh", request[:4])
     kind, answer, tell = _TELL[key]
     decoded = kind.decode(request, version=version, header=True)
-    made = _make(answer, tell(decoded, code), version)
+    made = _make(answer, answer._struct.fields, tell(decoded, code), version)
     made.with_header(struct.unpack(">i", request[4:8])[0])
     return bytes(made.encode(header=True))
 
 
-def _make(kind: Any, values: dict[str, Any], version: int) -> Any:
-    """Of a message or of a part of one, from plain values."""
-    parts = {one.name: one for one in kind._struct._fields}
+def _make(kind: Any, fields: Any, values: dict[str, Any], version: int) -> Any:
+    """Of a message, or of a part of one, from plain values."""
     made = {}
     for name, value in values.items():
-        if isinstance(value, list):
-            part = parts[name].data_class
-            made[name] = [_make(part, one, version) for one in value]
-        else:
-            made[name] = value
+        part = fields[name]
+        made[name] = (
+            [_make(part.data_class, part.fields, one, version) for one in value]
+            if isinstance(value, list)
+            else value
+        )
     return kind(version=version, **made)
 
 
