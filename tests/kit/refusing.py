@@ -12,6 +12,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from kafka.protocol import admin, producer
+from kafka.protocol.consumer import offsets
 
 
 class Api(IntEnum):
@@ -22,6 +23,7 @@ class Api(IntEnum):
     CREATE_TOPICS = 19
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
     END_TXN = 26
     DESCRIBE_ACLS = 29
     DESCRIBE_CONFIGS = 32
@@ -73,6 +75,20 @@ def _refuse_partitions(request: Any, code: int) -> dict[str, Any]:
     return {"topics": [{"name": one.name, "partitions": tell(one)} for one in request.topics]}
 
 
+def _refuse_epochs(request: Any, code: int) -> dict[str, Any]:
+    return {
+        "topics": [
+            {
+                "topic": topic.topic,
+                "partitions": [
+                    {"partition": one.partition, "error_code": code} for one in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
 _Tell = Callable[[Any, int], dict[str, Any]]
 _TELL: dict[int, tuple[Any, Any, _Tell]] = {}
 
@@ -92,6 +108,7 @@ for _name in ("DescribeClientQuotas", "DescribeAcls"):
     _teach(_name, lambda _, code: {"error_code": code, "error_message": _MESSAGE})
 _teach("InitProducerId", _tell_once, producer)
 _teach("EndTxn", _tell_once, producer)
+_teach("OffsetForLeaderEpoch", _refuse_epochs, offsets)
 _teach("AlterConfigs", _refuse_resources)
 _teach("IncrementalAlterConfigs", _refuse_resources)
 _teach("DescribeConfigs", lambda r, code: {"results": _refuse_resources(r, code)["responses"]})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backlogctl.kafka.capabilities import CAPABILITIES
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kit.kafka import leave_at, move_log_start, publish, set_offsets_raw
@@ -45,6 +46,7 @@ CODES = {
     Api.DESCRIBE_CONFIGS: TOPIC_DENIED,
     Api.INCREMENTAL_ALTER_CONFIGS: TOPIC_DENIED,
     Api.DESCRIBE_PRODUCERS: TOPIC_DENIED,
+    Api.OFFSET_FOR_LEADER_EPOCH: TOPIC_DENIED,
     Api.END_TXN: ID_DENIED,
     Api.INIT_PRODUCER_ID: ID_DENIED,
     Api.DESCRIBE_TRANSACTIONS: ID_DENIED,
@@ -167,6 +169,39 @@ def test_the_doctor_names_what_the_cluster_refuses(
         ),
         ("unknown", f"DescribeLogDirs: {why}; whether the brokers' disks have room is unknown"),
     }
+
+
+# As docs/clusters.md names them, by the services' own pages.
+SERVICES = {
+    "StreamNative Ursa": {
+        Api.OFFSET_FOR_LEADER_EPOCH,
+        Api.END_TXN,
+        Api.DESCRIBE_ACLS,
+        Api.DESCRIBE_LOG_DIRS,
+        Api.DESCRIBE_CLIENT_QUOTAS,
+        Api.DESCRIBE_QUORUM,
+        Api.DESCRIBE_PRODUCERS,
+        Api.DESCRIBE_TRANSACTIONS,
+        Api.LIST_TRANSACTIONS,
+        Api.CONSUMER_GROUP_DESCRIBE,
+    },
+    "Redpanda 23.1": {Api.DELETE_RECORDS},
+}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_looked_at_and_planned_for(
+    proxy: RefusingKafka, behind: Path, service: str
+) -> None:
+    """What it refuses is named, and only that; its losses are told."""
+    proxy.refusals.refuse(Refusing.MISSING, SERVICES[service])
+    assert "3 messages lost at most" in flatten(call(behind, "status", "orders"))
+    doctor = flatten(call(behind, "doctor", "orders"))
+    for capability in CAPABILITIES:
+        is_named = f"{capability.request}: its brokers do not have it" in doctor
+        assert is_named is (capability.key in SERVICES[service]), capability
+    said = call(behind, *PLANS[0])
+    assert said.code == 0, said
 
 
 @pytest.mark.parametrize("how", Refusing)
