@@ -222,7 +222,8 @@ def _take_state(answer: Any) -> GroupState:
         for member in answer.members
     )
     kind = answer.type.name.lower() if answer.type else ""
-    return GroupState(state.name.lower(), members, kind, bool(answer.is_simple_consumer_group))
+    is_simple = bool(answer.is_simple_consumer_group) and state is not ConsumerGroupState.DEAD
+    return GroupState(state.name.lower(), members, kind, is_simple)
 
 
 def set_group_offsets(
