@@ -30,6 +30,19 @@ class GroupMissing(KafkaFailure):
     code = "group_missing"
 
 
+class RequestMissing(KafkaFailure):
+    """The brokers do not take this request, as old ones and some managed ones do not."""
+
+    code = "request_missing"
+
+    def __init__(self, subject: str, doing: str, text: str) -> None:
+        super().__init__(
+            f"could not {doing}: these brokers do not take that request ({text})",
+            subject=subject,
+            hint="it stays unknown on this cluster, whoever asks",
+        )
+
+
 class GroupActive(Refused):
     """The group has members, so its offsets cannot be set from outside."""
 
@@ -53,6 +66,7 @@ _MISSING_TOPIC = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
     }
 )
+_MISSING_REQUEST = frozenset({KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_VERSION})
 # A group with members answers a commit from outside with one of these.
 GROUP_ACTIVE_CODES = frozenset(
     {
@@ -111,6 +125,8 @@ def translate(
             subject=subject,
             hint="check `group` of the stream; it may have expired, or never committed",
         )
+    if code in _MISSING_REQUEST:
+        return RequestMissing(subject, doing, text)
     if code in GROUP_ACTIVE_CODES:
         return GroupActive(
             f"could not {doing}: the group is active ({text})",

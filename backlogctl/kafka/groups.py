@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from confluent_kafka import (
@@ -32,9 +32,10 @@ from backlogctl.kafka.clients import (
     wait_for,
     wait_for_broker,
 )
-from backlogctl.kafka.errors import GroupActive, GroupMissing, TopicMissing
+from backlogctl.kafka.errors import GroupActive, GroupMissing, RequestMissing, TopicMissing
 from backlogctl.kafka.topics import DEFAULT_SECONDS, list_offsets, read_topic_id
 from backlogctl.values import LOG_START
+from backlogctl_delivery.kafka import AccessDenied
 
 # One slow coordinator must not be asked for hundreds of groups at once.
 GROUPS_AT_ONCE = 64
@@ -164,10 +165,14 @@ def read_group_state(
     """State and protocol of a group as the brokers list it, without its members.
 
     Asks every broker and no coordinator, so it is safe to repeat through outages (`read_commits`).
-    A group that is not there is `dead`.
+    A group that is not there is `dead`. Where brokers list no groups its coordinator is asked.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    for listed in list_consumer_groups(admin, f"group {group}", "read its state", limit):
+    try:
+        groups = list_consumer_groups(admin, f"group {group}", "read its state", limit)
+    except (AccessDenied, RequestMissing):
+        return replace(describe_group_state(admin, group, limit), members=())
+    for listed in groups:
         if listed.group_id == group:
             return GroupState(
                 listed.state.name.lower() if listed.state else "",
@@ -216,7 +221,9 @@ def _take_state(answer: Any) -> GroupState:
         )
         for member in answer.members
     )
-    return GroupState(state.name.lower(), members, answer.type.name.lower() if answer.type else "")
+    kind = answer.type.name.lower() if answer.type else ""
+    is_simple = bool(answer.is_simple_consumer_group) and state is not ConsumerGroupState.DEAD
+    return GroupState(state.name.lower(), members, kind, is_simple)
 
 
 def set_group_offsets(

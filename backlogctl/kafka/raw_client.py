@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
 from backlogctl.kafka.clients import Properties, find_addresses, make_admin, wait_for_broker
+from backlogctl.kafka.errors import RequestMissing
 from backlogctl_delivery.kafka import TOKEN_COMMAND, EncryptionRefused, LoginRefused, uses_msk
 
 Result = TypeVar("Result")
@@ -295,11 +296,7 @@ def translate_error(error: Exception, doing: str, subject: str) -> BacklogError:
     if isinstance(error, BacklogError):
         return error
     if isinstance(error, UnsupportedVersionError):
-        return KafkaFailure(
-            f"could not {doing}: these brokers have no such request",
-            subject=subject,
-            hint="newer brokers have it; a managed service may leave it out (docs/clusters.md)",
-        )
+        return RequestMissing(subject, doing, type(error).__name__)
     if isinstance(error, BrokerResponseError):
         return KafkaFailure(
             f"could not {doing}: {type(error).__name__}",

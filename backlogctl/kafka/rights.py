@@ -10,11 +10,11 @@ DESCRIBE, ALTER_CONFIGS implies DESCRIBE_CONFIGS).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
@@ -106,6 +106,7 @@ _BINDING_TYPES = {
 _SECONDS = 30.0
 _TOPIC_DENIED, _GROUP_DENIED, _ID_DENIED = 29, 30, 53
 _NO_PRODUCER = 2**63 - 1
+Answer = TypeVar("Answer")
 # By resource and name: the operations allowed; None where the broker does not tell.
 _Allowed = Mapping[tuple[Resource, str], Collection[Operation] | None]
 
@@ -114,6 +115,7 @@ def read_rights(
     properties: Properties, rights: Sequence[Right], deadline: Deadline | None = None
 ) -> RightsReading:
     """Which of these rights the client of these properties does not have. Changes nothing.
+    A right that is asked by a request which these brokers do not take is unknown.
     Raises ClusterUnreachable, KafkaFailure: nobody answered, or the login was refused.
     """
     settings, reason = translate_properties(properties)
@@ -194,18 +196,30 @@ def _ask_all(client: RawClient, rights: Sequence[Right], limit: Deadline) -> _Al
     for right in rights:
         names[right.resource].add(right.subject)
     allowed: dict[tuple[Resource, str], Collection[Operation] | None] = {}
-    allowed[Resource.CLUSTER, CLUSTER_NAME] = client.run(lambda: ask_cluster(client), limit)
+    allowed[Resource.CLUSTER, CLUSTER_NAME] = _run(client, lambda: ask_cluster(client), limit)
     if topics := names[Resource.TOPIC]:
-        for name, found in client.run(lambda: _ask_topics(client, topics), limit).items():
-            allowed[Resource.TOPIC, name] = found
+        found = _run(client, lambda: _ask_topics(client, topics), limit) or {}
+        allowed |= {(Resource.TOPIC, name): one for name, one in found.items()}
     coordinators = Coordinators(client)
     for name in names[Resource.GROUP]:
         ask = partial(_ask_group, client, coordinators, name)
-        allowed[Resource.GROUP, name] = client.run(ask, limit)
+        allowed[Resource.GROUP, name] = _run(client, ask, limit)
     for name in names[Resource.TRANSACTIONAL_ID]:
         ask_id = partial(_ask_transactional_id, client, name)
-        allowed[Resource.TRANSACTIONAL_ID, name] = client.run(ask_id, limit)
+        allowed[Resource.TRANSACTIONAL_ID, name] = _run(client, ask_id, limit)
     return allowed
+
+
+def _run(
+    client: RawClient, ask: Callable[[], Coroutine[Any, Any, Answer]], limit: Deadline
+) -> Answer | None:
+    """None where these brokers do not take the request."""
+    from kafka.errors import UnsupportedVersionError
+
+    try:
+        return client.run(ask, limit)
+    except UnsupportedVersionError:
+        return None
 
 
 async def ask_cluster(client: RawClient) -> Collection[Operation] | None:

@@ -14,6 +14,7 @@ from backlogctl.config import Stream
 from backlogctl.errors import BacklogError
 from backlogctl.formats import format_bytes, format_duration
 from backlogctl.jars import SUPPORTED_JAVA, find_java, find_java_version
+from backlogctl.kafka.capabilities import read_refusals
 from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.rights import Right, make_acl_lines, read_rights
 from backlogctl.monitoring.doctor.checks import (
@@ -121,6 +122,7 @@ def judge_host(
     parts = [
         _judge_ledger_clock(workspace),
         *map(_judge_controller, clusters.values()),
+        *(_judge_requests(workspace, name, there) for name in clusters),
         *([_judge_staging(workspace, rebuilds), _judge_spark()] if rebuilds else []),
     ]
     for part in parts:
@@ -178,6 +180,39 @@ def _judge_controller(properties: Properties) -> Iterator[CheckFinding]:
     else:
         yield from _judge_skew(subject, found.skew)
         yield from _judge_version(subject, found)
+
+
+@CheckScope.TOOL.check(
+    "requests",
+    "Requests that the cluster refuses",
+    "Managed clusters and proxies refuse requests whatever rights are granted: what they would "
+    "tell stays unknown, and a recovery that needs them cannot go on.",
+    "What the brokers have is what ApiVersions names; ListGroups and DescribeLogDirs are asked. "
+    "That a request is named is no proof that it is answered.",
+)
+def _judge_requests(
+    workspace: Workspace, cluster: str, streams: Sequence[Stream]
+) -> Iterator[CheckFinding]:
+    """One finding for each; what was only not asked has none."""
+    ours = [stream for stream in streams if stream.cluster == cluster]
+    jobs = {job for stream in ours for job in list_wanted(workspace, stream)}
+    properties = workspace.properties(ours[0])
+    found = read_part(
+        "which requests the cluster takes",
+        lambda: read_refusals(properties, Deadline(_SECONDS)),
+    )
+    if isinstance(found, UnreadablePart):
+        yield found.to_finding()
+        return
+    for capability, why in (found or {}).items():
+        stopped = [job for job in capability.jobs if job in jobs]
+        yield CheckFinding(
+            *("requests", CheckLevel.STOPS if stopped else CheckLevel.UNKNOWN),
+            f"cluster {cluster}",
+            f"{capability.request}: {why}; {capability.without}"
+            + (f", which stops {', '.join(stopped)}" if stopped else ""),
+            "docs/clusters.md says what each verb does without it",
+        )
 
 
 @CheckScope.TOOL.check(

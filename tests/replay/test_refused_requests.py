@@ -1,0 +1,232 @@
+"""Clusters that refuse requests which a tool makes, as managed ones do: what can be known is said,
+and what cannot is unknown, with the reason; a proxy refuses before a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backlogctl.kafka.capabilities import CAPABILITIES
+from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.conftest import MakeTopic
+from tests.kit.kafka import leave_at, move_log_start, publish, set_offsets_raw
+from tests.kit.refusing import (
+    CLUSTER_DENIED,
+    GROUP_DENIED,
+    ID_DENIED,
+    TOPIC_DENIED,
+    UNSUPPORTED,
+    Api,
+    Refusing,
+    RefusingKafka,
+    start_refusing,
+)
+from tests.kit.shop import Said, call_main
+
+SOON = 60.0
+LOOKING = [
+    ("status", "orders"),
+    ("watch", "--rounds", "1"),
+    ("doctor", "orders"),
+    ("gaps",),
+    ("audit", "producers", "orders"),
+    ("transactions", "list", "orders"),
+]
+PLANS = [
+    ("plan", "expand", "orders", "--rate", "5"),
+    ("plan", "offload", "orders", "--allow", "disk"),
+    ("plan", "redrive", "orders", "--from", "log", "--all"),
+]
+CODES = {
+    Api.DESCRIBE_GROUPS: GROUP_DENIED,
+    Api.DESCRIBE_CONFIGS: TOPIC_DENIED,
+    Api.INCREMENTAL_ALTER_CONFIGS: TOPIC_DENIED,
+    Api.DESCRIBE_PRODUCERS: TOPIC_DENIED,
+    Api.OFFSET_FOR_LEADER_EPOCH: TOPIC_DENIED,
+    Api.END_TXN: ID_DENIED,
+    Api.INIT_PRODUCER_ID: ID_DENIED,
+    Api.DESCRIBE_TRANSACTIONS: ID_DENIED,
+}
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: EmbeddedKafka) -> Iterator[RefusingKafka]:
+    with start_refusing(kafka.bootstrap) as found:
+        yield found
+
+
+@pytest.fixture
+def behind(
+    proxy: RefusingKafka, properties: dict[str, str], topic: MakeTopic, group: str, tmp_path: Path
+) -> Iterator[Path]:
+    """A group that is behind, and of whose messages three are deleted; the proxy is its cluster."""
+    name = topic(2)
+    publish(properties, name, {0: 20, 1: 20})
+    leave_at(properties, group, name, {0: 2, 1: 2})
+    move_log_start(properties, name, {0: 5})
+    write_config(tmp_path, proxy, name, group)
+    yield tmp_path
+    proxy.refusals.refuse(Refusing.REFUSED, ())
+
+
+def write_config(directory: Path, proxy: RefusingKafka, topic: str, group: str) -> None:
+    consumers = {"launcher": "manual", "replicas": 1}
+    stream = {"cluster": "main", "topic": topic, "group": group, "consumers": consumers}
+    document = {
+        "ledger": f"sqlite:///{directory}/ledger.db",
+        "staging": {"dir": f"{directory}/staging"},
+        "clusters": {"main": proxy.properties},
+        "streams": {"orders": stream},
+    }
+    (directory / "backlog.yaml").write_text(json.dumps(document))
+
+
+def call(directory: Path, *words: str) -> Said:
+    said = Said(*call_main(words, directory, {}))
+    assert "Traceback" not in said.out + said.err
+    assert "internal error" not in said.out + said.err
+    return said
+
+
+def flatten(said: Said) -> str:
+    return " ".join((said.out + said.err).split())
+
+
+@pytest.mark.parametrize("how", [Refusing.REFUSED, Refusing.MISSING])
+def test_fault_181_a_group_is_known_where_groups_cannot_be_listed(
+    proxy: RefusingKafka, behind: Path, how: Refusing
+) -> None:
+    proxy.refusals.refuse(how, [Api.LIST_GROUPS], CLUSTER_DENIED)
+    assert "3 messages lost at most" in flatten(call(behind, "status", "orders"))
+    for words in LOOKING[1:]:
+        said = call(behind, *words)
+        assert said.code == (1 if words[0] == "doctor" else 0), said
+    assert "the type of group" in flatten(call(behind, "doctor", "orders"))
+    for words in PLANS:  # it may be a share group's or a streams group's topic
+        assert "could not list the groups" in flatten(call(behind, *words))
+
+
+def test_fault_181_a_group_that_nobody_joined_is_not_taken_for_another(
+    proxy: RefusingKafka, properties: dict[str, str], behind: Path, topic: MakeTopic, group: str
+) -> None:
+    name, alone = topic(1), f"{group}-alone"
+    publish(properties, name, {0: 9})
+    set_offsets_raw(properties, alone, name, {0: 2})
+    write_config(behind, proxy, name, alone)
+    listed = json.loads(call(behind, "status", "orders", "--json").out)
+    proxy.refusals.refuse(Refusing.REFUSED, [Api.LIST_GROUPS])
+    described = json.loads(call(behind, "status", "orders", "--json").out)
+    (before,), (after,) = (one["streams"] for one in (listed, described))
+    assert before["group_state"] == after["group_state"] == "simple"
+
+
+def test_fault_182_a_right_that_cannot_be_asked_is_unknown(
+    proxy: RefusingKafka, behind: Path
+) -> None:
+    """A plan says so, and goes on."""
+    proxy.refusals.refuse(Refusing.MISSING, [Api.END_TXN])
+    said = call(behind, *PLANS[0])
+    assert said.code == 0
+    assert "is unknown: the brokers do not tell" in flatten(said)
+
+
+def test_fault_182_what_is_not_there_is_not_to_be_tried_again(
+    proxy: RefusingKafka, behind: Path
+) -> None:
+    missing = [Api.DESCRIBE_PRODUCERS, Api.DESCRIBE_CONFIGS, Api.DESCRIBE_GROUPS]
+    proxy.refusals.refuse(Refusing.MISSING, missing)
+    for words in (LOOKING[-1], PLANS[0]):
+        said = flatten(call(behind, *words))
+        assert "these brokers do not take that request" in said
+        assert "try again" not in said
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (Refusing.MISSING, "its brokers do not have it"),
+        (Refusing.REFUSED, "refused: ClusterAuthorizationFailedError"),
+        (Refusing.CLOSED, "a broker that was asked closed the connection"),
+    ],
+)
+def test_the_doctor_names_what_the_cluster_refuses(
+    proxy: RefusingKafka, behind: Path, how: Refusing, why: str
+) -> None:
+    """And what is missing for that; a plan needs groups, and goes on without disks."""
+    proxy.refusals.refuse(how, [Api.LIST_GROUPS, Api.DESCRIBE_LOG_DIRS])
+    document = call(behind, "doctor", "orders", "--json").document
+    (tool,) = (one for one in document["examinations"] if one["about"] == "tool")
+    found = {(f["level"], f["found"]) for f in tool["findings"] if f["check"] == "requests"}
+    assert found == {
+        (
+            "stops",
+            f"ListGroups: {why}; types of groups and other readers are unknown, which stops "
+            "expand, offload, redrive",
+        ),
+        ("unknown", f"DescribeLogDirs: {why}; whether the brokers' disks have room is unknown"),
+    }
+
+
+# As docs/clusters.md names them, by the services' own pages.
+SERVICES = {
+    "StreamNative Ursa": {
+        Api.OFFSET_FOR_LEADER_EPOCH,
+        Api.END_TXN,
+        Api.DESCRIBE_ACLS,
+        Api.DESCRIBE_LOG_DIRS,
+        Api.DESCRIBE_CLIENT_QUOTAS,
+        Api.DESCRIBE_QUORUM,
+        Api.DESCRIBE_PRODUCERS,
+        Api.DESCRIBE_TRANSACTIONS,
+        Api.LIST_TRANSACTIONS,
+        Api.CONSUMER_GROUP_DESCRIBE,
+    },
+    "Redpanda 23.1": {Api.DELETE_RECORDS},
+}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_looked_at_and_planned_for(
+    proxy: RefusingKafka, behind: Path, service: str
+) -> None:
+    """What it refuses is named, and only that; its losses are told."""
+    proxy.refusals.refuse(Refusing.MISSING, SERVICES[service])
+    assert "3 messages lost at most" in flatten(call(behind, "status", "orders"))
+    doctor = flatten(call(behind, "doctor", "orders"))
+    for capability in CAPABILITIES:
+        is_named = f"{capability.request}: its brokers do not have it" in doctor
+        assert is_named is (capability.key in SERVICES[service]), capability
+    said = call(behind, *PLANS[0])
+    assert said.code == 0, said
+
+
+@pytest.mark.parametrize("how", Refusing)
+def test_no_command_crashes_or_hides_a_loss(
+    proxy: RefusingKafka, behind: Path, how: Refusing
+) -> None:
+    """Whichever request is answered so."""
+    whole = "3 messages lost at most"
+    assert whole in flatten(call(behind, "status", "orders"))
+    for api in Api:
+        if (api, how) == (Api.CONSUMER_GROUP_DESCRIBE, Refusing.REFUSED):
+            continue  # kafka-python cannot make its answer
+        proxy.refusals.refuse(how, [api], CODES.get(api, CLUSTER_DENIED))
+        for words in (*LOOKING, *PLANS[:2]):
+            began = time.monotonic()
+            said = call(behind, *words)
+            what = f"{api.name} {how}: {words}: {said}"
+            assert time.monotonic() - began < SOON, what
+            assert said.code in (0, 1, 2, 5), what
+            if said.code and words[0] != "doctor":
+                assert "error: " in said.err, what
+            elif words[0] == "status":
+                assert whole in flatten(said), what
+
+
+def test_a_refusal_by_an_unsupported_version(proxy: RefusingKafka, behind: Path) -> None:
+    proxy.refusals.refuse(Refusing.REFUSED, [Api.LIST_GROUPS], UNSUPPORTED)
+    assert "3 messages lost at most" in flatten(call(behind, "status", "orders"))
