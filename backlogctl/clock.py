@@ -100,6 +100,12 @@ class Deadline:
     def expired(self) -> bool:
         return self.remaining() <= 0
 
+    def part(self, at_most: float) -> Deadline:
+        """A shorter one for one try; errors tell the seconds of the whole."""
+        one = Deadline(self.remaining(at_most))
+        one.seconds = self.seconds
+        return one
+
 
 def format_clock(moment: time) -> str:
     """`00:30`, or `00:30:15` where it has seconds."""

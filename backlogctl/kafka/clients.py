@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import count
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -21,6 +22,8 @@ from backlogctl_delivery.kafka import (
     CLIENT_LOG,
     COMMON,
     ConnectionReports,
+    EncryptionRefused,
+    LoginRefused,
     Properties,
     adapt_login,
     explain_creation_failure,
@@ -184,6 +187,9 @@ _TOO_SHORT = 1.0  # seconds that are too few for an answer
 _ABSENCE_PAUSE = 0.5
 # After so many seconds without an answer it is looked whether the brokers let us in.
 _REFUSAL = 2.0
+# How often it is looked who the controller is now, and what the first turn of a question takes.
+_LOOK = 0.5
+_FIRST_TURN = 3.0
 
 
 def connect(connection: Connection) -> Admin:
@@ -223,11 +229,10 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
     """
     # librdkafka ends the call itself; one second more for its thread to deliver that.
     end = time.monotonic() + seconds_left(limit) + 1.0
-    has_looked = False
+    look_at = time.monotonic() + _REFUSAL
     while True:
-        left = end - time.monotonic()
         try:
-            result = future.result(timeout=max(0.0, left if has_looked else min(left, _REFUSAL)))
+            result = future.result(timeout=max(0.0, min(end - time.monotonic(), _LOOK)))
         except (KafkaException, TimeoutError) as error:
             if future.done() or time.monotonic() >= end:
                 raise admin.translate(error, subject, doing, limit.seconds) from error
@@ -236,11 +241,12 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
             admin.has_answered = True
             admin.reports.clear()
             return result
-        # Nobody has answered for long: a wrong password would be tried until the end.
-        has_looked = True
         admin.look_around()
-        if (refused := admin.find_refusal(subject, doing)) is not None:
-            raise refused from late
+        # Nobody has answered for long: a wrong password would be tried until the end.
+        if time.monotonic() >= look_at:
+            look_at = end
+            if (refused := admin.find_refusal(subject, doing)) is not None:
+                raise refused from late
 
 
 def wait_for_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> None:
@@ -251,8 +257,28 @@ def wait_for_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> 
         ClusterUnreachable: nobody answered in time.
     """
     if not admin.has_answered:
-        future = ask(admin, admin.describe_cluster, subject, doing, limit)
-        wait_for(admin, future, subject, doing, limit)
+        _ask_any_broker(admin, subject, doing, limit)
+
+
+def _ask_any_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> Any:
+    """The metadata that any broker has. Not DescribeCluster: librdkafka asks the controller for
+    that, or whom brokers call so, and waits for one that hangs while others answer."""
+    has_looked = False
+    while True:
+        try:
+            answer = admin.list_topics(_ANY_TOPIC, timeout=max(0.01, limit.remaining(_REFUSAL)))
+        except KafkaException as error:
+            inner = unwrap(error)
+            if limit.expired or inner is None or not is_unreachable(inner):
+                raise admin.translate(error, subject, doing, limit.seconds) from error
+            late = error
+        else:
+            admin.has_answered = True
+            admin.reports.clear()
+            return answer
+        if not has_looked and (refused := admin.find_refusal(subject, doing)) is not None:
+            raise refused from late
+        has_looked = True
 
 
 def read_addresses(admin: Admin, limit: Deadline) -> dict[int, str]:
@@ -260,8 +286,7 @@ def read_addresses(admin: Admin, limit: Deadline) -> dict[int, str]:
     there. Raises BacklogError: nobody answered in time.
     """
     subject, doing = f"cluster {admin.addresses}", "list the brokers"
-    future = ask(admin, admin.describe_cluster, subject, doing, limit)
-    nodes = wait_for(admin, future, subject, doing, limit).nodes
+    nodes = _ask_any_broker(admin, subject, doing, limit).brokers.values()
     return {node.id: f"{node.host}:{node.port}" for node in nodes}
 
 
@@ -281,10 +306,9 @@ def reach_cluster(connection: Connection, subject: str) -> dict[str, str]:
             address and what came of it.
     """
     admin, doing, limit = connect(connection), "connect", Deadline(REACH_SECONDS)
-    future = ask(admin, admin.describe_cluster, subject, doing, limit)
     try:
-        nodes = _await_answer(admin, future, subject, doing, limit).nodes
-    except (KafkaException, TimeoutError) as error:
+        nodes = _await_answer(admin, subject, doing, limit).brokers.values()
+    except KafkaException as error:
         told = admin.translate(error, subject, doing, limit.seconds)
         if type(told) is not ClusterUnreachable:
             raise told from error
@@ -304,19 +328,15 @@ def reach_cluster(connection: Connection, subject: str) -> dict[str, str]:
     return away
 
 
-def _await_answer(
-    admin: Admin, future: Future[Any], subject: str, doing: str, limit: Deadline
-) -> Any:
-    try:
-        return future.result(timeout=_REFUSAL)
-    except (KafkaException, TimeoutError):
-        tried = try_addresses(admin.addresses, _PROBE_SECONDS)
-        if there := ",".join(place for place, why in tried.items() if not why):
-            refused = admin.find_refusal(subject, doing, there)
-            if refused is not None:
-                raise refused from None
-        # librdkafka ends the call itself, a little later.
-        return future.result(timeout=limit.remaining() + 0.5)
+def _await_answer(admin: Admin, subject: str, doing: str, limit: Deadline) -> Any:
+    with suppress(KafkaException):
+        return admin.list_topics(_ANY_TOPIC, timeout=_REFUSAL)
+    tried = try_addresses(admin.addresses, _PROBE_SECONDS)
+    if there := ",".join(place for place, why in tried.items() if not why):
+        refused = admin.find_refusal(subject, doing, there)
+        if refused is not None:
+            raise refused
+    return admin.list_topics(_ANY_TOPIC, timeout=seconds_left(limit))
 
 
 def _describe_silence(addresses: str, subject: str) -> ClusterUnreachable:
@@ -367,6 +387,30 @@ def retry_transient(
             admin.poll(min(_PAUSE, limit.remaining()))
 
 
+def ask_in_turns(limit: Deadline, call: Callable[[Deadline], Result]) -> Result:
+    """Asks what changes nothing, again and again within the limit, and longer and longer: a broker
+    that is silent is not waited for when another has taken its place, and a slow one is.
+
+    Raises:
+        LoginRefused, EncryptionRefused: at once.
+    """
+    first = min(_FIRST_TURN, limit.remaining() / 4)
+    for turn in count():
+        try:
+            return call(limit.part(first * 2 ** (turn // 2)))
+        except KafkaFailure as error:
+            is_final = not error.retryable or isinstance(error, LoginRefused | EncryptionRefused)
+            if is_final or limit.expired:
+                raise
+        time.sleep(limit.remaining(_ABSENCE_PAUSE))
+    raise AssertionError("unreachable")
+
+
+def read_transient(admin: Admin, limit: Deadline, call: Callable[[Deadline], Result]) -> Result:
+    """`retry_transient` of what changes nothing, in turns."""
+    return ask_in_turns(limit, lambda turn: retry_transient(admin, turn, lambda: call(turn)))
+
+
 def ask_for_one(
     admin: Admin, call: Callable[..., Any], subject: str, doing: str, limit: Deadline, request: Any
 ) -> Any:
@@ -379,6 +423,13 @@ def ask_for_one(
         return wait_for(admin, future, subject, doing, limit)
 
     return retry_transient(admin, limit, ask_once)
+
+
+def read_one(
+    admin: Admin, call: Callable[..., Any], subject: str, doing: str, limit: Deadline, request: Any
+) -> Any:
+    """`ask_for_one` of what changes nothing, in turns."""
+    return ask_in_turns(limit, lambda turn: ask_for_one(admin, call, subject, doing, turn, request))
 
 
 def outlast(limit: Deadline, call: Callable[[], Result]) -> Result:

@@ -12,7 +12,7 @@ from typing import Any
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
-from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.clients import Properties, ask_in_turns, find_addresses
 from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
@@ -126,24 +126,32 @@ def read_group_listing(
     properties: Properties, group: str, deadline: Deadline | None = None
 ) -> GroupListing | None:
     """A group of any type; empty where it is not there, None where it cannot be asked."""
-    listings, unknown = read_group_listings(properties, deadline)
+    listings, unknown = read_group_listings(properties, deadline, group)
     return None if unknown else listings.get(group, GroupListing())
 
 
 def read_group_listings(
-    properties: Properties, deadline: Deadline | None = None
+    properties: Properties, deadline: Deadline | None = None, wanted: str = ""
 ) -> tuple[dict[str, GroupListing], str]:
-    """By name every group of every broker; or why that cannot be asked."""
+    """By name every group of every broker; or why that cannot be asked.
+
+    Args:
+        wanted: a group; no broker is asked after the one that lists it.
+    """
     settings, reason = translate_properties(properties)
     if settings is None:
         return {}, f"the types of groups cannot be asked for {reason}"
     limit = deadline or Deadline(15.0)
-    try:
-        with lend_client(settings, limit, properties) as client:
-            listed = client.run(lambda: list_groups(client), limit)
-    except Exception as error:
-        subject = f"cluster {find_addresses(properties)}"
-        raise translate_error(error, "list the groups", subject) from error
+
+    def call(turn: Deadline) -> list[Any]:
+        try:
+            with lend_client(settings, turn, properties) as client:
+                return client.run(lambda: list_groups(client, wanted), turn)
+        except Exception as error:
+            subject = f"cluster {find_addresses(properties)}"
+            raise translate_error(error, "list the groups", subject) from error
+
+    listed = ask_in_turns(limit, call)
     return {one.group_id: GroupListing(name_type(one), name_state(one)) for one in listed}, ""
 
 
@@ -152,8 +160,9 @@ def explain_unsupported_group(kind: str | None) -> str:
     return _WHY.get(kind or "", "")
 
 
-async def list_groups(client: RawClient) -> list[Any]:
-    """Every group of every broker, as kafka-python's ListGroupsResponse has them.
+async def list_groups(client: RawClient, wanted: str = "") -> list[Any]:
+    """Every group of every broker, as kafka-python's ListGroupsResponse has them; those of some
+    where one of them is wanted.
     Raises BrokerResponseError: a broker refused.
     """
     from kafka import errors
@@ -168,6 +177,8 @@ async def list_groups(client: RawClient) -> list[Any]:
         if answer.error_code:
             raise errors.for_code(answer.error_code)()
         found.extend(answer.groups)
+        if any(one.group_id == wanted for one in answer.groups):
+            break
     return found
 
 

@@ -27,6 +27,8 @@ from backlogctl.kafka.clients import (
     ask,
     ask_for_one,
     connect,
+    read_one,
+    read_transient,
     retry_transient,
     seconds_left,
     wait_for,
@@ -168,8 +170,9 @@ def read_group_state(
     A group that is not there is `dead`. Where brokers list no groups its coordinator is asked.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    subject, doing = f"group {group}", "read its state"
     try:
-        groups = list_consumer_groups(admin, f"group {group}", "read its state", limit)
+        groups = list_consumer_groups(admin, subject, doing, limit, wanted=group)
     except (AccessDenied, RequestMissing):
         return replace(describe_group_state(admin, group, limit), members=())
     for listed in groups:
@@ -190,7 +193,7 @@ def describe_group_state(
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     call, subject = admin.describe_consumer_groups, f"group {group}"
     try:
-        return _take_state(ask_for_one(admin, call, subject, "describe it", limit, [group]))
+        return _take_state(read_one(admin, call, subject, "describe it", limit, [group]))
     except GroupMissing:
         return GroupState("dead", ())
 
@@ -307,17 +310,25 @@ def _by_topic(places: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
     return {topic: tuple(sorted(numbers)) for topic, numbers in found.items()}
 
 
-def list_consumer_groups(admin: Admin, subject: str, doing: str, limit: Deadline) -> list[Any]:
-    """Classic and consumer groups of all brokers, as confluent-kafka lists them."""
+def list_consumer_groups(
+    admin: Admin, subject: str, doing: str, limit: Deadline, wanted: str = ""
+) -> list[Any]:
+    """Classic and consumer groups of all brokers, as confluent-kafka lists them.
 
-    def call() -> list[Any]:
-        future = ask(admin, admin.list_consumer_groups, subject, doing, limit)
-        listing = wait_for(admin, future, subject, doing, limit)
+    Args:
+        wanted: a group; where a broker lists it, the others need not answer.
+    """
+
+    def call(turn: Deadline) -> list[Any]:
+        future = ask(admin, admin.list_consumer_groups, subject, doing, turn)
+        listing = wait_for(admin, future, subject, doing, turn)
+        if any(one.group_id == wanted for one in listing.valid):
+            return list(listing.valid)
         for error in listing.errors:  # no cause: KafkaErrors are not exceptions, and have no trace
-            raise admin.translate(error, subject, doing, limit.seconds)
+            raise admin.translate(error, subject, doing, turn.seconds)
         return list(listing.valid)
 
-    return retry_transient(admin, limit, call)
+    return read_transient(admin, limit, call)
 
 
 def check_commits(

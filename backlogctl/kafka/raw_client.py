@@ -107,12 +107,15 @@ class RawClient:
 
         if _TOKENS in settings:
             settings[_TOKENS].token()  # kafka-python would only try again
-        if properties is not None:
-            first = Deadline(min(_EXPLAINED_AFTER, limit.remaining()))
+        # It tries one broker, by chance, for the whole time; the next turn may try another.
+        seconds = _EXPLAINED_AFTER
+        while limit.remaining() > seconds:
             with suppress(KafkaTimeoutError):
-                self._connect(settings, first, limit)
+                self._connect(settings, limit.part(seconds), limit)
                 return
-            _explain(properties, limit)
+            if properties is not None and seconds == _EXPLAINED_AFTER:
+                _explain(properties, limit)
+            seconds *= 2
         self._connect(settings, limit, limit)
 
     def _connect(self, settings: Mapping[str, Any], bootstrap: Deadline, limit: Deadline) -> None:

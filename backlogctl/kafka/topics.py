@@ -36,6 +36,8 @@ from backlogctl.kafka.clients import (
     ask,
     ask_for_one,
     connect,
+    read_one,
+    read_transient,
     retry_transient,
     seconds_left,
     wait_for,
@@ -79,7 +81,7 @@ def describe_topic(
     described = _describe(admin, topic, limit)
     resource = ConfigResource(ResourceType.TOPIC, topic)
     call, subject = admin.describe_configs, f"topic {topic}"
-    entries = ask_for_one(admin, call, subject, "read its settings", limit, [resource])
+    entries = read_one(admin, call, subject, "read its settings", limit, [resource])
     return TopicInfo(
         name=topic,
         topic_id=str(described.topic_id),
@@ -157,20 +159,20 @@ def _list_offsets(
     )
     subject = f"topic {topic}"
 
-    def call() -> dict[int, ListOffsetsResultInfo]:
+    def call(turn: Deadline) -> dict[int, ListOffsetsResultInfo]:
         futures = ask(
-            admin, admin.list_offsets, subject, doing, limit, request, isolation_level=level
+            admin, admin.list_offsets, subject, doing, turn, request, isolation_level=level
         )
         found = {}
         for key, future in futures.items():
             place = f"{subject}[{key.partition}]"
-            one = wait_for(admin, future, place, doing, limit)
+            one = wait_for(admin, future, place, doing, turn)
             if one.offset == OFFSET_INVALID:  # its leader did not answer; librdkafka tells no error
-                raise admin.translate(TimeoutError(), place, doing, limit.seconds)
+                raise admin.translate(TimeoutError(), place, doing, turn.seconds)
             found[key.partition] = one
         return found
 
-    return retry_transient(admin, limit, call)
+    return read_transient(admin, limit, call)
 
 
 def create_topic(
@@ -226,7 +228,7 @@ def _await_leaders(admin: Admin, topic: str, limit: Deadline) -> str:
 
 def _describe(admin: Admin, topic: str, limit: Deadline) -> Any:
     call, request = admin.describe_topics, TopicCollection([topic])
-    return ask_for_one(admin, call, f"topic {topic}", "describe it", limit, request)
+    return read_one(admin, call, f"topic {topic}", "describe it", limit, request)
 
 
 # Deleting a topic's oldest records (DeleteRecords); see `backlogctl.kafka.admin`.
@@ -350,7 +352,7 @@ def read_topic_settings(
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject, doing = f"topic {topic}", "read its settings"
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    entries = ask_for_one(admin, admin.describe_configs, subject, doing, limit, [resource])
+    entries = read_one(admin, admin.describe_configs, subject, doing, limit, [resource])
     wanted = list(names)
     unknown = sorted(set(wanted) - set(entries))
     if unknown:

@@ -326,7 +326,7 @@ class PartitionRelay(ABC):
         self._opened.throttled += seconds
 
     def _explain(self, error: KafkaException, doing: str) -> BacklogError:
-        """The error of a failed call, with whether to try again, and the quota that time went to."""
+        """The error of a failed call, whether to try again, and the quota that time went to."""
         failure = self._judge(error, doing)
         return self._mention_quota(failure) if is_fenced(error) or failure.retryable else failure
 

@@ -16,11 +16,18 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.replay.engine.brokers import BrokerWatch
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import free_port
-from tests.kit.kafka import forward, properties_of, publish, set_offsets_raw, wait_until
+from tests.kit.kafka import (
+    forward,
+    leave_at,
+    properties_of,
+    publish,
+    set_offsets_raw,
+    wait_until,
+)
 from tests.kit.shop import call_main
 
 SOON = 20.0
@@ -122,6 +129,47 @@ def test_one_broker_of_three(tmp_path: Path) -> None:
             assert code == 1
             said = " ".join((out + err).split())
             assert f"broker 3 at {gone} cannot be reached: connection refused" in said
+
+
+def test_fault_177_one_silent_broker_is_not_waited_for(tmp_path: Path) -> None:
+    """One of three hangs, then is gone; it leads nothing of the stream, and the others do not know
+    of it yet. What they know is told as ever."""
+    own = {"broker.session.timeout.ms": "120000", "default.replication.factor": "2"}
+    with EmbeddedKafka.start(tmp_path / "kafka", brokers=3, heap="256m", properties=own) as kafka:
+        properties = properties_of(kafka.bootstrap)
+        admin = make_admin(properties)
+        new = NewTopic("orders", 1, replica_assignment=[[1, 2]])
+        admin.create_topics([new])["orders"].result(60)
+        publish(properties, "orders", {0: 9})
+        groups = (f"service-{number}" for number in range(20))
+        group = next(one for one in groups if _leave(properties, admin, one) != 3)
+        stream = {"cluster": "main", "topic": "orders", "group": group, "consumers": CONSUMERS}
+        write_config(tmp_path, kafka.bootstrap, orders=stream)
+        asked = (("status", "orders"), ("gaps", "orders"))
+        assert [call_main(words, tmp_path, {})[0] for words in asked] == [0, 0]
+        os.kill(kafka.pids[2], signal.SIGSTOP)
+        try:
+            frozen = {words: _time(words, tmp_path) for words in asked}
+        finally:
+            os.kill(kafka.pids[2], signal.SIGCONT)
+        kafka.kill(3)
+        dead = {words: _time(words, tmp_path) for words in asked}
+        kafka.kill()  # it would wait for the one that is gone
+    assert max(*frozen.values(), *dead.values()) < SOON, (frozen, dead)
+
+
+def _leave(properties: dict[str, str], admin: Admin, group: str) -> int:
+    """The group stands in the topic; who coordinates it."""
+    leave_at(properties, group, "orders", {0: 4})
+    described = admin.describe_consumer_groups([group])[group].result(60)
+    return int(described.coordinator.id)
+
+
+def _time(words: tuple[str, ...], directory: Path) -> float:
+    began = time.monotonic()
+    code, out, err = call_main(words, directory, {})
+    assert code == 0, out + err
+    return time.monotonic() - began
 
 
 def test_fault_128_a_run_hears_who_is_away_and_who_is_back(tmp_path: Path) -> None:

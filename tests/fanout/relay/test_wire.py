@@ -103,7 +103,7 @@ def test_fault_174_a_quota_that_no_transaction_fits_is_told(
     slow = limit_rates(here, unique, producer_byte_rate=50_000.0)
     with (
         slow.guarded(transaction_timeout_ms=6_000) as task,
-        pytest.raises(BacklogError, match="brokers throttled this client for [0-9]") as caught,
+        pytest.raises(BacklogError, match=r"brokers throttled this client for [0-9]") as caught,
     ):
         relay(engine, task, here.ranges())
     assert "client quotas" in caught.value.hint
