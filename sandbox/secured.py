@@ -159,7 +159,9 @@ class Security:
         from cryptography.x509.oid import NameOID
 
         key = rsa.generate_private_key(65537, 2048)
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        # Of two authorities with one name the wrong one would be asked, and the signature be bad.
+        told = f"authority {secrets.token_hex(4)}" if name == "ca" else name
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, told)])
         signer, issuer = key, subject
         if is_authority := name == "ca":
             alternatives = []
