@@ -281,13 +281,13 @@ _FINAL = (
 _STORIES = (
     "tests/delivery/test_idempotent_killed.py",
     "tests/delivery/test_idempotent_databases.py",
-    "tests/delivery/test_idempotent_databases.py",
     "tests/delivery/test_idempotent_sql.py",
     "tests/replay/offload/",
     "tests/replay/redrive/",
     "tests/replay/test_across_offload.py",
     "tests/replay/test_across_kinds.py",
     "tests/test_demos.py",
+    "tests/test_three_brokers.py",
     "tests/replay/test_recovery.py",
     "tests/spark_backfill/archive/",
 )

@@ -93,7 +93,7 @@ def call(directory: Path, *words: str) -> Said:
 
 
 def flatten(said: Said) -> str:
-    return " ".join((said.out + said.err).split())
+    return " ".join((said.out + said.err).replace("│", " ").split())
 
 
 @pytest.mark.parametrize("how", [Refusing.REFUSED, Refusing.MISSING])

@@ -545,7 +545,7 @@ def test_what_brokers_never_told_is_said_and_what_they_told_is_waited_for() -> N
     away = make_brake(answer(90 * MIB), denied, answer(90 * MIB))
     told = [away.look(coming(p0=MIB)) for _ in range(3)]
     assert told[::2] == ["", ""]
-    assert "cannot be read: not granted" in told[1]
+    assert "is not known: not granted" in told[1]
 
 
 def test_a_broker_that_goes_with_its_full_disk_makes_no_room() -> None:
