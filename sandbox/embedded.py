@@ -514,10 +514,11 @@ def start_broker(
     if state is not None and state.running:
         return state
     stop_broker(place)  # what is left of several
+    safe = {"default.replication.factor": "3", "min.insync.replicas": "2"} if brokers > 2 else {}
     kafka = EmbeddedKafka.start(
         place,
         brokers=brokers,
-        properties=properties,
+        properties={**safe, **(properties or {})},
         heap=heap,
         port=port,
         progress=progress,

@@ -146,7 +146,10 @@ def test_a_detached_broker_outlives_its_starter(tmp_path: Path, brokers: int) ->
         assert state.running
         assert state.pids == tuple(map(int, told.stdout.split()))
         assert len(state.pids) == brokers
-        AdminClient({"bootstrap.servers": state.bootstrap}).list_topics(timeout=60)
+        admin = AdminClient({"bootstrap.servers": state.bootstrap})
+        admin.create_topics([NewTopic("orders", 1)])["orders"].result(60)
+        (partition,) = admin.list_topics("orders", timeout=60).topics["orders"].partitions.values()
+        assert len(partition.replicas) == brokers
         assert start_broker(tmp_path, brokers=brokers) == state
         with pytest.raises(EmbeddedError, match="data of"):
             start_broker(tmp_path, brokers=4)
