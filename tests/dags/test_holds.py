@@ -177,6 +177,7 @@ def test_fault_163_164_168_a_hold_alone_from_the_detection_to_its_end(
         (picked,) = airflow.xcom(look, "pick_recoveries")
         run = DagRun(RECOVER, picked["trigger_run_id"])
         airflow.await_mapped(look, "start_recovery", 0, {"success"})
+        airflow.await_run(look)  # it may be about to end, and what is cleared then is not run
         airflow.clear(look, "tell_paused")
         airflow.await_state(look, "tell_paused", {"failed"})
         told = airflow.xcom(look, "tell_paused", "reason")
