@@ -480,11 +480,16 @@ def _find_reason(text: str) -> str:
 
 
 class BrokerState(NamedTuple):
-    """What the state file records of detached brokers, and whether all of them run."""
+    """What the state file records of detached brokers, and how many of them run."""
 
     pids: tuple[int, ...]
     bootstrap: str
-    running: bool
+    alive: int
+
+    @property
+    def running(self) -> bool:
+        """Whether all of them do."""
+        return self.alive == len(self.pids)
 
 
 def start_broker(
@@ -527,7 +532,7 @@ def start_broker(
     written = _state_file(place).with_suffix(".tmp")
     written.write_text(json.dumps({"pids": kafka.pids, "bootstrap": kafka.bootstrap}))
     written.replace(_state_file(place))
-    return BrokerState(kafka.pids, kafka.bootstrap, running=True)
+    return BrokerState(kafka.pids, kafka.bootstrap, alive=len(kafka.pids))
 
 
 def broker_state(directory: Path | str) -> BrokerState | None:
@@ -537,8 +542,7 @@ def broker_state(directory: Path | str) -> BrokerState | None:
     except FileNotFoundError:
         return None
     pids = tuple(int(pid) for pid in state["pids"])
-    running = len(_find_brokers(pids, directory)) == len(pids)
-    return BrokerState(pids, str(state["bootstrap"]), running)
+    return BrokerState(pids, str(state["bootstrap"]), len(_find_brokers(pids, directory)))
 
 
 def stop_broker(directory: Path | str) -> bool:

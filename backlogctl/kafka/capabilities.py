@@ -87,5 +87,8 @@ def _ask(client: RawClient, request: str, limit: Deadline) -> str:
         answer = client.run(lambda: client.send(asking[request]()), limit)
     except KafkaConnectionError:
         return "a broker that was asked closed the connection"
-    code = answer.error_code
-    return "" if code == _NO_ERROR else f"refused: {for_code(code).__name__}"
+    if answer.error_code == _NO_ERROR:
+        return ""
+    name = for_code(answer.error_code).__name__
+    may_be_granted = "; a right may be missing (`backlogctl acl`)" if "Authoriz" in name else ""
+    return f"refused: {name}{may_be_granted}"

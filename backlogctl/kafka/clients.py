@@ -67,6 +67,11 @@ class Admin(AdminClient):
         self.has_answered = False
         self._consumers: dict[tuple[tuple[str, Any], ...], Consumer] = {}
 
+    def note_answer(self) -> None:
+        """Brokers let it in: earlier refusals are over."""
+        self.has_answered = True
+        self.reports.clear()
+
     @property
     def properties(self) -> Properties:
         """What it was made with."""
@@ -238,8 +243,7 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
                 raise admin.translate(error, subject, doing, limit.seconds) from error
             late = error
         else:
-            admin.has_answered = True
-            admin.reports.clear()
+            admin.note_answer()
             return result
         admin.look_around()
         # Nobody has answered for long: a wrong password would be tried until the end.
@@ -273,8 +277,7 @@ def _ask_any_broker(admin: Admin, subject: str, doing: str, limit: Deadline) -> 
                 raise admin.translate(error, subject, doing, limit.seconds) from error
             late = error
         else:
-            admin.has_answered = True
-            admin.reports.clear()
+            admin.note_answer()
             return answer
         if not has_looked and (refused := admin.find_refusal(subject, doing)) is not None:
             raise refused from late

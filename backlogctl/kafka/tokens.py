@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -84,9 +85,9 @@ class KeptTokens(AbstractTokenProvider):  # type: ignore[misc]
     def extensions(self) -> dict[str, str]:
         return read_extensions({"sasl.oauthbearer.extensions": self._extensions})
 
+    @abstractmethod
     def _fetch(self) -> tuple[str, float]:
         """A token, and the seconds that it lives."""
-        raise NotImplementedError
 
 
 class CommandTokens(KeptTokens):

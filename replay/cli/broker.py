@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from backlogctl.replay.cli.shared import Session, verb
+from backlogctl_delivery.visible import join_words
 
 if TYPE_CHECKING:
     from backlogctl.sandbox.embedded import BrokerState
@@ -28,7 +29,9 @@ def start(
     port: Annotated[
         int, typer.Option(help="Of the first broker; 0 takes a free one.", min=0, max=65535)
     ] = 0,
-    brokers: Annotated[int, typer.Option(help="How many, each with a controller.", min=1)] = 1,
+    brokers: Annotated[
+        int, typer.Option(help="How many; three are a quorum that survives one.", min=1)
+    ] = 1,
 ) -> None:
     """Start it in the background, or say that it runs."""
     from backlogctl.sandbox.embedded import start_broker
@@ -59,16 +62,19 @@ def status(session: Session, directory: Directory = _DEFAULT) -> None:
 
 
 def _show(session: Session, directory: Path, state: BrokerState | None) -> None:
-    running = state is not None and state.running
-    document = {
-        "running": running,
-        "bootstrap": state.bootstrap if state and running else None,
-        "pids": state.pids if state and running else [],
-        "directory": str(directory),
-    }
-    if state is None or not running:
-        session.emit(document, f"no broker runs in {directory}")
-        return
-    pids = ", ".join(map(str, state.pids))
-    text = f"Kafka runs at {state.bootstrap} (pid {pids}, data in {directory})"
-    session.emit(document, text)
+    if state is None or not state.alive:
+        document: dict[str, Any] = {"running": False, "bootstrap": None, "pids": [], "alive": 0}
+        text = f"no broker runs in {directory}"
+    else:
+        alive, count = state.alive, len(state.pids)
+        document = {"running": state.running, "bootstrap": state.bootstrap}
+        document |= {"pids": state.pids, "alive": alive}
+        pids = ", ".join(map(str, state.pids))
+        text = f"Kafka runs at {state.bootstrap} (pid {pids}, data in {directory})"
+        if not state.running:
+            again = ["backlogctl", "broker", "start", "--brokers", str(count)]
+            again += [] if directory == _DEFAULT else ["--dir", str(directory)]
+            text += (
+                f"\n{alive} of {count} brokers are there; `{join_words(again)}` starts all again"
+            )
+    session.emit({**document, "directory": str(directory)}, text)

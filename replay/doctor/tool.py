@@ -185,8 +185,8 @@ def _judge_controller(properties: Properties) -> Iterator[CheckFinding]:
 @CheckScope.TOOL.check(
     "requests",
     "Requests that the cluster refuses",
-    "Managed clusters and proxies refuse requests whatever rights are granted: what they would "
-    "tell stays unknown, and a recovery that needs them cannot go on.",
+    "Managed clusters and proxies refuse requests, some of them whatever rights are granted: what "
+    "they would tell stays unknown, and a recovery that needs them cannot go on.",
     "What the brokers have is what ApiVersions names; ListGroups and DescribeLogDirs are asked. "
     "That a request is named is no proof that it is answered.",
 )

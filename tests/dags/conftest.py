@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from unittest.mock import MagicMock
 
 import psutil
 import pytest
+import structlog
 from airflow.sdk import Context
 from confluent_kafka.cimpl import NewTopic
 
@@ -181,3 +183,17 @@ def desk(
     monkeypatch.setattr(detection, "Variable", variables)
     mystery_context["outlet_events"] = MagicMock()
     return workspace
+
+
+@contextmanager
+def task_log() -> Iterator[io.StringIO]:
+    """What a task's log says, written as Airflow writes it."""
+    out, before = io.StringIO(), structlog.get_config()
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
+        logger_factory=structlog.PrintLoggerFactory(out),
+    )
+    try:
+        yield out
+    finally:
+        structlog.configure(**before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import io
 import logging
 import re
 import runpy
@@ -33,6 +32,7 @@ from backlogctl.dags.airflow_internals import (
 from backlogctl.dags.bundle import RUNBOOKS
 from backlogctl.dags.task_context import RunbookRefusal
 from backlogctl.dags.tasks import refuse_unsuited
+from tests.dags.conftest import task_log
 from tests.kit.processes import ROOT
 
 # What Airflow's "Public Interface" names; of providers, their operators and hooks.
@@ -134,18 +134,11 @@ def find_hook(task: Any) -> Any:
 
 def run_hook(hook: Any) -> str:
     """What the log of a task says that does not come to its work."""
-    out = io.StringIO()
-    before = structlog.get_config()
-    structlog.configure(
-        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
-        logger_factory=structlog.PrintLoggerFactory(out),
-    )
-    try:
-        hook(make_task_context())
-    except RunbookRefusal:
-        structlog.get_logger().exception("Task failed with exception")
-    finally:
-        structlog.configure(**before)
+    with task_log() as out:
+        try:
+            hook(make_task_context())
+        except RunbookRefusal:
+            structlog.get_logger().exception("Task failed with exception")
     return out.getvalue()
 
 

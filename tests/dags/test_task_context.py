@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import traceback
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,6 +31,7 @@ from backlogctl.dags.task_context import (
 from backlogctl.errors import KafkaFailure, Refused
 from backlogctl.replay.runbooks.work import WorkTask
 from tests.dags.airflow import no_such_run
+from tests.dags.conftest import task_log
 
 # How what went wrong is told: masked, in one message, with nothing of the original behind it.
 
@@ -104,13 +104,7 @@ def test_what_ended_by_itself_is_known_as_that(context: dict[str, Any]) -> None:
 
 
 def test_its_log_has_the_reason_and_no_traceback(context: dict[str, Any]) -> None:
-    out = io.StringIO()
-    before = structlog.get_config()
-    structlog.configure(
-        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
-        logger_factory=structlog.PrintLoggerFactory(out),
-    )
-    try:
+    with task_log() as out:
         for error in (Refused("no room"), RuntimeError("of somebody else")):
             try:
                 with translated_errors(cast("Context", context)):
@@ -119,8 +113,6 @@ def test_its_log_has_the_reason_and_no_traceback(context: dict[str, Any]) -> Non
                 raise error
             except (RunbookRefusal, RuntimeError):
                 structlog.get_logger().exception("Task failed with exception")
-    finally:
-        structlog.configure(**before)
     first, _, rest = out.getvalue().partition("\n")
     assert "no room" in first
     assert "Traceback" not in first

@@ -149,7 +149,10 @@ def test_fault_182_what_is_not_there_is_not_to_be_tried_again(
     ("how", "why"),
     [
         (Refusing.MISSING, "its brokers do not have it"),
-        (Refusing.REFUSED, "refused: ClusterAuthorizationFailedError"),
+        (
+            Refusing.REFUSED,
+            "refused: ClusterAuthorizationFailedError; a right may be missing (`backlogctl acl`)",
+        ),
         (Refusing.CLOSED, "a broker that was asked closed the connection"),
     ],
 )

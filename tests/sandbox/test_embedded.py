@@ -29,6 +29,7 @@ from backlogctl.sandbox.embedded import (
 )
 from backlogctl.sandbox.secured import HOST, free_port
 from backlogctl.spark_backfill.spark.session import SPARK_JARS, ensure_spark_jars
+from tests.kit.kafka import wait_until
 from tests.kit.processes import is_running
 
 
@@ -148,11 +149,23 @@ def test_a_detached_broker_outlives_its_starter(tmp_path: Path, brokers: int) ->
         assert len(state.pids) == brokers
         admin = AdminClient({"bootstrap.servers": state.bootstrap})
         admin.create_topics([NewTopic("orders", 1)])["orders"].result(60)
-        (partition,) = admin.list_topics("orders", timeout=60).topics["orders"].partitions.values()
-        assert len(partition.replicas) == brokers
+
+        def count_replicas() -> list[int]:
+            found = admin.list_topics("orders", timeout=60).topics["orders"]
+            return [len(partition.replicas) for partition in found.partitions.values()]
+
+        wait_until(lambda: count_replicas() == [brokers], 60.0, "as many replicas as brokers")
         assert start_broker(tmp_path, brokers=brokers) == state
         with pytest.raises(EmbeddedError, match="data of"):
             start_broker(tmp_path, brokers=4)
+        if brokers > 1:
+            os.kill(state.pids[1], signal.SIGKILL)
+            assert _gone_within(state.pids[1], 60)
+            left = broker_state(tmp_path)
+            assert left is not None
+            assert (left.running, left.alive) == (False, brokers - 1)
+            state = start_broker(tmp_path, brokers=brokers, heap="256m")
+            assert state.running
         # The same directory, said in another way.
         (tmp_path / "link").symlink_to(tmp_path)
         assert broker_state(tmp_path / "broker-1" / "..") == state
