@@ -72,9 +72,7 @@ def _show(session: Session, directory: Path, state: BrokerState | None) -> None:
         pids = ", ".join(map(str, state.pids))
         text = f"Kafka runs at {state.bootstrap} (pid {pids}, data in {directory})"
         if not state.running:
-            again = ["backlogctl", "broker", "start", "--brokers", str(count)]
+            again = ["backlogctl", "broker", "start", "--brokers", f"{count}"]
             again += [] if directory == _DEFAULT else ["--dir", str(directory)]
-            text += (
-                f"\n{alive} of {count} brokers are there; `{join_words(again)}` starts all again"
-            )
+            text += f"; {alive} of {count} brokers run; `{join_words(again)}` starts all again"
     session.emit({**document, "directory": str(directory)}, text)
