@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -90,7 +91,14 @@ def start_runner(
     directory: Path, *, crash_at: str = "", writer: str = "transactional"
 ) -> BaseProcess:
     """Starts a runner of the scenario in `directory`; `crash_at` as BACKLOG_CRASH_AT."""
-    return start_process(_run, directory, writer, crash_at=crash_at)
+    log = directory / f"runner-{time.monotonic_ns()}.log"
+    return start_process(_run, directory, writer, crash_at=crash_at, log=log)
+
+
+def read_words(directory: Path) -> str:
+    """What the runners of the scenario said, and what they failed with."""
+    told = sorted([*directory.glob("runner-*.log"), *directory.glob("error-*.json")])
+    return "\n".join(f"{path.name}: {path.read_text()}" for path in told)
 
 
 def read_copies(directory: Path) -> list[tuple[int, int, str]]:

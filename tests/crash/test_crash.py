@@ -23,7 +23,7 @@ from tests.crash.delivery.schedule import (
     run_delivery,
 )
 from tests.crash.points import POINTS
-from tests.crash.runner import read_copies, start_runner
+from tests.crash.runner import read_copies, read_words, start_runner
 from tests.crash.scenario import judge, judge_restated, make_scenario, send_newer
 from tests.crash.schedule import Kill, Schedule, run_schedule
 from tests.kit.kafka import wait_until
@@ -48,7 +48,7 @@ def test_fault_01_killed_at_a_step_and_run_again_gives_the_same_set(
     assert killed.exitcode == -9, "the point was not reached"
     again = start_runner(tmp_path)
     again.join(WITHIN)
-    assert again.exitcode == 0
+    assert again.exitcode == 0, read_words(tmp_path)
     assert judge(scenario.job).is_same_set
     # The copy in SQL is complete too, whichever run a chunk was committed in.
     assert {(slot, number) for slot, number, _ in read_copies(tmp_path)} == {
@@ -69,7 +69,7 @@ def test_fault_01_94_killed_at_one_step_after_the_other_while_rows_move_on(
         assert killed.exitcode == -9, f"{point} was not reached"
     last = start_runner(tmp_path)
     last.join(WITHIN)
-    assert last.exitcode == 0
+    assert last.exitcode == 0, read_words(tmp_path)
     judgement = judge_restated(job)
     assert judgement.is_same_set, judgement
     assert judgement.left_out > 20
@@ -84,7 +84,7 @@ def test_the_oracle_sees_a_ledger_record_outside_of_the_transaction(
     assert killed.exitcode == -9
     again = start_runner(tmp_path, writer="broken")
     again.join(WITHIN)
-    assert again.exitcode == 0
+    assert again.exitcode == 0, read_words(tmp_path)
     assert judge(scenario.job).doubled == 50
 
 

@@ -26,7 +26,7 @@ from backlogctl.spark_backfill.injection.transactional import (
     fence_slots,
 )
 from tests.crash.forking import kill_process
-from tests.crash.runner import read_copies, start_runner
+from tests.crash.runner import read_copies, read_words, start_runner
 from tests.crash.scenario import make_scenario, make_table
 from tests.spark_backfill.injection.conftest import MakeScenario
 from tests.spark_backfill.injection.doing import assert_same_set, await_condition, inject_here
@@ -274,7 +274,7 @@ def test_fault_11_the_broker_restarts_in_mid_run(tmp_path: Path) -> None:
             kafka.kill()
             kafka.restart()
             runner.join(200)
-            assert runner.exitcode == 0
+            assert runner.exitcode == 0, read_words(tmp_path)
         finally:
             kill_process(runner)
         assert_same_set(scenario.job)
