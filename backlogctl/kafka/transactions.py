@@ -114,7 +114,7 @@ def read_open_transactions(
     wanted = frozenset(partitions)
 
     async def work(client: RawClient) -> tuple[OpenTransaction, ...]:
-        rows = await _describe_producers(client, topic, wanted)
+        rows = await describe_producers(client, topic, wanted)
         found = [
             _make_transaction(topic, number, row)
             for number, producers in rows.items()
@@ -124,7 +124,7 @@ def read_open_transactions(
         found = await _add_coordinators(client, found) if found else []
         if any(one.fate is TransactionFate.HANGING for one in found):
             # One that ended just now is unknown to its coordinator as well.
-            rows = await _describe_producers(client, topic, wanted)
+            rows = await describe_producers(client, topic, wanted)
             still = {
                 (number, row.producer_id, row.current_txn_start_offset)
                 for number, producers in rows.items()
@@ -153,7 +153,7 @@ def find_transactional(
             number: any(
                 row.coordinator_epoch >= 0 or row.current_txn_start_offset >= 0 for row in producers
             )
-            for number, producers in (await _describe_producers(client, topic, wanted)).items()
+            for number, producers in (await describe_producers(client, topic, wanted)).items()
         }
 
     return _run(properties, topic, "read its producers", deadline, work)
@@ -193,7 +193,7 @@ def abort_transaction(
     async def look(client: RawClient) -> None:
         from kafka.errors import ConcurrentTransactionsError
 
-        rows = await _describe_producers(client, topic, frozenset([current.partition]))
+        rows = await describe_producers(client, topic, frozenset([current.partition]))
         for row in rows.get(current.partition, ()):
             if _is_same(_make_transaction(topic, current.partition, row), current):
                 # Its coordinator answers before the markers are written.
@@ -277,7 +277,7 @@ def _translate(error: Exception, doing: str, subject: str, addresses: str, right
 # What the leaders know.
 
 
-async def _describe_producers(
+async def describe_producers(
     client: RawClient, topic: str, partitions: frozenset[int]
 ) -> dict[int, Sequence[Any]]:
     """By partition its producers, as kafka-python's DescribeProducersResponse has them."""

@@ -3,6 +3,8 @@
 It makes the requests itself: InitProducerId, which fences; AddPartitionsToTxn and Produce;
 AddOffsetsToTxn and TxnOffsetCommit; EndTxn. These versions of them are right for old and for new
 brokers: one that knows KIP-890 goes on with the same epoch where its client does not ask for more.
+Each transaction gets an epoch of its own here, so that one without its markers can be told: see
+`kafka.markers`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from backlogctl.clock import Deadline
 from backlogctl.kafka.batches import add_sequence
+from backlogctl.kafka.markers import (
+    Place,
+    ProducerIdAndEpoch,
+    Unmarked,
+    find_unmarked,
+    refuse_unmarked,
+)
 from backlogctl.kafka.raw_client import Coordinators, RawClient, read_leaders
 from backlogctl.wire.codecs import compress, make_batch
 
@@ -95,9 +104,6 @@ class Unsent:
         return (self.codec, packed) if is_smaller else ("none", self.records)
 
 
-Place = tuple[str, int]
-
-
 @dataclass(frozen=True, slots=True)
 class _Sealed:
     place: Place
@@ -121,7 +127,7 @@ class WireProducer:
         self._on_throttle = on_throttle
         self._transactions = Coordinators(client, "TRANSACTION")
         self._groups = Coordinators(client)
-        self._producer = (-1, -1)
+        self.producer = ProducerIdAndEpoch(-1, -1)  # of the transaction that is open, or is next
         self._sequences: defaultdict[Place, int] = defaultdict(int)
         self._leaders: dict[Place, int] = {}
         self._added: set[Place] = set()
@@ -132,21 +138,37 @@ class WireProducer:
         self.offsets: dict[Place, tuple[int, int]] = {}  # of the transaction: first, last
 
     def init_transactions(self, seconds: float) -> None:
-        """Fences whoever has the id; what it left open is aborted."""
-        from kafka.protocol.producer import InitProducerIdRequest
+        """Fences whoever has the id; what it left open is aborted, as far as its markers come."""
+        self._take_epoch(ProducerIdAndEpoch(-1, -1), seconds)
 
-        def make() -> Any:
-            return InitProducerIdRequest(
-                transactional_id=self._id,
-                transaction_timeout_ms=self._timeout_ms,
-                producer_id=-1,
-                producer_epoch=-1,
-                max_version=_INIT,
-            )
+    def end_unmarked(
+        self,
+        places: Iterable[Place],
+        was_committed: Callable[[Unmarked], bool | None],
+        seconds: float,
+        groups: Iterable[str] = (),
+    ) -> None:
+        """Ends what transactions of this id have left open on these partitions; after a take over,
+        and before anything is written.
 
-        answer = self._ask_coordinator(make, lambda answer: [answer.error_code], seconds)
-        self._producer = (answer.producer_id, answer.producer_epoch)
-        self._sequences.clear()
+        Args:
+            was_committed: whether they were; None where that is not known.
+            groups: where commits of their offsets may be pending, too.
+
+        Raises:
+            HangingTransaction: it is not known, or it is still open.
+            KafkaException.
+        """
+        limit, wanted = Deadline(seconds), frozenset(places)
+        left = self._find_unmarked(self.producer.id, wanted, limit)
+        if left is None:
+            return
+        is_commit = was_committed(left)
+        if is_commit is None:
+            raise refuse_unmarked(left, self._id)
+        self._write_markers(left.places, limit, is_commit=is_commit, groups=groups)
+        if (left := self._find_unmarked(self.producer.id, wanted, limit)) is not None:
+            raise refuse_unmarked(left, self._id)
 
     def begin_transaction(self) -> None:
         self._added, self._failed, self.offsets = set(), [], {}
@@ -191,16 +213,9 @@ class WireProducer:
             position: `partition_index`, `committed_offset`, `committed_leader_epoch`,
                 `committed_metadata`.
         """
-        from kafka.protocol.producer import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
+        from kafka.protocol.producer import TxnOffsetCommitRequest
 
-        self._is_open = True
-
-        def add() -> Any:
-            return AddOffsetsToTxnRequest(
-                **self._mine, group_id=membership.group, max_version=_OFFSETS
-            )
-
-        self._ask_coordinator(add, lambda answer: [answer.error_code], seconds)
+        self._add_offsets(membership.group, seconds)
         of_topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
         def commit() -> Any:
@@ -225,7 +240,12 @@ class WireProducer:
         )
 
     def commit_transaction(self, seconds: float) -> None:
+        """Until its markers are in the log; those that its coordinator leaves out are written."""
+        committed, places, limit = self.producer, self._added, Deadline(seconds)
         self._end(is_commit=True, seconds=seconds)
+        self._take_epoch(committed, limit.remaining(), is_abortable=False)
+        while places and (left := self._find_unmarked(committed.id, places, limit)) is not None:
+            self._write_markers(left.places, limit, is_commit=True)
 
     def abort_transaction(self, seconds: float) -> None:
         """After what is on its way has its answer: what came behind its own abort would hang in
@@ -243,9 +263,65 @@ class WireProducer:
     def _mine(self) -> dict[str, Any]:
         return {
             "transactional_id": self._id,
-            "producer_id": self._producer[0],
-            "producer_epoch": self._producer[1],
+            "producer_id": self.producer.id,
+            "producer_epoch": self.producer.epoch,
         }
+
+    def _take_epoch(
+        self, current: ProducerIdAndEpoch, seconds: float, *, is_abortable: bool = True
+    ) -> None:
+        """The next epoch after this one; its coordinator waits until it is through with the last
+        transaction (KIP-360). After the last epoch there is it gives another producer id."""
+        from kafka.protocol.producer import InitProducerIdRequest
+
+        def make() -> Any:
+            return InitProducerIdRequest(
+                transactional_id=self._id,
+                transaction_timeout_ms=self._timeout_ms,
+                producer_id=current.id,
+                producer_epoch=current.epoch,
+                max_version=_INIT,
+            )
+
+        answer = self._ask_coordinator(
+            make, lambda answer: [answer.error_code], seconds, is_abortable=is_abortable
+        )
+        self.producer = ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
+        self._sequences.clear()
+
+    def _find_unmarked(
+        self, producer_id: int, places: Iterable[Place], limit: Deadline
+    ) -> Unmarked | None:
+        try:
+            return find_unmarked(self._client, producer_id, places, limit)
+        except Exception as error:
+            raise _make_error(_read_code(error), is_abortable=False) from error
+
+    def _write_markers(
+        self,
+        places: Iterable[Place],
+        limit: Deadline,
+        *,
+        is_commit: bool,
+        groups: Iterable[str] = (),
+    ) -> None:
+        """A transaction without messages: its markers end what its producer has open there."""
+        self.begin_transaction()
+        self._add_partitions(places, limit.remaining())
+        for group in groups:
+            self._add_offsets(group, limit.remaining())
+        self._end(is_commit=is_commit, seconds=limit.remaining())
+        self._take_epoch(self.producer, limit.remaining(), is_abortable=False)
+
+    def _add_offsets(self, group: str, seconds: float) -> None:
+        from kafka.protocol.producer import AddOffsetsToTxnRequest
+
+        self._is_open = True
+
+        def add() -> Any:
+            return AddOffsetsToTxnRequest(**self._mine, group_id=group, max_version=_OFFSETS)
+
+        self._ask_coordinator(add, lambda answer: [answer.error_code], seconds)
 
     def _end(self, *, is_commit: bool, seconds: float) -> None:
         from kafka.protocol.producer import EndTxnRequest
@@ -301,7 +377,7 @@ class WireProducer:
             count=one.count,
             first_time=one.first_time,
             last_time=one.last_time,
-            producer=(*self._producer, sequence),
+            producer=(*self.producer, sequence),
         )
         return _Sealed(place, sequence, one.count, batch)
 

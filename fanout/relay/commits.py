@@ -23,6 +23,7 @@ from backlogctl.fanout.relay.interface import name_relay_transactional_id
 from backlogctl.kafka.clients import Admin, make_admin, make_producer, outlast, wait_for_broker
 from backlogctl.kafka.errors import translate
 from backlogctl.kafka.groups import ask_for_commits
+from backlogctl.kafka.markers import ProducerIdAndEpoch
 
 # The relay's counters, carried in the committed offset's metadata, so they commit with it.
 #
@@ -37,13 +38,15 @@ _DECODER = json.JSONDecoder()
 class Counters:
     """What one source partition's relay has done in a recovery: messages, bytes, where they went.
 
-    `counts` is None where it is not known by partition.
+    `counts` is None where it is not known by partition, `producer` where the engine does not tell
+    whose transaction commits them.
     """
 
     recovery_id: str
     relayed: int = 0
     bytes: int = 0
     counts: Mapping[int, int] | None = field(default_factory=dict)
+    producer: ProducerIdAndEpoch | None = None
 
 
 def write_counters(counters: Counters, partitions: int) -> str:
@@ -53,6 +56,7 @@ def write_counters(counters: Counters, partitions: int) -> str:
         "r": counters.recovery_id,
         "n": counters.relayed,
         "b": counters.bytes,
+        **({"p": counters.producer} if counters.producer else {}),
     }
     if counters.counts is not None:
         counts = [counters.counts.get(number, 0) for number in range(partitions)]
@@ -75,7 +79,8 @@ def read_counters(text: str | None, recovery_id: str) -> Counters:
             return fresh
         packed = found.get("c")
         counts = None if packed is None else dict(enumerate(_unpack(packed)))
-        return Counters(recovery_id, int(found["n"]), int(found["b"]), counts)
+        producer = ProducerIdAndEpoch(*map(int, of)) if (of := found.get("p")) else None
+        return Counters(recovery_id, int(found["n"]), int(found["b"]), counts, producer)
     except (ValueError, TypeError, KeyError, binascii.Error):
         return fresh
 

@@ -35,6 +35,7 @@ from backlogctl.fanout.relay.interface import (
 from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.clients import Admin, make_admin, wait_for_broker
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
+from backlogctl.kafka.markers import ProducerIdAndEpoch
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
@@ -100,7 +101,7 @@ TRANSACTION_MESSAGES = 50_000
 # and again. What a quota lets through before it throttles is not yet what it allows.
 _FIRST_BYTES, _GROWTH = 1 << 20, 1.5
 _QUICK, _SLOW = 2 * TRANSACTION_SECONDS, 0.2  # seconds; a part of the transaction's timeout
-_INIT_SECONDS = 60.0
+INIT_SECONDS = 60.0
 CALL_SECONDS = 30.0
 
 
@@ -188,6 +189,21 @@ class PartitionRelay(ABC):
     @abstractmethod
     def _close(self) -> None: ...
 
+    @abstractmethod
+    def _end_unmarked(self, admin: Admin) -> None:
+        """What older relays of the partition have left open, though it has ended, ends as it did:
+        see `kafka.markers`.
+        Raises HangingTransaction: how it ended is not known.
+        """
+
+    @abstractmethod
+    def _await_markers(self, admin: Admin, opened: Copied) -> None:
+        """Until what was committed can be read: a coordinator may leave out a marker."""
+
+    def _producer_id(self) -> ProducerIdAndEpoch | None:
+        """Of the transaction, where it is known."""
+        return None
+
     def _ask_reason(self) -> KafkaException | None:
         """The fatal error that the client has lost."""
         return None
@@ -195,21 +211,22 @@ class PartitionRelay(ABC):
     def run(self) -> Position:
         """P4.6. The order of these lines is what copies each message once."""
         admin = make_admin(self._task.properties)
-        wait_for_broker(admin, self._subject, "connect", Deadline(_INIT_SECONDS))
+        wait_for_broker(admin, self._subject, "connect", Deadline(INIT_SECONDS))
         try:
             producer = self._open_producer()  # 1. with the partition's static id
-            take_over = partial(producer.init_transactions, _INIT_SECONDS)
-            self._call(take_over, "take over", _INIT_SECONDS)  # 2. fences
+            take_over = partial(producer.init_transactions, INIT_SECONDS)
+            self._call(take_over, "take over", INIT_SECONDS)  # 2. fences
             reach("p4.6.init.after")
+            self._end_unmarked(admin)  # also what its coordinator left without a marker
             self._read_start(admin)  # 3. the group's stable commit says how far we are
             self._open_reader()
             try:
                 if self._jumps:  # at once: where nothing is left, no message would ever commit it
-                    self._copy(producer, SourceBatch(self._next, at_end=True))
+                    self._copy(admin, producer, SourceBatch(self._next, at_end=True))
                 while not (self._should_stop() or self._is_done()):
                     batch = self._read()  # 4. read before a transaction is opened
                     if batch.count or batch.reached > self._next:
-                        self._copy(producer, batch)  # 5. to 8.
+                        self._copy(admin, producer, batch)  # 5. to 8.
             except Exception:
                 _abort(producer)
                 raise
@@ -217,7 +234,7 @@ class PartitionRelay(ABC):
             self._close()
         return self._position()
 
-    def _copy(self, producer: TransactionalProducer, batch: SourceBatch) -> None:
+    def _copy(self, admin: Admin, producer: TransactionalProducer, batch: SourceBatch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
         self._call(producer.begin_transaction, "begin")  # 5.
         opened = self._opened = Copied(time.monotonic())
@@ -236,6 +253,7 @@ class PartitionRelay(ABC):
         self._send_offsets(after)  # 7. into the original group, by the guard's metadata
         reach("p4.6.offsets.after")
         self._call(lambda: producer.commit_transaction(CALL_SECONDS), "commit")  # 8.
+        self._await_markers(admin, opened)
         reach("p4.6.commit.after")
         self._learn_pace(opened)  # brokers throttle after they have answered
         self._counters = after
@@ -264,7 +282,8 @@ class PartitionRelay(ABC):
             for place, count in opened.counts.items():
                 counts[place] = counts.get(place, 0) + count
         return Counters(
-            before.recovery_id, before.relayed + opened.count, before.bytes + opened.bytes, counts
+            *(before.recovery_id, before.relayed + opened.count, before.bytes + opened.bytes),
+            *(counts, self._producer_id()),
         )
 
     def _send_offsets(self, after: Counters) -> None:

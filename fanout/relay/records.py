@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
 from backlogctl.fanout.relay.interface import (
     Notify,
@@ -27,12 +28,15 @@ from backlogctl.fanout.relay.partition import (
     PartitionRelay,
     SourceBatch,
 )
+from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import (
+    Admin,
     assign_partitions,
     make_consumer,
     make_producer,
 )
 from backlogctl.kafka.errors import translate
+from backlogctl.kafka.markers import await_markers
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import Silence, close_consumer, unwrap
@@ -116,6 +120,8 @@ def _make_array(keys: Sequence[bytes | None]) -> pa.Array:
 # Reads of one source partition (protocol P4.6, step 4).
 
 READ_AT_ONCE = 5_000
+# A coordinator looks for transactions to time out every 10 s; 5 s are slack.
+_COORDINATOR_SECONDS = 15.0
 
 
 @dataclass
@@ -293,6 +299,18 @@ class _RecordRelay(PartitionRelay):
         )
         assert self._producer is not None
         self._producer.send_offsets_to_transaction([position], membership, CALL_SECONDS)
+
+    def _end_unmarked(self, admin: Admin) -> None:
+        # Whose it is cannot be asked: all that is open now is waited for.
+        task = self._task
+        ends = list_offsets(admin, task.target, range(task.target_partitions), "latest")
+        limit = Deadline(task.transaction_timeout_ms / 1000.0 + _COORDINATOR_SECONDS)
+        await_markers(admin, {(task.target, place): end for place, end in ends.items()}, limit)
+
+    def _await_markers(self, admin: Admin, opened: Copied) -> None:
+        known = opened.counts.keys() & self._last_offsets.keys()
+        ends = {(self._task.target, place): self._last_offsets[place] + 1 for place in known}
+        await_markers(admin, ends, Deadline(CALL_SECONDS))
 
     def _close(self) -> None:
         if self._reader is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, Refused
+from backlogctl.fanout.relay.commits import find_commits
 from backlogctl.fanout.relay.interface import (
     Notify,
     Position,
@@ -17,11 +19,14 @@ from backlogctl.fanout.relay.interface import (
 )
 from backlogctl.fanout.relay.partition import (
     CALL_SECONDS,
+    INIT_SECONDS,
     Copied,
     PartitionRelay,
     SourceBatch,
 )
 from backlogctl.fanout.relay.records import RecordEngine
+from backlogctl.kafka.clients import Admin
+from backlogctl.kafka.markers import ProducerIdAndEpoch, Unmarked, is_pending
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlogctl.kafka.raw_fetch import ENDLESS, FetchedBatches, RawFetch
 from backlogctl.kafka.topics import read_topic_settings
@@ -180,6 +185,44 @@ class _WireRelay(PartitionRelay):
         }
         of = read_membership(membership)
         self._producer.send_offsets(of, self._task.source, position, CALL_SECONDS)
+
+    def _end_unmarked(self, admin: Admin) -> None:
+        task, producer = self._task, self._producer
+        assert producer is not None
+        groups = [group for group in (task.recovery_group, task.group) if group]
+
+        def was_committed(left: Unmarked) -> bool | None:
+            """As the position says that a relay of this recovery committed."""
+            for group in groups:
+                if self._is_pending(group):
+                    continue
+                number, limit = self._part.partition, Deadline(INIT_SECONDS)
+                found = find_commits(admin, group, task.source, [number], limit).get(number)
+                if found is None or not found.is_of(task.recovery_id):
+                    return left.was_committed(None)
+                last = found.counters(task.recovery_id).producer
+                return None if last is None else left.was_committed(last)
+            # Nobody has seen any of it, where it has no marker anywhere.
+            return None if left.elsewhere else left.was_committed(None)
+
+        places = [(task.target, number) for number in range(task.target_partitions)]
+        end = partial(producer.end_unmarked, places, was_committed, INIT_SECONDS, groups)
+        self._call(end, "end what was left open", INIT_SECONDS)
+
+    def _is_pending(self, group: str) -> bool:
+        assert self._client is not None
+        place = (self._task.source, self._part.partition)
+        try:
+            return is_pending(self._client, group, *place, Deadline(INIT_SECONDS))
+        except Exception as error:
+            raise translate_error(error, "ask for pending commits", self._subject) from error
+
+    def _await_markers(self, admin: Admin, opened: Copied) -> None:
+        """Its commit has."""
+
+    def _producer_id(self) -> ProducerIdAndEpoch:
+        assert self._producer is not None
+        return self._producer.producer
 
     def _close(self) -> None:
         if self._producer is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from backlogctl.clock import Deadline
+from backlogctl.kafka.markers import Place, ProducerIdAndEpoch, Unmarked
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlogctl.manifests import CHUNK_SCHEMA
 from backlogctl.spark_backfill.injection.producing import SlotProducer
@@ -38,7 +40,18 @@ class BatchSlotProducer(SlotProducer):
         except Exception as error:
             raise translate_error(error, "reach the cluster", self.subject) from error
         self._producer = self._wire = WireProducer(self._client, self._id, self._timeout_ms)
-        self._call("take the slot over", self._wire.init_transactions, 2 * self.timeout + 15)
+        self._call("take the slot over", self._wire.init_transactions, self._wait)
+
+    def end_unmarked(
+        self, places: Iterable[Place], was_committed: Callable[[Unmarked], bool | None]
+    ) -> None:
+        self._call(
+            *("end what was left open", self._wire.end_unmarked, places, was_committed, self._wait)
+        )
+
+    @property
+    def producer(self) -> ProducerIdAndEpoch:
+        return self._wire.producer
 
     def produce(self, partition: int, table: pa.Table, pace: float | None) -> None:
         self._slot = (self._topic, partition)
@@ -57,6 +70,9 @@ class BatchSlotProducer(SlotProducer):
 
     def flush(self) -> None:
         self._call("deliver messages", self._wire.flush, self.timeout)
+
+    def _has_markers(self) -> bool:
+        return True  # else its commit had failed
 
     def abort(self) -> None:
         with contextlib.suppress(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from backlogctl.errors import Paused, PlanStale
 from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, read_metadata
 from backlogctl.kafka.clients import Connection, connect, outlast
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.markers import find_hidden
 from backlogctl.kafka.room import Room
 from backlogctl.manifests import Manifest
 from backlogctl.spark_backfill.injection.newer import PlannedLog
@@ -193,11 +195,8 @@ def await_visible(
     """
     admin, limit = connect(connection), Deadline(seconds)
 
-    def find_hidden() -> dict[int, int]:
-        stable = list_offsets(admin, topic, needed, "latest", "read_committed")
-        return {p: stable[p] for p, end in needed.items() if stable[p] < end}
-
-    while unread := outlast(Deadline(patience), find_hidden):
+    find = partial(find_hidden, admin, topic, needed)
+    while unread := outlast(Deadline(patience), find):
         if limit.expired:
             places = ", ".join(
                 f"[{p}] readable to {at}, needed to {needed[p]}" for p, at in sorted(unread.items())

@@ -42,6 +42,7 @@ from backlogctl.kafka.clients import (
     make_consumer,
 )
 from backlogctl.kafka.errors import TopicMissing, translate
+from backlogctl.kafka.markers import ProducerIdAndEpoch
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.values import Chunk
 
@@ -78,6 +79,7 @@ class CommittedChunk:
     partition: int
     offset: int
     left_out: tuple[int, ...] = ()
+    producer: ProducerIdAndEpoch | None = None  # of its transaction, where that was known
 
     @property
     def sent(self) -> int:
@@ -273,6 +275,7 @@ def make_record(
     chunk: Chunk | None,
     slot: int,
     left_out: Sequence[int] = (),
+    producer: ProducerIdAndEpoch | None = None,
 ) -> tuple[bytes, bytes]:
     """Key and value of a ledger record; without a chunk the slot's closing record."""
     number = CLOSED if chunk is None else chunk.number
@@ -283,6 +286,7 @@ def make_record(
         "count": 0 if chunk is None else chunk.count,
         "at": format_time(utc_now()),
         **({"left_out": list(left_out)} if left_out else {}),
+        **({"producer": producer} if producer else {}),
     }
     return _dump(key), _dump(value)
 
@@ -354,6 +358,7 @@ def _read_record(topic: str, message: Any) -> CommittedChunk:
             partition=message.partition(),
             offset=message.offset(),
             left_out=tuple(map(int, value.get("left_out", ()))),
+            producer=ProducerIdAndEpoch(*map(int, of)) if (of := value.get("producer")) else None,
         )
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Refused(

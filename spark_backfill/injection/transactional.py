@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, Self
+from functools import partial
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import BacklogError, KafkaFailure, PlanStale, Refused, StagingChanged
+from backlogctl.errors import (
+    BacklogError,
+    HangingTransaction,
+    KafkaFailure,
+    PlanStale,
+    Refused,
+    StagingChanged,
+)
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.markers import Unmarked
 from backlogctl.spark_backfill.injection.ledger_topic import (
     CLOSED,
     COORDINATOR_SECONDS,
@@ -253,9 +262,11 @@ class TransactionalWriter:
         """Steps 2 to 4: the chunk's record where it is committed already, for certain."""
         reach("p3.2.init.before")
         producer.init()  # 2. older ones are fenced, their transaction aborted or ended
+        scan = partial(self._scan, chunk.slot)
+        _end_unmarked(producer, self.settings.ledger, self.settings.topic, chunk.slot, scan)
         reach("p3.2.init.after")
         reach("p3.3.scan.before")
-        records = self._scan(chunk.slot)  # 3. the whole ledger partition, up to H, is visible
+        records = scan()  # 3. the whole ledger partition, up to H, is visible
         reach("p3.3.scan.after")
         reach("p3.4.decide.before")
         found = self._find_record(records, chunk)  # 4. there: skip; another recovery's: refuse
@@ -284,6 +295,7 @@ class TransactionalWriter:
         key, value = make_record(
             *(settings.recovery_id, settings.topic, settings.plan_hash),
             *(sent.chunk, slot, sent.left_out),
+            producer=producer.producer,
         )
         place = ledger.place(settings.topic, slot)
         producer.produce_record(ledger.topic, place, key, value)
@@ -370,12 +382,7 @@ class TransactionalWriter:
 
     def _make_producer(self, slot: int) -> SlotProducer:
         settings = self.settings
-        make = SlotProducer
-        if not explain_absence(settings.properties):
-            from backlogctl.spark_backfill.injection.batch_producer import BatchSlotProducer
-
-            make = BatchSlotProducer
-        return make(
+        return _make_producer(
             settings.properties,
             settings.topic,
             name_transactional_id(settings.prefix, settings.topic, slot),
@@ -440,17 +447,23 @@ def fence_slots(
     ledger: LedgerSnapshot | None = None,
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
 ) -> None:
-    """Fences every producer of these slots; for `cancel`, before it changes the state.
+    """Fences every producer of these slots.
 
-    With `recovery_id` and `ledger` each slot also gets a closing record: a runner of this recovery
-    that was stopped before its `init_transactions`, and so is not fenced, finds it when it wakes
-    up, and sends nothing.
+    With `ledger`, what their transactions left open ends as they did. With `recovery_id` too, for
+    `cancel`, before it changes the state: each slot gets a closing record. A runner of this
+    recovery that was stopped before its `init_transactions`, and so is not fenced, finds it when it
+    wakes up, and sends nothing.
 
     Raises:
+        HangingTransaction: how one of them ended is not known.
         KafkaFailure, ClusterUnreachable: not every slot is fenced; call again.
     """
-    for slot in sorted(set(slots)):
-        producer = SlotProducer(
+    waiting = deque(sorted(set(slots)))
+    last_turn = len(waiting)
+    while waiting:
+        slot = waiting.popleft()
+        last_turn -= 1
+        producer = _make_producer(
             properties,
             topic,
             name_transactional_id(prefix, topic, slot),
@@ -459,16 +472,75 @@ def fence_slots(
         )
         try:
             producer.init()
-            if ledger is not None and recovery_id:
-                key, value = make_record(recovery_id, topic, "", None, slot)
-                producer.begin()
-                producer.produce_record(ledger.topic, ledger.place(topic, slot), key, value)
-                producer.flush()
-                producer.commit()
+            if ledger is not None:
+                _close_slot(producer, ledger, topic, slot, properties, recovery_id)
+        except HangingTransaction:
+            # What it must read may be hidden by the slots behind it.
+            if last_turn < 0:
+                raise
+            waiting.append(slot)
         except AttemptError as failed:
             raise failed.error from failed
         finally:
             producer.drop()
+
+
+def _close_slot(
+    producer: SlotProducer,
+    ledger: LedgerSnapshot,
+    topic: str,
+    slot: int,
+    properties: Mapping[str, str],
+    recovery_id: str,
+) -> None:
+    place = ledger.place(topic, slot)
+    scan = partial(read_visible, properties, ledger, [place], wait=producer.timeout)
+    _end_unmarked(producer, ledger, topic, slot, scan)
+    if recovery_id:
+        key, value = make_record(recovery_id, topic, "", None, slot)
+        producer.begin()
+        producer.produce_record(ledger.topic, place, key, value)
+        producer.flush()
+        producer.commit()
+
+
+def _make_producer(properties: Mapping[str, str], *arguments: Any) -> SlotProducer:
+    """The faster one, where its client takes these properties."""
+    if explain_absence(properties):
+        return SlotProducer(properties, *arguments)
+    from backlogctl.spark_backfill.injection.batch_producer import BatchSlotProducer
+
+    return BatchSlotProducer(properties, *arguments)
+
+
+def _end_unmarked(
+    producer: SlotProducer,
+    ledger: LedgerSnapshot,
+    topic: str,
+    slot: int,
+    scan: Callable[[], Iterable[CommittedChunk]],
+) -> None:
+    """Still in step 2: what a transaction of the slot has left open ends as its ledger record
+    does.
+
+    A coordinator may leave out the marker of a partition, and the next commit of this producer
+    would then commit there what was aborted: see `kafka.markers`.
+
+    Raises:
+        HangingTransaction: how it ended is not known.
+    """
+    target, record = (topic, slot), (ledger.topic, ledger.place(topic, slot))
+
+    def was_committed(left: Unmarked) -> bool | None:
+        if record in left.places:
+            # Nobody has seen any of it, if the target has no marker either.
+            return left.was_committed(None) if target in left.places else None
+        sent = [one for one in scan() if (one.topic, one.slot) == target and one.chunk != CLOSED]
+        if sent and sent[-1].producer is None:
+            return None  # librdkafka wrote it, or an earlier release
+        return left.was_committed(sent[-1].producer if sent else None)
+
+    producer.end_unmarked([target, record], was_committed)
 
 
 def _check_table(chunk: Chunk, table: pa.Table) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +26,7 @@ from backlogctl.errors import (
     VerificationFailed,
 )
 from backlogctl.kafka.clients import make_admin, outlast
+from backlogctl.kafka.markers import find_hidden
 from backlogctl.manifests import read_chunk
 from backlogctl.spark_backfill.injection.brakes import (
     Brakes,
@@ -382,6 +383,20 @@ class _Injection:
                 self._note(skip_chunk(chunk, record), chunk)
         if self._skipped:
             self._report()
+        # Of slots that are through, what is hidden in the topic may be theirs.
+        through = dict.fromkeys(slot for slot, chunks in self._left.items() if not chunks)
+        self._fence(find_hidden(self._admin, job.topic, through))
+
+    def _fence(self, slots: Iterable[int]) -> None:
+        job = self._job
+        fence_slots(
+            job.properties,
+            job.prefix,
+            job.topic,
+            slots,
+            ledger=job.ledger,
+            transaction_timeout_ms=job.transaction_timeout_ms,
+        )
 
     def _read_ledger(self) -> list[CommittedChunk]:
         job = self._job
@@ -390,13 +405,7 @@ class _Injection:
         except HangingTransaction:
             # Most likely the open transaction of a runner of ours that was killed: fencing ends
             # it at once, where waiting takes until the coordinator times it out.
-            fence_slots(
-                job.properties,
-                job.prefix,
-                job.topic,
-                self._left,
-                transaction_timeout_ms=job.transaction_timeout_ms,
-            )
+            self._fence(self._left)
         wait = job.transaction_timeout_ms / 1000.0 + COORDINATOR_SECONDS
         return read_committed_chunks(job.properties, job.ledger, job.topic, wait=wait)
 

@@ -125,9 +125,13 @@ def write_hanging(
     producer_id: int = 900_001,
     epoch: int = 3,
     count: int = 5,
+    sequence: int = 0,
 ) -> None:
-    """Messages of a transaction that no coordinator knows of, as a producer left them that wrote
-    late (before KIP-890)."""
+    """Messages of a transaction that no coordinator knows of: as a producer left them that wrote
+    late (before KIP-890), or a coordinator whose marker never came (KAFKA-20734).
+
+    `sequence`: how many messages of this epoch the partition has already.
+    """
     from kafka.record.default_records import DefaultRecordBatchBuilder
 
     batch = DefaultRecordBatchBuilder(
@@ -136,7 +140,7 @@ def write_hanging(
         is_transactional=True,
         producer_id=producer_id,
         producer_epoch=epoch,
-        base_sequence=0,
+        base_sequence=sequence,
         batch_size=1 << 20,
     )
     for number in range(count):

@@ -1,0 +1,220 @@
+"""Transactions that have ended, and are still open in a partition's log.
+
+A coordinator that has decided writes a marker to each partition of the transaction. Kafka 4.3 and
+4.4 leave out a partition that has no leader at that moment, and call the transaction complete
+(KAFKA-20734). What it wrote there stays hidden until the next marker of the same producer, and that
+one may say the opposite: a commit would double what was aborted, an abort lose what was committed.
+So a producer looks after its transactions. That they have an epoch each says which one is open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import HangingTransaction
+from backlogctl.kafka.admin import Connection, list_offsets
+from backlogctl.kafka.clients import Admin
+from backlogctl.kafka.raw_client import Coordinators, RawClient
+from backlogctl.kafka.transactions import describe_producers
+
+Place = tuple[str, int]  # topic, partition
+
+_PAUSE = 0.1
+# The first version of OffsetFetch that tells it, and the last of one group.
+_OFFSETS, _UNSTABLE = 7, 88
+HINT = (
+    "a coordinator of Kafka 4.3 or 4.4 leaves out the marker of a partition without a leader "
+    "(KAFKA-20734): compare what the log has there (`kafka-dump-log.sh`) with the Kafka ledger, or "
+    "with the group's commits, before anybody aborts it"
+)
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    """Of one transaction, where each has an epoch of its own."""
+
+    id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unmarked:
+    """What a producer has left open.
+
+    Attributes:
+        producer: its id, and the epoch of the newest transaction that is open.
+        places: where it is open.
+        elsewhere: where its id has written in this or a later epoch, and nothing is open.
+        is_one: False where transactions of several epochs are open.
+    """
+
+    producer: ProducerIdAndEpoch
+    places: frozenset[Place]
+    elsewhere: frozenset[Place]
+    is_one: bool = True
+
+    def was_committed(self, last: ProducerIdAndEpoch | None) -> bool | None:
+        """Whether it was; None: it is not known.
+
+        Args:
+            last: the last one that is committed for certain, as its own record says; None where
+                no transaction of its transactional.id ever was.
+        """
+        if not self.is_one:
+            return None
+        if last is None or last.id != self.producer.id or last.epoch < self.producer.epoch:
+            return False
+        return True if last == self.producer else None
+
+    def describe(self) -> str:
+        """`orders[2], orders[5]`."""
+        return ", ".join(f"{topic}[{number}]" for topic, number in sorted(self.places))
+
+
+def find_unmarked(
+    client: RawClient, producer_id: int, places: Iterable[Place], limit: Deadline
+) -> Unmarked | None:
+    """What this producer has open on these partitions; None where nothing is, or brokers are from
+    before 2.8: they leave no marker out. A partition without a leader is waited for.
+
+    Raises:
+        Exception: kafka-python's own; READ on the topics is needed.
+    """
+    from kafka.errors import UnsupportedVersionError
+
+    by_topic: defaultdict[str, set[int]] = defaultdict(set)
+    for topic, number in places:
+        by_topic[topic].add(number)
+
+    async def work() -> Mapping[Place, Any]:
+        from kafka.errors import LeaderNotAvailableError
+
+        found: dict[Place, Any] = {}
+        for topic, numbers in by_topic.items():
+            rows = await describe_producers(client, topic, frozenset(numbers))
+            if rows.keys() != numbers:
+                raise LeaderNotAvailableError
+            found |= {
+                (topic, number): row
+                for number, producers in rows.items()
+                for row in producers
+                if row.producer_id == producer_id
+            }
+        return found
+
+    try:
+        rows = client.run(work, limit)
+    except UnsupportedVersionError:
+        return None
+    epochs = {
+        place: row.producer_epoch
+        for place, row in rows.items()
+        if row.current_txn_start_offset >= 0
+    }
+    if not epochs:
+        return None
+    first, last = min(epochs.values()), max(epochs.values())
+    return Unmarked(
+        ProducerIdAndEpoch(producer_id, last),
+        frozenset(epochs),
+        frozenset(
+            place
+            for place, row in rows.items()
+            if place not in epochs and row.producer_epoch >= first
+        ),
+        is_one=first == last,
+    )
+
+
+def find_hidden(
+    connection: Connection,
+    topic: str,
+    ends: Mapping[int, int | None],
+    limit: Deadline | None = None,
+) -> dict[int, int]:
+    """Last stable offsets, by partition, of those where some transaction is open before these
+    offsets; None stands for the high watermark now.
+
+    Raises:
+        TopicMissing, ClusterUnreachable, KafkaFailure.
+    """
+    high: Mapping[int, int] = {}
+    if unknown := [number for number, end in ends.items() if end is None]:
+        high = list_offsets(connection, topic, unknown, "latest", "read_uncommitted", limit)
+    stable = list_offsets(connection, topic, ends, "latest", "read_committed", limit)
+    return {
+        number: stable[number]
+        for number, end in ends.items()
+        if stable[number] < (high[number] if end is None else end)
+    }
+
+
+def await_markers(admin: Admin, ends: Mapping[Place, int], limit: Deadline) -> None:
+    """Until no transaction is open before these offsets; for a client that cannot ask whose it is.
+
+    Raises:
+        HangingTransaction: one is, at the end of the limit.
+        ClusterUnreachable, KafkaFailure.
+    """
+    for topic in {topic for topic, _ in ends}:
+        wanted = {number: end for (one, number), end in ends.items() if one == topic}
+        while hidden := find_hidden(admin, topic, wanted):
+            if limit.expired:
+                places = ", ".join(f"[{n}] from {at} on" for n, at in sorted(hidden.items()))
+                raise HangingTransaction(
+                    f"a transaction is open for more than {limit.seconds:g} s ({places}); whether "
+                    "it is one that this transactional.id left is not known, and nothing was sent",
+                    subject=f"topic {topic}",
+                    hint=HINT,
+                )
+            time.sleep(_PAUSE)
+
+
+def is_pending(client: RawClient, group: str, topic: str, partition: int, limit: Deadline) -> bool:
+    """Whether a transaction's commit of this offset has no marker yet, as the group's coordinator
+    says (KIP-447).
+
+    Raises:
+        Exception: kafka-python's own; READ on the group is needed.
+    """
+    coordinators = Coordinators(client)
+
+    async def work() -> int:
+        from kafka.errors import for_code
+        from kafka.protocol.consumer.group import OffsetFetchRequest
+
+        nodes, code = await coordinators.find([group])
+        for node in nodes:
+            wanted = OffsetFetchRequest.OffsetFetchRequestTopic(
+                name=topic, partition_indexes=[partition]
+            )
+            request = OffsetFetchRequest(
+                group_id=group,
+                topics=[wanted],
+                require_stable=True,
+                min_version=_OFFSETS,
+                max_version=_OFFSETS,
+            )
+            answer = await client.send(request, node)
+            codes = [one.error_code for found in answer.topics for one in found.partitions]
+            code = answer.error_code or next(iter(codes), 0)
+        if code in (0, _UNSTABLE):
+            return code
+        coordinators.forget([group])
+        raise for_code(code)()
+
+    return client.run(work, limit) == _UNSTABLE
+
+
+def refuse_unmarked(unmarked: Unmarked, transactional_id: str) -> HangingTransaction:
+    """The error where it is not known whether it was committed."""
+    return HangingTransaction(
+        f"a transaction of transactional.id {transactional_id} has ended and is still open on "
+        f"{unmarked.describe()}, and whether it was committed is not known; nothing was sent",
+        subject=f"producer {unmarked.producer.id}, epoch {unmarked.producer.epoch}",
+        hint=HINT,
+    )
