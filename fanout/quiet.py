@@ -11,11 +11,11 @@ from backlogctl.fanout.relay.guard import CLIENT_ID
 from backlogctl.kafka.admin import (
     committed_offsets,
     describe_group_state,
-    list_offsets,
     read_group_state,
 )
 from backlogctl.kafka.clients import Admin, Connection, make_admin
 from backlogctl.kafka.errors import GroupActive
+from backlogctl.kafka.markers import find_hidden
 
 # Kafka's clients commit every 5 s by themselves; one that assigns its partitions never shows as a
 # member, so only its commits reveal it.
@@ -112,14 +112,6 @@ DECIDED_SECONDS = 40.0
 _DECIDED_POLL_SECONDS = 0.05
 
 
-def find_undecided(connection: Connection, topic: str, partitions: int) -> dict[int, int]:
-    """Partitions with an open transaction, and the last stable offset that it holds back."""
-    numbers = range(partitions)
-    stable = list_offsets(connection, topic, numbers, "latest", "read_committed")
-    ends = list_offsets(connection, topic, numbers, "latest", "read_uncommitted")
-    return {number: at for number, at in stable.items() if at < ends[number]}
-
-
 def await_decided(
     connection: Connection,
     topic: str,
@@ -131,8 +123,8 @@ def await_decided(
     """Waits until no transaction is open on the topic, which must have no writer.
     Raises HangingTransaction: one stays open for too long.
     """
-    limit = Deadline(within)
-    while undecided := find_undecided(connection, topic, partitions):
+    limit, numbers = Deadline(within), dict.fromkeys(range(partitions))
+    while undecided := find_hidden(connection, topic, numbers):
         look()
         if limit.expired:
             places = ", ".join(f"{n} at offset {at}" for n, at in sorted(undecided.items()))

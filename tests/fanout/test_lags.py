@@ -32,7 +32,6 @@ from backlogctl.fanout.quiet import (
     await_decided,
     await_empty,
     await_quiet,
-    find_undecided,
 )
 from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.unread import Lags, count_records, find_unread, read_lags
@@ -41,6 +40,7 @@ from backlogctl.kafka.clients import Admin, make_admin, make_consumer, make_prod
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.kafka.groups import read_standing
 from backlogctl.kafka.log_dirs import BrokerLogDirs, LogDirs
+from backlogctl.kafka.markers import find_hidden
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import PartitionSample, Sample
 from tests.conftest import MakeTopic
@@ -151,12 +151,12 @@ def test_an_open_transaction_is_waited_for_and_named(
     producer.produce(name, b"open", partition=1)
     assert producer.flush(90) == 0
     publish(properties, name, {1: 3})  # committed, and hidden behind it
-    assert find_undecided(properties, name, 2) == {1: 0}
+    assert find_hidden(properties, name, {0: None, 1: None}) == {1: 0}
     with pytest.raises(HangingTransaction, match="partitions 1 at offset 0"):
         await_decided(properties, name, 2, lambda: None, within=0.3)
     producer.commit_transaction(90)
     await_decided(properties, name, 2, lambda: None, within=90)
-    assert find_undecided(properties, name, 2) == {}
+    assert find_hidden(properties, name, {0: None, 1: None}) == {}
 
 
 def test_fault_11_a_commit_without_a_leader_is_left_out_and_seen(tmp_path: Path) -> None:

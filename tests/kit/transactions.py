@@ -145,7 +145,7 @@ def write_hanging(
     )
     for number in range(count):
         batch.append(number, int(time.time() * 1000), f"h{number}".encode(), b"late", [])
-    with _unverified(properties), open_raw(properties) as client:
+    with unverified(properties), open_raw(properties) as client:
         # The broker takes the setting a moment after it has said so.
         wait_until(
             lambda: produce_raw(client, topic, batch, partition, "late") == 0,
@@ -154,7 +154,7 @@ def write_hanging(
 
 
 @contextmanager
-def _unverified(properties: Mapping[str, str]) -> Iterator[None]:
+def unverified(properties: Mapping[str, str]) -> Iterator[None]:
     """Brokers take batches of transactions that their coordinator does not know."""
     admin = make_admin(properties)
     brokers = admin.describe_cluster().result(60).nodes

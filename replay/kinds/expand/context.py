@@ -18,7 +18,7 @@ from backlogctl.errors import (
     Refused,
 )
 from backlogctl.fanout.launchers.interface import Fleet, Role
-from backlogctl.fanout.quiet import await_decided, find_undecided
+from backlogctl.fanout.quiet import await_decided
 from backlogctl.fanout.relay.commits import (
     CommitWithMetadata,
     read_positions,
@@ -31,6 +31,7 @@ from backlogctl.fanout.temporary_topic import start_recovery_group
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
 from backlogctl.kafka.admin import committed_offsets
 from backlogctl.kafka.groups import read_standing
+from backlogctl.kafka.markers import find_hidden
 from backlogctl.kafka.raw_fetch import find_codec
 from backlogctl.kafka.room import RoomBrake
 from backlogctl.ledger import BurndownSample, TemporaryTopic
@@ -172,9 +173,8 @@ class ExpandContext(StoppingContext[ExpandPlan]):
 
     def find_undecided(self) -> dict[int, int]:
         """Temporary partitions where an open transaction hides what is behind it."""
-        return self.ask(
-            lambda: find_undecided(self.admin, self.temporary_topic, self.temporary_partitions)
-        )
+        places = dict.fromkeys(range(self.temporary_partitions))
+        return self.ask(lambda: find_hidden(self.admin, self.temporary_topic, places))
 
     def is_drained(self) -> bool:
         """Whether nothing of the temporary topic is unread, or hidden by an open transaction."""

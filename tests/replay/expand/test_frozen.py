@@ -17,9 +17,9 @@ import pytest
 
 from backlogctl.errors import KafkaFailure, LeaseHeld
 from backlogctl.fanout.launchers import Role
-from backlogctl.fanout.quiet import find_undecided
 from backlogctl.fanout.unread import Lags
 from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.markers import find_hidden
 from backlogctl.replay.consumers.fleet import BrokerRetry
 from backlogctl.replay.kinds.expand import closing
 from backlogctl.replay.kinds.expand.context import ExpandContext
@@ -45,7 +45,9 @@ def send(pids: Iterable[int], what: signal.Signals) -> None:
 
 def list_undecided(world: World, recovery: Recovery) -> dict[int, int]:
     layout = recovery.plan["temporary"]
-    return find_undecided(make_admin(world.properties), layout["topic"], layout["partitions"])
+    return find_hidden(
+        make_admin(world.properties), layout["topic"], dict.fromkeys(range(layout["partitions"]))
+    )
 
 
 def stop_relays(world: World, recovery: Recovery) -> list[int]:

@@ -1,0 +1,135 @@
+"""Transactions of a relay that have ended, and whose marker is missing (KAFKA-20734)."""
+
+from __future__ import annotations
+
+import pytest
+
+from backlogctl.clock import Deadline
+from backlogctl.errors import HangingTransaction
+from backlogctl.fanout.relay.commits import Counters, read_positions, write_counters
+from backlogctl.fanout.relay.interface import RECORD, WIRE, RelayTask, SourceRange
+from backlogctl.fanout.relay.worker import make_relay_engine
+from backlogctl.kafka.markers import ProducerIdAndEpoch
+from backlogctl.kafka.transactions import read_open_transactions
+from backlogctl.wire.produce import Membership, WireProducer
+from tests.fanout.relay.conftest import MakeWorld
+from tests.fanout.relay.doing import RelayWorld, check_copied, fill, relay
+from tests.kit.transactions import open_raw, unverified, write_hanging
+
+
+def take_over(task: RelayTask, pending: int | None = None) -> ProducerIdAndEpoch:
+    """As a relay of partition 0 does; its next transaction, which commits the offset `pending`,
+    and its coordinator does not know of it."""
+    with open_raw(task.properties) as client, unverified(task.properties):
+        producer = WireProducer(client, task.transactional_id(0), task.transaction_timeout_ms)
+        producer.init_transactions(60)
+        if pending is not None:
+            producer._add_offsets = lambda *_: None  # type: ignore[method-assign]
+            position = {
+                "partition_index": 0,
+                "committed_offset": pending,
+                "committed_leader_epoch": -1,
+                "committed_metadata": write_counters(Counters(task.recovery_id), 10),
+            }
+            for group in (task.group, task.recovery_group):
+                producer.send_offsets(Membership(group), task.source, position, 60)
+        producer.close()
+        return producer.producer
+
+
+def leave(world: RelayWorld, of: ProducerIdAndEpoch, partition: int, sequence: int = 0) -> None:
+    write_hanging(
+        *(world.properties, world.target),
+        partition=partition,
+        producer_id=of.id,
+        epoch=of.epoch,
+        sequence=sequence,
+    )
+
+
+def count_open(world: RelayWorld) -> int:
+    places = range(world.target_partitions)
+    return len(read_open_transactions(world.properties, world.target, places, Deadline(60.0)))
+
+
+def test_fault_183_what_a_relay_aborted_is_not_committed_by_the_next(
+    make_world: MakeWorld,
+) -> None:
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    with here.guarded() as task:
+        relay(make_relay_engine(WIRE), task, [SourceRange(0, 0, 50)])
+        left = take_over(task)
+        for place in (3, 7):
+            leave(here, left, place)
+        relay(make_relay_engine(WIRE), task, here.ranges())
+    assert count_open(here) == 0
+    assert check_copied(here) == []
+
+
+def test_fault_183_what_a_relay_committed_is_not_aborted_by_the_next(
+    make_world: MakeWorld,
+) -> None:
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    with here.guarded(order="round_robin") as task:
+        relay(make_relay_engine(WIRE), task, [SourceRange(0, 0, 50)])
+        at = read_positions(
+            *(here.admin, task.recovery_group, here.source, [0], task.recovery_id, Deadline(60.0))
+        )
+        last = at[0].counters(task.recovery_id).producer
+        assert last is not None
+        # More of the same transaction, which its commit of the source's offset says is committed.
+        leave(here, last, 3, sequence=5)
+        relay(make_relay_engine(WIRE), task, here.ranges())
+    assert count_open(here) == 0
+    assert len(here.read_target()) == 205
+
+
+def test_fault_183_a_position_that_has_no_marker_either_is_aborted(
+    make_world: MakeWorld,
+) -> None:
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    with here.guarded() as task:
+        leave(here, take_over(task, pending=20), 3)
+        relay(make_relay_engine(WIRE), task, here.ranges())
+    assert count_open(here) == 0
+    assert check_copied(here) == []
+    assert here.commits() == {0: 200}
+
+
+def test_fault_183_a_transaction_that_has_its_marker_in_some_places_is_not_judged(
+    make_world: MakeWorld,
+) -> None:
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    with here.guarded(order="round_robin") as task:
+        relay(make_relay_engine(WIRE), task, [SourceRange(0, 0, 50)])
+        left = take_over(task, pending=60)
+        leave(here, left, 3)
+        # Elsewhere it has one; whether it says commit or abort is not asked.
+        leave(here, left, 4)
+        end_on_its_partition(here, 4)
+        with pytest.raises(HangingTransaction, match="whether it was committed is not known"):
+            relay(make_relay_engine(WIRE), task, here.ranges())
+
+
+def end_on_its_partition(world: RelayWorld, partition: int) -> None:
+    """As an operator does with Kafka's own tool."""
+    from backlogctl.kafka.transactions import abort_transaction
+
+    (one,) = read_open_transactions(world.properties, world.target, [partition], Deadline(60.0))
+    abort_transaction(world.properties, one, Deadline(60.0))
+
+
+def test_fault_183_librdkafka_waits_for_what_is_open_and_then_refuses(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backlogctl.fanout.relay.records._COORDINATOR_SECONDS", 1.0)
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    with here.guarded(transaction_timeout_ms=1500) as task:
+        leave(here, take_over(task), 3)
+        with pytest.raises(HangingTransaction, match=r"a transaction is open for more than 2\.5 s"):
+            relay(make_relay_engine(RECORD), task, here.ranges())
