@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from backlogctl.errors import ClusterUnreachable
+from backlogctl.clock import Deadline
+from backlogctl.errors import ClusterUnreachable, KafkaFailure
 from backlogctl.fanout.relay import partition
 from backlogctl.fanout.relay.interface import RECORD, WIRE
 from backlogctl.fanout.relay.worker import make_relay_engine
 from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.transactions import read_open_transactions
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.lag import count_lag
 from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.injection.brakes import Brake, CombinedBrakes, InjectionProgress
+from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
+from backlogctl.spark_backfill.injection.transactional import ChunkMessages, TransactionalWriter
+from backlogctl.wire.produce import WireProducer
 from tests.crash.scenario import make_scenario
 from tests.delivery.kit import FAST, Shop
 from tests.fanout.relay.doing import RelayWorld, check_copied, fill, relay
@@ -86,6 +92,71 @@ def test_fault_176_an_injection(cluster: Cluster, name: str, kind: str, tmp_path
     inject_here(job, CombinedBrakes([EachWave(disturber.come_on)]))
     disturber.end(cluster, job.topic)
     assert_same_set(job)
+
+
+ALONE = {"min.insync.replicas": "1", "retention.ms": "-1"}
+
+
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
+def test_fault_183_an_injection_ends_while_nobody_leads(
+    cluster: Cluster, name: str, outcome: str, tmp_path: Path
+) -> None:
+    """The coordinator of Kafka 4.3 and 4.4 leaves out the marker of such a partition."""
+    topic = f"orders-{name}"
+    create_topic(cluster.properties, topic, partitions=1, replication=1, config=ALONE)
+    job = make_scenario(
+        cluster.kafka.bootstrap, tmp_path, slots=1, topic=topic, ledger=f"ledger-{name}"
+    ).job
+    ended: list[str] = []
+
+    class Leaderless(TransactionalWriter):
+        def _require_newest(self, producer: SlotProducer, sent: ChunkMessages) -> None:
+            if not ended:
+                ended.append(outcome)
+                cluster.let_leaderless(topic)
+                if outcome == "abort":
+                    raise AttemptError(KafkaFailure("refused", retryable=True), abortable=True)
+
+    inject_here(job, writer=Leaderless)
+    cluster.await_all(topic)
+    assert ended == [outcome]
+    assert read_open_transactions(cluster.properties, topic, [0], Deadline(60.0)) == ()
+    assert_same_set(job)
+
+
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
+def test_fault_183_a_relay_ends_while_nobody_leads(
+    cluster: Cluster, name: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, group = f"orders-{name}", f"orders-{name}.recovery", f"shop-{name}"
+    create_topic(cluster.properties, source, partitions=1, config={"retention.ms": "-1"})
+    create_topic(cluster.properties, target, partitions=6, replication=1, config=ALONE)
+    fill(cluster.properties, source, {0: 3_000}, size=200)
+    set_offsets_raw(cluster.properties, group, source, {0: 0})
+    world = RelayWorld(cluster.properties, source, target, group, 1, 6)
+    monkeypatch.setattr(partition, "_FIRST_BYTES", 1 << 16)
+    monkeypatch.setattr(partition, "_GROWTH", 1.0)
+    ended: list[str] = []
+    commit_as_ever = WireProducer.commit_transaction
+
+    def commit_leaderless(producer: WireProducer, seconds: float) -> None:
+        if not ended:
+            ended.append(outcome)
+            cluster.let_leaderless(target)
+            if outcome == "abort":
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        commit_as_ever(producer, seconds)
+
+    monkeypatch.setattr(WireProducer, "commit_transaction", commit_leaderless)
+    with world.guarded() as task:
+        with suppress(KafkaFailure):
+            relay(make_relay_engine(WIRE), task, world.ranges())
+        relay(make_relay_engine(WIRE), task, world.ranges())
+    cluster.await_all(target)
+    assert ended == [outcome]
+    assert read_open_transactions(cluster.properties, target, range(6), Deadline(60.0)) == ()
+    assert check_copied(world) == []
+    assert world.commits() == world.ends()
 
 
 @pytest.mark.parametrize("kind", KINDS)

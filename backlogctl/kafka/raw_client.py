@@ -140,6 +140,9 @@ class RawClient:
 
     async def send(self, request: Any, node: int | None = None) -> Any:
         """Sends a request to a broker, to any where none is named, and awaits the answer."""
+        known = self.admin._manager.cluster
+        if node is not None and known.broker_metadata(node) is None:
+            await known.refresh_metadata()  # one that was away, or is new
         return await self.admin._manager.send(request, node_id=node)
 
     def list_brokers(self) -> list[int]:

@@ -387,7 +387,7 @@ class RawFetch:
 
     def _endure(self, error: Exception, partitions: Sequence[int]) -> None:
         """What may pass is tried again; raises what may not, or has lasted too long."""
-        from kafka.errors import TopicAuthorizationFailedError, UnknownBrokerIdError
+        from kafka.errors import TopicAuthorizationFailedError
 
         if isinstance(error, TopicAuthorizationFailedError):
             raise AccessDenied(
@@ -396,13 +396,10 @@ class RawFetch:
                 hint=f"`Read` on topic {self._topic} must be granted",
             ) from error
         ours = translate_error(error, "read its batch headers", self._subject)
-        is_new_broker = isinstance(error, UnknownBrokerIdError)
         # Work under way waits for a password that is changed, broker by broker.
         is_refused = isinstance(ours, LoginRefused | EncryptionRefused) and not self._has_connected
-        if self._patience.expired or is_refused or not (ours.retryable or is_new_broker):
+        if self._patience.expired or is_refused or not ours.retryable:
             raise ours from error
-        if is_new_broker:
-            self.close(is_well=False)  # a new client knows all brokers
         for partition in partitions:
             self._leaders.pop(partition, None)
             self._places[partition].not_before = time.monotonic() + _PAUSE

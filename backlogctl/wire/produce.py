@@ -15,9 +15,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -32,6 +33,8 @@ from backlogctl.kafka.markers import (
 )
 from backlogctl.kafka.raw_client import Coordinators, RawClient, read_leaders
 from backlogctl.wire.codecs import compress, make_batch
+
+Result = TypeVar("Result")
 
 # The last versions before KIP-890, and before topics have ids in requests.
 _INIT, _ADD, _OFFSETS, _COMMIT, _END, _PRODUCE = 4, 3, 3, 3, 3, 9
@@ -292,10 +295,8 @@ class WireProducer:
     def _find_unmarked(
         self, producer_id: int, places: Iterable[Place], limit: Deadline
     ) -> Unmarked | None:
-        try:
-            return find_unmarked(self._client, producer_id, places, limit)
-        except Exception as error:
-            raise _make_error(_read_code(error), is_abortable=False) from error
+        find = partial(find_unmarked, self._client, producer_id, places, limit)
+        return _outlast(find, limit, is_abortable=False)
 
     def _write_markers(
         self,
@@ -405,14 +406,7 @@ class WireProducer:
             flying.append((self._client.send_soon(request, node), batches))
 
     def _read_leaders(self, topic: str, limit: Deadline) -> Mapping[int, int]:
-        """Also while a broker is away, or keeps us waiting for a quota."""
-        while True:
-            try:
-                return read_leaders(self._client, topic, limit)
-            except Exception as error:
-                if limit.expired or not getattr(error, "retriable", True):
-                    raise _make_error(_read_code(error)) from error
-            time.sleep(_LONG_PAUSE)
+        return _outlast(partial(read_leaders, self._client, topic, limit), limit)
 
     def _make_request(self, batches: Sequence[_Sealed]) -> Any:
         from kafka.protocol.producer import ProduceRequest
@@ -534,6 +528,19 @@ _PASSING = _BUSY | {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
 }
+
+
+def _outlast(ask: Callable[[], Result], limit: Deadline, *, is_abortable: bool = True) -> Result:
+    """Also while a broker is away, or keeps us waiting for a quota.
+    Raises KafkaException.
+    """
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            if limit.expired or not getattr(error, "retriable", isinstance(error, OSError)):
+                raise _make_error(_read_code(error), is_abortable=is_abortable) from error
+        time.sleep(_LONG_PAUSE)
 
 
 def _read_code(error: Exception) -> int:

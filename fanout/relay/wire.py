@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from backlogctl.clock import Deadline
-from backlogctl.errors import KafkaFailure, Refused
+from backlogctl.errors import HangingTransaction, KafkaFailure, Refused
 from backlogctl.fanout.relay.commits import find_commits
 from backlogctl.fanout.relay.interface import (
     Notify,
@@ -26,7 +27,7 @@ from backlogctl.fanout.relay.partition import (
 )
 from backlogctl.fanout.relay.records import RecordEngine
 from backlogctl.kafka.clients import Admin
-from backlogctl.kafka.markers import ProducerIdAndEpoch, Unmarked, is_pending
+from backlogctl.kafka.markers import HINT, ProducerIdAndEpoch, Unmarked, is_pending
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlogctl.kafka.raw_fetch import ENDLESS, FetchedBatches, RawFetch
 from backlogctl.kafka.topics import read_topic_settings
@@ -43,6 +44,7 @@ _RATIO = 4  # of what is decompressed at once to what is fetched at once
 _LIMIT, _BATCH_BYTES = "max.message.bytes", 1_000_000
 _CONNECT_SECONDS = 30.0
 _READ_SECONDS = 0.1
+_PENDING_PAUSE = 0.2
 
 
 class _OldFormat(KafkaFailure):
@@ -208,6 +210,16 @@ class _WireRelay(PartitionRelay):
         places = [(task.target, number) for number in range(task.target_partitions)]
         end = partial(producer.end_unmarked, places, was_committed, INIT_SECONDS, groups)
         self._call(end, "end what was left open", INIT_SECONDS)
+        limit = Deadline(INIT_SECONDS)
+        while pending := [group for group in groups if self._is_pending(group)]:
+            if limit.expired:
+                raise HangingTransaction(
+                    f"a transaction's commit of its offset is undecided for {limit.seconds:g} s, "
+                    "so it is not known where to begin; nothing was relayed",
+                    subject=f"group {pending[0]} on {self._subject.removeprefix('relay of ')}",
+                    hint=HINT,
+                )
+            time.sleep(_PENDING_PAUSE)
 
     def _is_pending(self, group: str) -> bool:
         assert self._client is not None

@@ -70,6 +70,15 @@ class Cluster:
         self._away.append(thread)
         thread.start()
 
+    def let_leaderless(self, topic: str, partition: int = 0) -> None:
+        """The broker of a partition with one replica is away until the cluster has noticed."""
+        broker = self.find_leader(topic, partition)
+        self.kafka.kill(broker)
+        wait_until(lambda: self.find_leader(topic, partition) == -1, 60.0, what="nobody leads")
+        thread = threading.Timer(_AWAY_SECONDS, self.kafka.restart, (broker,))
+        self._away.append(thread)
+        thread.start()
+
     def await_all(self, topic: str | None = None) -> None:
         """Until all brokers are there, and all replicas of the topic are in sync."""
         while self._away:

@@ -115,6 +115,18 @@ def test_fault_183_a_transaction_that_has_its_marker_in_some_places_is_not_judge
             relay(make_relay_engine(WIRE), task, here.ranges())
 
 
+def test_fault_183_a_commit_that_stays_undecided_is_said(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backlogctl.fanout.relay.wire.INIT_SECONDS", 5.0)
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    with here.guarded() as task:
+        take_over(task, pending=20)
+        with pytest.raises(HangingTransaction, match="commit of its offset is undecided"):
+            relay(make_relay_engine(WIRE), task, here.ranges())
+
+
 def end_on_its_partition(world: RelayWorld, partition: int) -> None:
     """As an operator does with Kafka's own tool."""
     from backlogctl.kafka.transactions import abort_transaction
