@@ -15,7 +15,7 @@ from backlogctl.kafka.admin import (
 )
 from backlogctl.kafka.clients import Admin, Connection, make_admin
 from backlogctl.kafka.errors import GroupActive
-from backlogctl.kafka.markers import find_hidden
+from backlogctl.kafka.markers import FIND_HINT, find_hidden
 
 # Kafka's clients commit every 5 s by themselves; one that assigns its partitions never shows as a
 # member, so only its commits reveal it.
@@ -132,7 +132,6 @@ def await_decided(
                 f"a transaction is open for more than {within:g} s on partitions {places}: what "
                 "lies behind it cannot be read",
                 subject=f"topic {topic}",
-                hint="find it with `kafka-transactions.sh find-hanging` and abort it, then run the "
-                "recovery again",
+                hint=FIND_HINT,
             )
         time.sleep(_DECIDED_POLL_SECONDS)

@@ -27,10 +27,15 @@ Place = tuple[str, int]  # topic, partition
 _PAUSE = 0.1
 # The first version of OffsetFetch that tells it, and the last of one group.
 _OFFSETS, _UNSTABLE = 7, 88
-HINT = (
+UNMARKED_HINT = (
     "a coordinator of Kafka 4.3 or 4.4 leaves out the marker of a partition without a leader "
     "(KAFKA-20734): compare what the log has there (`kafka-dump-log.sh`) with the Kafka ledger, or "
     "with the group's commits, before anybody aborts it"
+)
+
+FIND_HINT = (
+    "`kafka-transactions.sh find-hanging` names its producer: ask the owner before it is aborted, "
+    "it may be committed (KAFKA-20734); then run again"
 )
 
 
@@ -169,7 +174,7 @@ def await_markers(admin: Admin, ends: Mapping[Place, int], limit: Deadline) -> N
                     f"a transaction is open for more than {limit.seconds:g} s ({places}); whether "
                     "it is one that this transactional.id left is not known, and nothing was sent",
                     subject=f"topic {topic}",
-                    hint=HINT,
+                    hint=UNMARKED_HINT,
                 )
             time.sleep(_PAUSE)
 
@@ -216,5 +221,5 @@ def refuse_unmarked(unmarked: Unmarked, transactional_id: str) -> HangingTransac
         f"a transaction of transactional.id {transactional_id} has ended and is still open on "
         f"{unmarked.describe()}, and whether it was committed is not known; nothing was sent",
         subject=f"producer {unmarked.producer.id}, epoch {unmarked.producer.epoch}",
-        hint=HINT,
+        hint=UNMARKED_HINT,
     )

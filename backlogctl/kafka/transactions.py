@@ -35,6 +35,7 @@ _SECONDS = 15.0
 _UNKNOWN_TOPIC, _TOPIC_DENIED, _CLUSTER_DENIED, _ID_DENIED = 3, 29, 31, 53
 # Nobody has it: whether we may describe it says whether we may describe all.
 _NOBODY = "backlogctl:nobody"
+COMMITTED = "CompleteCommit"
 _ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 # A later version would ask for two-phase commit, or for a producer id of its own.
 _INIT_VERSION = 4
@@ -49,7 +50,7 @@ class TransactionFate(StrEnum):
 
     ONGOING = "ongoing"  # its producer, else its coordinator when its timeout is over
     ENDING = "ending"  # its coordinator has decided, and is about to write the markers
-    HANGING = "hanging"  # nobody: no coordinator has this partition in a transaction
+    HANGING = "hanging"  # nobody: no coordinator has this partition in a transaction that is open
     UNKNOWN = "unknown"  # we may not describe every transactional id
 
 
@@ -62,6 +63,8 @@ class OpenTransaction:
         coordinator_epoch: of the last marker of its producer there; None where there is none.
         last_written: the newest time in its producer's batches there, as the producer set it.
         transactional_id: None where no coordinator names it to us.
+        coordinator_state: of its producer's last transaction, as the coordinator has it: `Ongoing`,
+            `CompleteCommit`, ...; None where none tells.
         started_at, timeout_seconds: as its coordinator has them.
         partitions: (topic, partition) of all that it wrote to, as far as we may describe them.
     """
@@ -77,6 +80,7 @@ class OpenTransaction:
     fate: TransactionFate = TransactionFate.UNKNOWN
     started_at: datetime | None = None
     timeout_seconds: float | None = None
+    coordinator_state: str | None = None
     partitions: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -160,7 +164,11 @@ def find_transactional(
 
 
 def abort_transaction(
-    properties: Properties, transaction: OpenTransaction, deadline: Deadline | None = None
+    properties: Properties,
+    transaction: OpenTransaction,
+    deadline: Deadline | None = None,
+    *,
+    even_if_committed: bool = False,
 ) -> str:
     """Aborts it, and waits until it is not open any more: what it wrote is never read.
 
@@ -169,18 +177,20 @@ def abort_transaction(
     partitions. For a hanging one the leader of this partition writes the marker itself
     (WriteTxnMarkers); any other would let a producer go on in a transaction that is half over.
 
+    Args:
+        even_if_committed: also where its coordinator has committed its producer's last transaction.
+
     Returns:
         How it was done, in words.
 
     Raises:
-        Refused: it is not open any more; its coordinator is ending it; or it is not known
-            whether its coordinator knows it.
+        Refused: see `refuse_abort`.
         AccessDenied: WRITE on the transactional id, or ALTER on the cluster, is missing.
     """
     limit = deadline or Deadline(_SECONDS)
     found = read_open_transactions(properties, transaction.topic, [transaction.partition], limit)
     current = next((one for one in found if _is_same(one, transaction)), None)
-    refuse_abort(transaction, current)
+    refuse_abort(transaction, current, even_if_committed=even_if_committed)
     assert current is not None
     topic, doing = current.topic, f"abort transaction {current.name}"
     is_known = current.fate is TransactionFate.ONGOING
@@ -205,8 +215,11 @@ def abort_transaction(
     return "the leader of its partition wrote the abort marker"
 
 
-def refuse_abort(asked: OpenTransaction, current: OpenTransaction | None) -> None:
-    """Raises Refused where a transaction must not be aborted.
+def refuse_abort(
+    asked: OpenTransaction, current: OpenTransaction | None, *, even_if_committed: bool = False
+) -> None:
+    """Raises Refused where a transaction must not be aborted: it is not open any more; its
+    coordinator is ending it, or has perhaps committed it; or it is not known whether any knows it.
     `current`: as it is now; None where it is not open.
     """
     subject = f"transaction {asked.name}"
@@ -218,6 +231,17 @@ def refuse_abort(asked: OpenTransaction, current: OpenTransaction | None) -> Non
             subject=subject,
             hint="its markers come as soon as the coordinator reaches the partition's leader: look "
             "whether all brokers are up",
+        )
+    if current.fate is TransactionFate.HANGING and current.coordinator_state == COMMITTED:
+        if even_if_committed:
+            return
+        raise Refused(
+            "its coordinator says that this producer's last transaction was committed: what is "
+            "open here may be a part of it whose marker was left out (KAFKA-20734), and nothing "
+            "was aborted",
+            subject=subject,
+            hint="ask the owner of its producer whether these messages count; if they do not, "
+            "`--even-if-committed` aborts it",
         )
     if current.fate is TransactionFate.UNKNOWN:
         raise Refused(
@@ -397,6 +421,7 @@ def _add_coordinator(
         fate=fate,
         started_at=started if fate is not TransactionFate.HANGING else None,
         timeout_seconds=state.transaction_timeout_ms / 1000,
+        coordinator_state=state.transaction_state,
         partitions=places if fate is not TransactionFate.HANGING else (),
     )
 

@@ -27,7 +27,7 @@ from backlogctl.fanout.relay.partition import (
 )
 from backlogctl.fanout.relay.records import RecordEngine
 from backlogctl.kafka.clients import Admin
-from backlogctl.kafka.markers import HINT, ProducerIdAndEpoch, Unmarked, is_pending
+from backlogctl.kafka.markers import UNMARKED_HINT, ProducerIdAndEpoch, Unmarked, is_pending
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlogctl.kafka.raw_fetch import ENDLESS, FetchedBatches, RawFetch
 from backlogctl.kafka.topics import read_topic_settings
@@ -217,7 +217,7 @@ class _WireRelay(PartitionRelay):
                     f"a transaction's commit of its offset is undecided for {limit.seconds:g} s, "
                     "so it is not known where to begin; nothing was relayed",
                     subject=f"group {pending[0]} on {self._subject.removeprefix('relay of ')}",
-                    hint=HINT,
+                    hint=UNMARKED_HINT,
                 )
             time.sleep(_PENDING_PAUSE)
 

@@ -166,7 +166,7 @@ def _describe_fate(held: HeldBack) -> str:
         case TransactionFate.ENDING:
             return "; its coordinator is ending it"
         case TransactionFate.HANGING:
-            return "; no coordinator knows it: it stays open until somebody aborts it"
+            return "; its coordinator does not have it open: it stays until somebody ends it"
     return "; whether anybody will end it is not known"
 
 

@@ -62,6 +62,13 @@ def abort_one(
         str | None,
         typer.Option(help="Its transactional id, else the topic: instead of typing it."),
     ] = None,
+    even_if_committed: Annotated[
+        bool,
+        typer.Option(
+            "--even-if-committed",
+            help="Also one that hangs after its coordinator has committed it, or another one.",
+        ),
+    ] = False,
 ) -> None:
     """Abort an open transaction: what it wrote is discarded, what lies behind can be read.
 
@@ -80,7 +87,8 @@ def abort_one(
 
     workspace = session.open_workspace()
     chosen = workspace.config.stream(stream)
-    found = find_open(workspace, chosen, partition, start_offset)
+    place = (workspace, chosen, partition, start_offset)
+    found = find_open(*place, even_if_committed=even_if_committed)
     discarded = count_discarded(workspace, chosen, found)
     word = choose_word(found)
     for line in describe_abort(found, discarded):
@@ -99,7 +107,7 @@ def abort_one(
             subject=f"transaction {found.transaction.name}",
             hint=f"its name is {word}",
         )
-    record = abort(workspace, chosen, found, discarded)
+    record = abort(workspace, chosen, found, discarded, even_if_committed=even_if_committed)
     session.emit(to_document(record), f"{found.transaction.name} is aborted: {record.how}")
 
 
@@ -139,6 +147,8 @@ def _draw_open(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
             "hanging": "never by itself",
             "unknown": "unknown",
         }[one["fate"]]
+        if one["fate"] == "hanging" and one["coordinator_state"] == "CompleteCommit":
+            ends += "; perhaps committed"
         table.add(
             str(one["partition"]),
             f"{one['start']:,}",

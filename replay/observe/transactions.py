@@ -15,6 +15,7 @@ from backlogctl.kafka.admin import list_offsets, read_topic_id
 from backlogctl.kafka.clients import connect
 from backlogctl.kafka.raw_fetch import fetch_batches
 from backlogctl.kafka.transactions import (
+    COMMITTED,
     OpenTransaction,
     TransactionFate,
     abort_transaction,
@@ -97,7 +98,12 @@ def describe_open(
 
 
 def find_open(
-    workspace: Workspace, stream: Stream, partition: int, start: int
+    workspace: Workspace,
+    stream: Stream,
+    partition: int,
+    start: int,
+    *,
+    even_if_committed: bool = False,
 ) -> ListedTransaction:
     """One that may be aborted.
 
@@ -109,7 +115,7 @@ def find_open(
     listed = list_open(workspace, stream)
     for one in listed:
         if (one.transaction.partition, one.transaction.start) == (partition, start):
-            refuse_abort(one.transaction, one.transaction)
+            refuse_abort(*(one.transaction, one.transaction), even_if_committed=even_if_committed)
             return one
     raise UsageError(
         f"no open transaction begins at offset {start}",
@@ -160,6 +166,13 @@ def describe_abort(one: ListedTransaction, discarded: int | None) -> list[str]:
         if one.is_writing and open_one.last_written is not None:
             ago = format_duration((utc_now() - open_one.last_written).total_seconds())
             lines.append(f"it may be alive: it last wrote {ago} ago, by its own clock")
+    if open_one.fate is TransactionFate.HANGING:
+        state = open_one.coordinator_state
+        told = "no coordinator knows it" if state is None else f"its coordinator says {state}"
+        lines.append(
+            f"whether its producer committed it is not certain ({told}): Kafka 4.3 and 4.4 leave "
+            "out markers of commits, too (KAFKA-20734); ask the owner of the producer first"
+        )
     rest = one.behind - (discarded or 0)
     if discarded is not None and rest > 0:
         lines.append(f"{format_plural(rest, 'offset')} of others behind it can be read then")
@@ -172,7 +185,12 @@ def choose_word(one: ListedTransaction) -> str:
 
 
 def abort(
-    workspace: Workspace, stream: Stream, one: ListedTransaction, discarded: int | None
+    workspace: Workspace,
+    stream: Stream,
+    one: ListedTransaction,
+    discarded: int | None,
+    *,
+    even_if_committed: bool = False,
 ) -> AbortedTransaction:
     """Aborts it; who did is on record before, and what came of it after.
 
@@ -205,7 +223,10 @@ def abort(
         )
     )
     try:
-        how = abort_transaction(workspace.properties(stream), open_one, Deadline(_SECONDS))
+        how = abort_transaction(
+            *(workspace.properties(stream), open_one, Deadline(_SECONDS)),
+            even_if_committed=even_if_committed,
+        )
     except BacklogError as error:
         aborts.end(record.id, failure=str(error))
         raise
@@ -213,12 +234,13 @@ def abort(
 
 
 def list_next(document: Mapping[str, Any]) -> list[str]:
-    """Of those that nobody will end, or whose producer is silent, how each is aborted."""
+    """Of those that nobody will end, or whose producer is silent, how each is aborted; of none that
+    may be committed."""
     stream = document["stream"]
     return [
         f"backlogctl transactions abort {stream} --partition {one['partition']} "
         f"--start-offset {one['start']}"
         for one in document["transactions"]
-        if one["fate"] == TransactionFate.HANGING
+        if (one["fate"] == TransactionFate.HANGING and one["coordinator_state"] != COMMITTED)
         or (one["fate"] == TransactionFate.ONGOING and not one["is_writing"])
     ]

@@ -14,7 +14,7 @@ from backlogctl.errors import Paused, PlanStale
 from backlogctl.kafka.admin import TopicInfo, describe_topic, list_offsets, read_metadata
 from backlogctl.kafka.clients import Connection, connect, outlast
 from backlogctl.kafka.errors import TopicMissing
-from backlogctl.kafka.markers import find_hidden
+from backlogctl.kafka.markers import FIND_HINT, find_hidden
 from backlogctl.kafka.room import Room
 from backlogctl.manifests import Manifest
 from backlogctl.spark_backfill.injection.newer import PlannedLog
@@ -205,8 +205,7 @@ def await_visible(
                 f"somebody's open transaction hides {hidden} for more than {seconds:g} s "
                 f"({places}); they cannot be read yet",
                 subject=f"topic {topic}",
-                hint="run it again when that transaction has ended; one that never ends is found "
-                "with `kafka-transactions.sh find-hanging`",
+                hint=f"run it again when it has ended; if it never does: {FIND_HINT}",
             )
         if look is not None:
             look()

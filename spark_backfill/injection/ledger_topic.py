@@ -42,7 +42,7 @@ from backlogctl.kafka.clients import (
     make_consumer,
 )
 from backlogctl.kafka.errors import TopicMissing, translate
-from backlogctl.kafka.markers import ProducerIdAndEpoch
+from backlogctl.kafka.markers import FIND_HINT, ProducerIdAndEpoch
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.values import Chunk
 
@@ -414,5 +414,5 @@ def _give_up(
         f"an open transaction hides records of the Kafka ledger for more than {wait:g} s "
         f"({places}); nothing was sent",
         subject=f"topic {ledger.topic}",
-        hint="find it with `kafka-transactions.sh find-hanging` and abort it, then run again",
+        hint=FIND_HINT,
     )

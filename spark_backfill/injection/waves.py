@@ -389,14 +389,8 @@ class _Injection:
 
     def _fence(self, slots: Iterable[int]) -> None:
         job = self._job
-        fence_slots(
-            job.properties,
-            job.prefix,
-            job.topic,
-            slots,
-            ledger=job.ledger,
-            transaction_timeout_ms=job.transaction_timeout_ms,
-        )
+        place, timeout = (job.properties, job.prefix, job.topic, slots), job.transaction_timeout_ms
+        fence_slots(*place, ledger=job.ledger, transaction_timeout_ms=timeout)
 
     def _read_ledger(self) -> list[CommittedChunk]:
         job = self._job

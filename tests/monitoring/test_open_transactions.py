@@ -193,7 +193,9 @@ def test_fault_90_one_that_nobody_will_end_is_told_as_that(
     set_offsets_raw(properties, group, name, {0: 2})
     status = look(ledger, properties, StreamStub(name, group))
     assert status.verdict is Verdict.BLOCKED
-    assert "no coordinator knows it: it stays open until somebody aborts it" in status.sentence
+    assert (
+        "its coordinator does not have it open: it stays until somebody ends it" in status.sentence
+    )
 
 
 def test_fault_90_healthy_transactions_are_no_trouble(

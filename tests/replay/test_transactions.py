@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import list_offsets
+from backlogctl.kafka.transactions import describe_producers
 from backlogctl.ledger import Ledger, open_ledger
 from backlogctl.ledger.transactions import AbortedTransaction
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kit.kafka import properties_of, publish, read_all, set_offsets_raw
 from tests.kit.ledger import NOON
-from tests.kit.transactions import leave_open, write_hanging
+from tests.kit.transactions import leave_open, open_raw, run_transactions, write_hanging
 from tests.replay.conftest import Verb
 
 
@@ -89,6 +91,30 @@ def test_a_hanging_one_is_offered_to_be_aborted_and_confirmed_by_the_topic(
     assert document["how"] == "the leader of its partition wrote the abort marker"
     stable = list_offsets(properties, name, [1], "latest", "read_committed")
     assert stable == {1: 16}
+
+
+def test_fault_183_one_that_its_coordinator_may_have_committed_is_not_offered_to_be_aborted(
+    properties: dict[str, str], name: str, unique: str, verb: Verb
+) -> None:
+    run_transactions(properties, name, f"done-{unique}", (3, True))
+    with open_raw(properties) as client:
+        place = (client, name, frozenset([0]))
+        rows = client.run(lambda: describe_producers(*place), Deadline(60.0))
+        (row,) = [row for row in rows[0] if row.coordinator_epoch >= 0]
+    epoch = row.producer_epoch
+    write_hanging(
+        properties, name, producer_id=row.producer_id, epoch=epoch, sequence=row.last_sequence + 1
+    )
+    said = verb("transactions", "list", "orders")
+    assert "perhaps committed" in said.out
+    assert "transactions abort" not in said.out
+    words = ("transactions", "abort", "orders", "--partition", "0", "--start-offset", "14")
+    said = verb(*words, "--confirm", f"done-{unique}", code=5)
+    assert "may be a part of it whose marker was left out" in said.err
+    assert list_offsets(properties, name, [0], "latest", "read_committed") == {0: 14}
+    said = verb(*words, "--confirm", f"done-{unique}", "--even-if-committed")
+    assert "its coordinator says CompleteCommit" in said.err
+    assert list_offsets(properties, name, [0], "latest", "read_committed") == {0: 20}
 
 
 def test_a_group_that_no_stream_is_about_is_told_how_to_look(
