@@ -14,11 +14,17 @@ from backlogctl.clock import Deadline
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError, LedgerError, PlanStale, UsageError
 from backlogctl.formats import format_count, format_plural
-from backlogctl.kafka.admin import read_topic_id
-from backlogctl.kafka.clients import Admin, ask, connect, reach_cluster, wait_for
+from backlogctl.kafka.admin import read_metadata, read_topic_id
+from backlogctl.kafka.clients import Admin, Properties, ask, connect, reach_cluster, wait_for
 from backlogctl.kafka.errors import GroupMissing, TopicMissing
 from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
-from backlogctl.kafka.raw_client import keep_clients
+from backlogctl.kafka.raw_client import (
+    Coordinators,
+    RawClient,
+    keep_clients,
+    lend_client,
+    translate_properties,
+)
 from backlogctl.monitoring.offsets.bulk_look import LEAST_STREAMS, BulkLook, BulkLooker
 from backlogctl.monitoring.offsets.gaps import OffsetFinding, Suspicion
 from backlogctl.monitoring.offsets.history import MEMBERLESS
@@ -115,8 +121,9 @@ def _say(name: str, parts: Sequence[SharePartition], lag: int | None) -> str:
 # Looks at streams as they are now, for `status`, `gaps` and `plan`.
 
 LOOK_SECONDS = 30.0
-# Where a broker is known to be away: its partitions will not answer.
+# Where a broker is away that the stream needs.
 AWAY_SECONDS = 4.0
+_NOBODY = -1  # in the place of a leader
 _SHOWN_AS_GAPS = (Suspicion.POSSIBLE_EXPIRED, Suspicion.REREAD_EXPIRED)
 
 
@@ -185,7 +192,8 @@ def _sample_streams(
             yield stream, away
             continue
         admin, bulk = at_once[stream.cluster]
-        limit = Deadline(AWAY_SECONDS if away else LOOK_SECONDS)
+        waits = bool(away) and _waits_for(workspace.properties(stream), stream, away)
+        limit = Deadline(AWAY_SECONDS if waits else LOOK_SECONDS)
         try:
             seen, entry = sample_stream(
                 *(workspace, stream, limit), ledger_error=ledger_error, admin=admin, bulk=bulk
@@ -201,6 +209,28 @@ def _sample_streams(
         entry["warnings"] += warn_of_brokers(away)
         yield stream, (seen, entry)
     workspace.ledger.samples.add_all(unstored)
+
+
+def _waits_for(properties: Properties, stream: Stream, away: Iterable[str]) -> bool:
+    """Whether a broker that is away has one of the stream's partitions or its group, or nobody
+    tells who has them: what it has to tell will not come."""
+    settings, _ = translate_properties(properties)
+    if settings is None:
+        return True
+    limit = Deadline(AWAY_SECONDS)
+
+    async def find(client: RawClient) -> set[int]:
+        nodes, _ = await Coordinators(client).find([stream.group])
+        return set(nodes) or {_NOBODY}
+
+    try:
+        known = read_metadata(properties, stream.topic, limit).topics[stream.topic].partitions
+        with lend_client(settings, limit, properties) as client:
+            needed = client.run(lambda: find(client), limit)
+    except Exception:  # noqa: BLE001 - the look itself says what fails
+        return True
+    needed |= {part.leader for part in known.values()}
+    return not needed.isdisjoint({_NOBODY, *(int(place.partition(" ")[0]) for place in away)})
 
 
 def read_at_once(

@@ -289,7 +289,11 @@ def forward(host: str, target: tuple[str, int], port: int = 0) -> Iterator[str]:
     """Listens on `host`, passes each connection on; yields `host:port`."""
     with socket.create_server((host, port)) as server:
         threading.Thread(target=_accept, args=(server, target), daemon=True).start()
-        yield f"{host}:{server.getsockname()[1]}"
+        try:
+            yield f"{host}:{server.getsockname()[1]}"
+        finally:
+            # Closed alone, a thread that accepts would take one more connection.
+            server.shutdown(socket.SHUT_RDWR)
 
 
 def _accept(server: socket.socket, target: tuple[str, int]) -> None:

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
+from backlogctl.config import Stream
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.replay.engine.brokers import BrokerWatch
+from backlogctl.replay.observe.stream import _waits_for
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import free_port
 from tests.kit.kafka import (
@@ -115,13 +117,31 @@ def test_one_broker_of_three(tmp_path: Path) -> None:
     with EmbeddedKafka.start(tmp_path / "kafka", brokers=3, properties=own) as kafka:
         properties = properties_of(kafka.bootstrap)
         admin = make_admin(properties)
-        new = NewTopic("orders", 1, replica_assignment=[[3]])
-        admin.create_topics([new])["orders"].result(60)
+        for name, broker in (("orders", 3), ("bills", 1)):
+            new = NewTopic(name, 1, replica_assignment=[[broker]])
+            admin.create_topics([new])[name].result(60)
         publish(properties, "orders", {0: 9})
         set_offsets_raw(properties, "service", "orders", {0: 4})
         write_config(tmp_path, kafka.bootstrap)
         gone = kafka.bootstrap.split(",")[2]
+        groups = [f"service-{number}" for number in range(20)]
+        at = {name: _leave(properties, admin, name) for name in groups}
         kafka.kill(3)
+        waits = {
+            (topic, at[name] == 3): _waits_for(
+                properties,
+                Stream(name="x", cluster="main", topic=topic, group=name),
+                [f"3 at {gone}"],
+            )
+            for topic in ("orders", "bills")
+            for name in groups
+        }
+        assert waits == {
+            ("orders", True): True,
+            ("orders", False): True,
+            ("bills", True): True,
+            ("bills", False): False,
+        }
         for words in (("status",), ("status", "orders")):
             began = time.monotonic()
             code, out, err = call_main(words, tmp_path, {})

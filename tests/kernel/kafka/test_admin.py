@@ -352,6 +352,7 @@ def test_disks_of_a_real_broker(properties: dict[str, str], topic: MakeTopic) ->
 def test_fault_28_disks_that_nobody_tells_are_unknown_within_the_limit(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    before = set(threading.enumerate())
     started = time.monotonic()
     seen = read_log_dirs(properties_of("127.0.0.1:1"), "orders", Deadline(2.0))
     assert time.monotonic() - started < 14  # without its own limit 15
@@ -359,7 +360,9 @@ def test_fault_28_disks_that_nobody_tells_are_unknown_within_the_limit(
     assert seen.reason.startswith("the disks cannot be read: KafkaTimeoutError: Unable to")
     assert [record for record in caplog.records if record.name.startswith("kafka")] == []
     assert capfd.readouterr().err == ""
-    wait_until(lambda: not any("kafka-io" in one.name for one in threading.enumerate()))
+    wait_until(
+        lambda: not any("kafka-io" in one.name for one in set(threading.enumerate()) - before)
+    )
 
 
 def test_the_log_is_quiet_until_the_last_of_several_has_asked() -> None:
