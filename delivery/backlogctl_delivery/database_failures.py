@@ -134,6 +134,7 @@ class Trouble(Enum):
 
     UNIQUE = auto()
     LOCKED = auto()
+    COLLIDED = auto()  # with another transaction: a deadlock, or a row that was read before
     MISSING = auto()  # a table or a column
     NO_DATABASE = auto()  # a file that is none
     NO_RIGHTS = auto()  # of a file
@@ -154,7 +155,8 @@ def mask_url(url: URL) -> str:
 # manuals, "Error reference").
 _SIGNS: tuple[tuple[Trouble, tuple[str, ...], tuple[str, ...], tuple[int, ...]], ...] = (
     (Trouble.UNIQUE, ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"), ("23505",), ()),
-    (Trouble.LOCKED, ("SQLITE_BUSY", "SQLITE_LOCKED"), ("40", "55P03"), (1020, 1205, 1213)),
+    (Trouble.LOCKED, ("SQLITE_BUSY", "SQLITE_LOCKED"), ("55P03",), (1205,)),
+    (Trouble.COLLIDED, (), ("40",), (1020, 1213)),
     (Trouble.MISSING, (), ("42P01", "42703"), (1146, 1054)),
     (Trouble.NO_DATABASE, ("SQLITE_NOTADB",), (), ()),
     (Trouble.NO_RIGHTS, ("SQLITE_READONLY", "SQLITE_CANTOPEN"), (), ()),
@@ -216,7 +218,7 @@ def explain_failure(
             hint=refusal.hint,
             retryable=not refusal.is_wrong_url,
         )
-    is_passing = trouble in (Trouble.LOCKED, Trouble.AWAY, Trouble.PASSING)
+    is_passing = trouble in _PASSING
     message, hint = _WORDS.get(trouble, ("{reason}", ""))
     said = {"reason": reason, "key": place.key, "tables": place.make_tables_hint}
     return make(
@@ -224,10 +226,15 @@ def explain_failure(
     )
 
 
+_PASSING = (Trouble.LOCKED, Trouble.COLLIDED, Trouble.AWAY, Trouble.PASSING)
 _WORDS: Mapping[Trouble, tuple[str, str]] = {
     Trouble.LOCKED: (
         "it is locked by another process for too long: {reason}",
         "try again; look for another process that hangs",
+    ),
+    Trouble.COLLIDED: (
+        "another transaction was at the same rows, and this one was rolled back: {reason}",
+        "try again",
     ),
     Trouble.MISSING: ("its tables are missing: {reason}", "{tables}"),
     Trouble.NO_DATABASE: ("the file is not an SQLite database", "name another file"),
