@@ -112,6 +112,7 @@ class Admin(AdminClient):
             addresses=self.addresses,
             last_report=self.reports.last,
             seconds=seconds,
+            has_answered=self.has_answered,
         )
 
     def find_refusal(self, subject: str, doing: str, addresses: str = "") -> BacklogError | None:

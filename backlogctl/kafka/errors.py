@@ -101,6 +101,7 @@ def translate(
     addresses: str = "",
     last_report: str = "",
     seconds: float | None = None,
+    has_answered: bool = False,
 ) -> BacklogError:
     """`translate` of `backlogctl_delivery.kafka`, and those that only the tool itself meets."""
     inner = None if isinstance(error, BacklogError) else unwrap(error)
@@ -134,7 +135,11 @@ def translate(
             hint="stop the group's members and try again",
         )
     return kafka.translate(
-        error, subject, doing, addresses=addresses, last_report=last_report, seconds=seconds
+        *(error, subject, doing),
+        addresses=addresses,
+        last_report=last_report,
+        seconds=seconds,
+        has_answered=has_answered,
     )
 
 

@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -476,6 +477,7 @@ def translate(
     addresses: str = "",
     last_report: str = "",
     seconds: float | None = None,
+    has_answered: bool = False,
 ) -> BacklogError:
     """Turns a client's error into ours; the caller raises it `from` the original.
 
@@ -487,13 +489,15 @@ def translate(
         addresses: `bootstrap.servers` tried.
         last_report: the client's own last connection report, if it made one.
         seconds: the time limit that was given.
+        has_answered: whether some broker has answered this client before.
     """
     if isinstance(error, BacklogError):
         return error
     inner = unwrap(error)
+    away = partial(_unreachable, subject, doing, addresses, has_answered=has_answered)
     if inner is None:
         if isinstance(error, TimeoutError):
-            return _unreachable(subject, doing, addresses, last_report, seconds, "timed out")
+            return away(last_report or "timed out", seconds)
         return KafkaFailure(f"could not {doing}: {type(error).__name__}: {error}", subject=subject)
     code, text = inner.code(), describe_kafka_error(inner)
     if is_refused_login(inner):
@@ -501,7 +505,7 @@ def translate(
     if code == KafkaError._SSL:
         return refuse_encryption(_AROUND.sub("", inner.str()), subject, doing, addresses)
     if code in _UNREACHABLE:
-        return _unreachable(subject, doing, addresses, last_report, seconds, text)
+        return away(last_report or text, seconds)
     if code in _DENIED:
         return AccessDenied(
             f"could not {doing}: access denied ({text})",
@@ -543,14 +547,24 @@ def refuse_encryption(why: str, subject: str, doing: str, addresses: str) -> Enc
 
 
 def _unreachable(
-    subject: str, doing: str, addresses: str, last_report: str, seconds: float | None, text: str
+    subject: str,
+    doing: str,
+    addresses: str,
+    reason: str,
+    seconds: float | None,
+    *,
+    has_answered: bool,
 ) -> ClusterUnreachable:
     within = "" if seconds is None else f" within {seconds:g} s"
-    reason = last_report or text
+    what, hint = f"no broker at {addresses} answered{within}", "check bootstrap.servers and"
+    if has_answered or not addresses:
+        what, hint = f"there was no answer{within}", "look whether all brokers are up, and at"
+        if has_answered:
+            what += f", though the cluster at {addresses} has answered before"
     return ClusterUnreachable(
-        f"could not {doing}: no broker at {addresses or '(none given)'} answered{within}: {reason}",
+        f"could not {doing}: {what}: {reason}",
         subject=subject,
-        hint="check bootstrap.servers and the network, then try again",
+        hint=f"{hint} the network, then try again",
     )
 
 
