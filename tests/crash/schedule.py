@@ -3,6 +3,7 @@
 Of an injection: a small staged recovery; the runner's process group is killed with SIGKILL at a
 named point or a random moment, one to three times, and then it runs to the end; in every second one
 rows move on meanwhile. The oracle compares what a read_committed reader sees with what was staged.
+With `--brokers 3` one of three brokers is killed in each schedule, too, and comes back.
 Of an expansion: see `expand_schedule`; of an offload and what is put back after it:
 `offload.schedule`; of outbox, look-back and idempotent consumer: `delivery.schedule`.
 """
@@ -13,8 +14,10 @@ import argparse
 import random
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,32 +127,57 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[str, Path, Any], Any]]] =
 }
 
 
+@contextmanager
+def broker_away(kafka: EmbeddedKafka, chance: random.Random) -> Iterator[None]:
+    """One of three brokers is killed at some moment, and comes back."""
+    broker, at = chance.randint(1, 3), chance.uniform(0, chance.choice((3, 30)))
+    away = chance.uniform(0.3, 12)
+    ended = threading.Event()
+
+    def act() -> None:
+        if not ended.wait(at):
+            kafka.kill(broker)
+            time.sleep(away)
+            kafka.restart(broker)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs random schedules; returns how many went wrong, at most 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, default=10, help="how many schedules of each kind")
     parser.add_argument("--seed", type=int, default=None, help="of the first one")
     parser.add_argument("--only", choices=sorted(KINDS), help="one kind")
-    parser.add_argument("--bootstrap", default="", help="a broker; none starts one")
+    parser.add_argument("--brokers", type=int, choices=(1, 3), default=1)
     options = parser.parse_args(arguments)
     first = options.seed if options.seed is not None else random.randrange(1_000_000)
     kinds = [options.only] if options.only else list(KINDS)
     with tempfile.TemporaryDirectory(prefix="backlog-crash-") as scratch:
         root = Path(scratch)
-        if options.bootstrap:
-            return max(_run_all(kind, options.bootstrap, root, first, options.n) for kind in kinds)
-        with EmbeddedKafka.start(root / "kafka") as kafka:
-            return max(_run_all(kind, kafka.bootstrap, root, first, options.n) for kind in kinds)
+        count = options.brokers
+        safe = {"default.replication.factor": "3", "min.insync.replicas": "2"} if count > 1 else {}
+        place = root / "kafka"
+        with EmbeddedKafka.start(place, brokers=count, properties=safe, heap="384m") as kafka:
+            return max(_run_all(kind, kafka, root, first, options.n) for kind in kinds)
 
 
-def _run_all(kind: str, bootstrap: str, root: Path, first: int, n: int) -> int:
+def _run_all(kind: str, kafka: EmbeddedKafka, root: Path, first: int, n: int) -> int:
     draw, run = KINDS[kind]
     bad, killed, began = [], 0, time.monotonic()
     for seed in range(first, first + n):
         schedule = draw(seed)
         directory = root / f"{kind}-{seed}"
         directory.mkdir()
-        verdict = run(bootstrap, directory, schedule)
+        away = broker_away(kafka, random.Random(seed)) if kafka.pids[1:] else nullcontext()
+        with away:
+            verdict = run(kafka.bootstrap, directory, schedule)
         killed += verdict.killed
         print(f"{'ok  ' if verdict.is_good else 'FAIL'} {schedule}", flush=True)
         if not verdict.is_good:
