@@ -22,12 +22,13 @@ from backlogctl.errors import (
     Refused,
     VerificationFailed,
 )
+from backlogctl.kafka import markers
 from backlogctl.kafka.clients import make_admin, outlast
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl.spark_backfill.comparison import LogMessage, RebuiltMessage
 from backlogctl.spark_backfill.evidence.injected import LOST
 from backlogctl.spark_backfill.evidence.survivors import LogSpan, measure_holes
-from backlogctl.spark_backfill.injection import brakes, job
+from backlogctl.spark_backfill.injection import brakes
 from backlogctl.spark_backfill.injection.brakes import (
     CombinedBrakes,
     InjectionProgress,
@@ -430,9 +431,9 @@ def test_fault_11_the_canary_waits_for_brokers_that_are_away(
 def test_fault_07_what_an_open_transaction_hides_is_not_called_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(job, "list_offsets", answers({0: 4, 1: 9}, AWAY, {0: 7, 1: 9}))
+    monkeypatch.setattr(markers, "list_offsets", answers({0: 4, 1: 9}, AWAY, {0: 7, 1: 9}))
     await_visible(make_admin(NOWHERE), "orders", {0: 7, 1: 9}, 30.0)
-    monkeypatch.setattr(job, "list_offsets", answers({0: 4, 1: 9}))
+    monkeypatch.setattr(markers, "list_offsets", answers({0: 4, 1: 9}))
     with pytest.raises(Paused, match=r"\(\[0\] readable to 4, needed to 7\)"):
         await_visible(make_admin(NOWHERE), "orders", {0: 7, 1: 9}, 0.1)
 

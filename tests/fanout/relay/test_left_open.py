@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
 import pytest
+from confluent_kafka import KafkaException
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import HangingTransaction
@@ -14,27 +19,55 @@ from backlogctl.kafka.transactions import read_open_transactions
 from backlogctl.wire.produce import Membership, WireProducer
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import RelayWorld, check_copied, fill, relay
+from tests.kit.kafka import wait_until
 from tests.kit.transactions import open_raw, unverified, write_hanging
 
 
-def take_over(task: RelayTask, pending: int | None = None) -> ProducerIdAndEpoch:
-    """As a relay of partition 0 does; its next transaction, which commits the offset `pending`,
-    and its coordinator does not know of it."""
-    with open_raw(task.properties) as client, unverified(task.properties):
+@contextmanager
+def taken_over(task: RelayTask) -> Iterator[WireProducer]:
+    """As a relay of partition 0 does it."""
+    with open_raw(task.properties) as client:
         producer = WireProducer(client, task.transactional_id(0), task.transaction_timeout_ms)
         producer.init_transactions(60)
-        if pending is not None:
-            producer._add_offsets = lambda *_: None  # type: ignore[method-assign]
-            position = {
-                "partition_index": 0,
-                "committed_offset": pending,
-                "committed_leader_epoch": -1,
-                "committed_metadata": write_counters(Counters(task.recovery_id), 10),
-            }
-            for group in (task.group, task.recovery_group):
-                producer.send_offsets(Membership(group), task.source, position, 60)
+        yield producer
         producer.close()
+
+
+def take_over(task: RelayTask) -> ProducerIdAndEpoch:
+    """Its next transaction."""
+    with taken_over(task) as producer:
         return producer.producer
+
+
+@contextmanager
+def pending(task: RelayTask, offset: int) -> Iterator[ProducerIdAndEpoch]:
+    """A transaction that commits this offset, and its coordinator does not know of it; aborted at
+    the end: else nobody could read the log of commits any more."""
+    groups = (task.group, task.recovery_group)
+    position = {
+        "partition_index": 0,
+        "committed_offset": offset,
+        "committed_leader_epoch": -1,
+        "committed_metadata": write_counters(Counters(task.recovery_id), 10),
+    }
+
+    def send(producer: WireProducer, group: str) -> bool:
+        # The broker takes the setting a moment after it has said so.
+        with suppress(KafkaException):
+            producer.send_offsets(Membership(group), task.source, position, 60)
+            return True
+        return False
+
+    try:
+        with taken_over(task) as producer, unverified(task.properties):
+            producer._add_offsets = lambda *_: None  # type: ignore[method-assign]
+            for group in groups:
+                wait_until(partial(send, producer, group), what="the commit is taken")
+            left = producer.producer
+        yield left
+    finally:
+        with taken_over(task) as producer:
+            producer._write_markers((), Deadline(60.0), is_commit=False, groups=groups)
 
 
 def leave(world: RelayWorld, of: ProducerIdAndEpoch, partition: int, sequence: int = 0) -> None:
@@ -91,8 +124,8 @@ def test_fault_183_a_position_that_has_no_marker_either_is_aborted(
 ) -> None:
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 200})
-    with here.guarded() as task:
-        leave(here, take_over(task, pending=20), 3)
+    with here.guarded() as task, pending(task, 20) as left:
+        leave(here, left, 3)
         relay(make_relay_engine(WIRE), task, here.ranges())
     assert count_open(here) == 0
     assert check_copied(here) == []
@@ -106,13 +139,13 @@ def test_fault_183_a_transaction_that_has_its_marker_in_some_places_is_not_judge
     fill(here.properties, here.source, {0: 200})
     with here.guarded(order="round_robin") as task:
         relay(make_relay_engine(WIRE), task, [SourceRange(0, 0, 50)])
-        left = take_over(task, pending=60)
-        leave(here, left, 3)
-        # Elsewhere it has one; whether it says commit or abort is not asked.
-        leave(here, left, 4)
-        end_on_its_partition(here, 4)
-        with pytest.raises(HangingTransaction, match="whether it was committed is not known"):
-            relay(make_relay_engine(WIRE), task, here.ranges())
+        with pending(task, 60) as left:
+            leave(here, left, 3)
+            # Elsewhere it has one; whether it says commit or abort is not asked.
+            leave(here, left, 4)
+            end_on_its_partition(here, 4)
+            with pytest.raises(HangingTransaction, match="whether it was committed is not known"):
+                relay(make_relay_engine(WIRE), task, here.ranges())
 
 
 def test_fault_183_a_commit_that_stays_undecided_is_said(
@@ -121,10 +154,13 @@ def test_fault_183_a_commit_that_stays_undecided_is_said(
     monkeypatch.setattr("backlogctl.fanout.relay.wire.INIT_SECONDS", 5.0)
     here = make_world(partitions=1)
     fill(here.properties, here.source, {0: 200})
-    with here.guarded() as task:
-        take_over(task, pending=20)
-        with pytest.raises(HangingTransaction, match="commit of its offset is undecided"):
-            relay(make_relay_engine(WIRE), task, here.ranges())
+    said = "commit of its offset is undecided"
+    with (
+        here.guarded() as task,
+        pending(task, 20),
+        pytest.raises(HangingTransaction, match=said),
+    ):
+        relay(make_relay_engine(WIRE), task, here.ranges())
 
 
 def end_on_its_partition(world: RelayWorld, partition: int) -> None:
