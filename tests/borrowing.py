@@ -7,6 +7,7 @@ its services along (see `backlogctl.sandbox.watchdog`). They talk through files 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +26,13 @@ Service = Callable[[Path], AbstractContextManager[str]]
 
 
 def start_kafka(folder: Path, heap: str = "512m") -> EmbeddedKafka:
-    """One broker. As it never comes back, its session may be long: a pause does not end it."""
-    return EmbeddedKafka.start(folder, properties={"broker.session.timeout.ms": "60000"}, heap=heap)
+    """One broker, or as many as TEST_BROKERS says. As none ever comes back, its session may be
+    long: a pause does not end it."""
+    count = int(os.environ.get("TEST_BROKERS", "1"))
+    own = {"broker.session.timeout.ms": "60000"}
+    if count > 1:
+        own |= {"default.replication.factor": str(min(3, count)), "min.insync.replicas": "2"}
+    return EmbeddedKafka.start(folder, brokers=count, properties=own, heap=heap)
 
 
 @contextmanager

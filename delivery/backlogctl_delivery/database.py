@@ -111,6 +111,7 @@ def add_liveness(url: URL) -> URL:
 
 
 BUSY_SECONDS = 10
+STATEMENT_SECONDS = 60
 _WRITES = "backlog_write"
 
 
@@ -291,4 +292,5 @@ def _begin_sqlite(connection: Connection) -> None:
 def _set_up_postgres(connection: Any, _record: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = '{BUSY_SECONDS}s'")
+        cursor.execute(f"SET statement_timeout = '{STATEMENT_SECONDS}s'")
     connection.commit()

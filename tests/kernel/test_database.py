@@ -25,6 +25,7 @@ from backlogctl.config import Source
 from backlogctl.errors import LedgerError
 from backlogctl.extras import ExtraMissing, explain_import
 from backlogctl.spark_backfill.sources.reflection import open_engine
+from backlogctl_delivery import database
 from backlogctl_delivery.database import LIVENESS, add_liveness, make_engine
 from backlogctl_delivery.database_failures import DatabasePlace, explain_failure
 from tests.kit.services import Postgres
@@ -123,6 +124,21 @@ def test_the_sockets_have_limits(whose: str, postgres: Postgres) -> None:
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 5
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+@pytest.mark.postgres
+def test_a_statement_that_hangs_ends_and_may_be_tried_again(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "STATEMENT_SECONDS", 1)
+    url = postgres.url()
+    engine = make_engine(make_url(url))
+    with engine.connect() as connection, pytest.raises(OperationalError) as caught:
+        connection.exec_driver_sql("SELECT pg_sleep(60)")
+    engine.dispose()
+    found = explain(url, caught.value)
+    assert found.retryable
+    assert "the database does not do it now" in found.message
 
 
 # What is named is as if it were not installed.
