@@ -105,17 +105,17 @@ def test_fault_183_an_injection_ends_while_nobody_leads(
     topic = f"orders-{name}"
     create_topic(cluster.properties, topic, partitions=1, replication=1, config=ALONE)
     job = make_scenario(
-        cluster.kafka.bootstrap, tmp_path, slots=1, topic=topic, ledger=f"ledger-{name}"
+        cluster.kafka.bootstrap, tmp_path, slots=1, chunks=4, topic=topic, ledger=f"ledger-{name}"
     ).job
     ended: list[str] = []
 
     class Leaderless(TransactionalWriter):
         def _require_newest(self, producer: SlotProducer, sent: ChunkMessages) -> None:
             ended.append(outcome)
-            if len(ended) == 1:
+            if len(ended) == 2:
                 cluster.let_leaderless(topic)
             # The same producer's next end, an abort, must not be that of what it committed.
-            if len(ended) == 1 + (outcome == "commit"):
+            if len(ended) == 2 + (outcome == "commit"):
                 raise AttemptError(KafkaFailure("refused", retryable=True), abortable=True)
 
     inject_here(job, writer=Leaderless)
@@ -141,9 +141,9 @@ def test_fault_183_a_relay_ends_while_nobody_leads(
 
     def commit_leaderless(producer: WireProducer, seconds: float) -> None:
         ended.append(outcome)
-        if len(ended) == 1:
+        if len(ended) == 2:
             cluster.let_leaderless(target)
-        if len(ended) == 1 + (outcome == "commit"):
+        if len(ended) == 2 + (outcome == "commit"):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         commit_as_ever(producer, seconds)
 

@@ -7,11 +7,12 @@ they are used, and rights tell (`backlogctl.kafka.rights`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError
 from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.raw_client import (
     RawClient,
@@ -40,7 +41,7 @@ CAPABILITIES = (
     Capability("DescribeConfigs", 32, "when retention deletes is unknown", _PLANS),
     Capability("DescribeLogDirs", 35, "whether the brokers' disks have room is unknown"),
     Capability("OffsetForLeaderEpoch", 23, "a log that was cut off is not noticed"),
-    Capability("DescribeProducers", 61, "who left a transaction open is unknown"),
+    Capability("DescribeProducers", 61, "who left a transaction open is unknown, or if we did"),
     Capability("DescribeTransactions", 65, "who will end an open transaction is unknown"),
     Capability("IncrementalAlterConfigs", 44, "no retention can be raised", ("hold", "expand")),
     Capability("CreateTopics", 19, "no temporary topic can be made", ("expand",)),
@@ -52,6 +53,22 @@ NOT_THERE = "its brokers do not have it"
 _NO_ERROR = 0
 
 
+def find_absent(
+    properties: Properties, requests: Collection[str], limit: Deadline
+) -> tuple[Capability, ...]:
+    """Those of these requests that the brokers do not have; none where these properties cannot ask.
+    Raises ClusterUnreachable, KafkaFailure: nobody answered.
+    """
+    settings, _ = translate_properties(properties)
+    if settings is None:
+        return ()
+    try:
+        with lend_client(settings, limit, properties) as client:
+            return tuple(one for one in _list_absent(client) if one.request in requests)
+    except Exception as error:
+        raise _explain(error, properties) from error
+
+
 def read_refusals(properties: Properties, limit: Deadline) -> Mapping[Capability, str] | None:
     """By request why it is not answered; one that is not there may still be refused. None where
     these properties cannot ask. Raises ClusterUnreachable, KafkaFailure: nobody answered.
@@ -61,15 +78,23 @@ def read_refusals(properties: Properties, limit: Deadline) -> Mapping[Capability
         return None
     try:
         with lend_client(settings, limit, properties) as client:
-            named = client.admin._manager.broker_version_data.api_versions
-            found = {one: NOT_THERE for one in CAPABILITIES if one.key not in named}
+            found = dict.fromkeys(_list_absent(client), NOT_THERE)
             for one in CAPABILITIES:
                 if one not in found and (why := _ask(client, one.request, limit)):
                     found[one] = why
     except Exception as error:
-        subject = f"cluster {find_addresses(properties)}"
-        raise translate_error(error, "ask which requests it takes", subject) from error
+        raise _explain(error, properties) from error
     return found
+
+
+def _list_absent(client: RawClient) -> tuple[Capability, ...]:
+    named = client.admin._manager.broker_version_data.api_versions
+    return tuple(one for one in CAPABILITIES if one.key not in named)
+
+
+def _explain(error: Exception, properties: Properties) -> BacklogError:
+    subject = f"cluster {find_addresses(properties)}"
+    return translate_error(error, "ask which requests it takes", subject)
 
 
 def _ask(client: RawClient, request: str, limit: Deadline) -> str:

@@ -13,14 +13,21 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import HangingTransaction
 from backlogctl.kafka.admin import Connection, list_offsets
-from backlogctl.kafka.clients import Admin
-from backlogctl.kafka.raw_client import Coordinators, RawClient
-from backlogctl.kafka.transactions import describe_producers
+from backlogctl.kafka.clients import Properties, make_admin
+from backlogctl.kafka.raw_client import (
+    Coordinators,
+    RawClient,
+    lend_client,
+    translate_error,
+    translate_properties,
+)
+from backlogctl.kafka.transactions import describe_producers, describe_transaction
 
 Place = tuple[str, int]  # topic, partition
 
@@ -91,16 +98,14 @@ def find_unmarked(
     """
     from kafka.errors import UnsupportedVersionError
 
-    by_topic: defaultdict[str, set[int]] = defaultdict(set)
-    for topic, number in places:
-        by_topic[topic].add(number)
+    by_topic = _group(places)
 
     async def work() -> Mapping[Place, Any]:
         from kafka.errors import LeaderNotAvailableError
 
         found: dict[Place, Any] = {}
         for topic, numbers in by_topic.items():
-            rows = await describe_producers(client, topic, frozenset(numbers))
+            rows = await describe_producers(client, topic, numbers)
             if rows.keys() != numbers:
                 raise LeaderNotAvailableError
             found |= {
@@ -158,25 +163,62 @@ def find_hidden(
     }
 
 
-def await_markers(admin: Admin, ends: Mapping[Place, int], limit: Deadline) -> None:
-    """Until no transaction is open before these offsets; for a client that cannot ask whose it is.
+def require_ended(
+    properties: Properties, transactional_id: str, places: Iterable[Place], limit: Deadline
+) -> None:
+    """After a take over by a client that does not tell its producer's id: nothing that it has left
+    open on these partitions is there.
+
+    A login that kafka-python cannot use cannot ask for the id: all that is open is waited for.
 
     Raises:
-        HangingTransaction: one is, at the end of the limit.
-        ClusterUnreachable, KafkaFailure.
+        HangingTransaction: it is; or it may be.
+        AccessDenied, TopicMissing, ClusterUnreachable, KafkaFailure.
     """
-    for topic in {topic for topic, _ in ends}:
-        wanted = {number: end for (one, number), end in ends.items() if one == topic}
-        while hidden := find_hidden(admin, topic, wanted):
+    from kafka.errors import UnsupportedVersionError
+
+    wanted = frozenset(places)
+    settings, _ = translate_properties(properties)
+    if settings is None:
+        _await_ends(properties, wanted, limit)
+        return
+    try:
+        with lend_client(settings, limit, properties) as client:
+            coordinators = Coordinators(client, "TRANSACTION")
+            ask = partial(describe_transaction, client, coordinators, transactional_id)
+            left = find_unmarked(client, client.run(ask, limit).producer_id, wanted, limit)
+    except UnsupportedVersionError:
+        return  # brokers before 3.0
+    except Exception as error:
+        subject = f"transactional.id {transactional_id}"
+        raise translate_error(error, "ask what it has left open", subject) from error
+    if left is not None:
+        raise refuse_unmarked(left, transactional_id)
+
+
+def _await_ends(properties: Properties, places: Iterable[Place], limit: Deadline) -> None:
+    admin, by_topic = make_admin(properties), _group(places)
+    for topic, numbers in by_topic.items():
+        ends = list_offsets(admin, topic, numbers, "latest", "read_uncommitted")
+        while hidden := find_hidden(admin, topic, ends):
             if limit.expired:
-                places = ", ".join(f"[{n}] from {at} on" for n, at in sorted(hidden.items()))
+                told = ", ".join(
+                    f"[{number}] from {at} on" for number, at in sorted(hidden.items())
+                )
                 raise HangingTransaction(
-                    f"a transaction is open for more than {limit.seconds:g} s ({places}); whether "
+                    f"a transaction is open for more than {limit.seconds:g} s ({told}); whether "
                     "it is one that this transactional.id left is not known, and nothing was sent",
                     subject=f"topic {topic}",
                     hint=UNMARKED_HINT,
                 )
             time.sleep(_PAUSE)
+
+
+def _group(places: Iterable[Place]) -> Mapping[str, frozenset[int]]:
+    by_topic: defaultdict[str, set[int]] = defaultdict(set)
+    for topic, number in places:
+        by_topic[topic].add(number)
+    return {topic: frozenset(numbers) for topic, numbers in by_topic.items()}
 
 
 def is_pending(client: RawClient, group: str, topic: str, partition: int, limit: Deadline) -> bool:

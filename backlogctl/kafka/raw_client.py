@@ -364,6 +364,15 @@ def read_leaders(client: RawClient, topic: str, limit: Deadline) -> dict[int, in
 
 async def ask_leaders(client: RawClient, topic: str) -> dict[int, int]:
     """The same within a coroutine."""
+    found = await ask_leader_epochs(client, topic)
+    return {number: leader for number, (leader, _) in found.items() if leader >= 0}
+
+
+async def ask_leader_epochs(
+    client: RawClient, topic: str, node: int | None = None
+) -> dict[int, tuple[int, int]]:
+    """By partition its leader, -1 for none, and its leader epoch, as a broker knows them. The epoch
+    grows with each change of leaders, also to none (KIP-320)."""
     from kafka.errors import for_code
     from kafka.protocol.metadata import MetadataRequest
 
@@ -373,10 +382,10 @@ async def ask_leaders(client: RawClient, topic: str) -> dict[int, int]:
         min_version=4,
         max_version=9,
     )
-    (found,) = (await client.send(request)).topics
+    (found,) = (await client.send(request, node)).topics
     if found.error_code:
         raise for_code(found.error_code)()
-    return {one.partition_index: one.leader_id for one in found.partitions if one.leader_id >= 0}
+    return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found.partitions}
 
 
 def read_epoch_ends(

@@ -344,11 +344,13 @@ async def _add_coordinators(
     """Each with its transactional id, and what is going to end it."""
     coordinators = Coordinators(client, "TRANSACTION")
     ids = await _list_ids(client, {one.producer_id for one in found})
-    described = {name: await _describe(client, coordinators, name) for name in ids.values()}
+    described = {
+        name: await describe_transaction(client, coordinators, name) for name in ids.values()
+    }
     sees_all = True
     if any(one.producer_id not in ids for one in found):
         # Ids that we may not describe are left out of the list, and no error says so.
-        sees_all = await _describe(client, coordinators, _NOBODY) is not _DENIED
+        sees_all = await describe_transaction(client, coordinators, _NOBODY) is not _DENIED
     return [
         _add_coordinator(one, name, described.get(name) if name else None, sees_all=sees_all)
         for one in found
@@ -376,7 +378,7 @@ async def _list_ids(client: RawClient, producers: set[int]) -> dict[int, str]:
     return found
 
 
-async def _describe(client: RawClient, coordinators: Coordinators, name: str) -> Any:
+async def describe_transaction(client: RawClient, coordinators: Coordinators, name: str) -> Any:
     """What the coordinator of a transactional id knows; None where it does not know it, _DENIED
     where it may not be described."""
     from kafka.errors import TransactionalIdNotFoundError, for_code

@@ -31,7 +31,12 @@ from backlogctl.kafka.markers import (
     find_unmarked,
     refuse_unmarked,
 )
-from backlogctl.kafka.raw_client import Coordinators, RawClient, read_leaders
+from backlogctl.kafka.raw_client import (
+    Coordinators,
+    RawClient,
+    ask_leader_epochs,
+    read_leaders,
+)
 from backlogctl.wire.codecs import compress, make_batch
 
 Result = TypeVar("Result")
@@ -41,7 +46,7 @@ _INIT, _ADD, _OFFSETS, _COMMIT, _END, _PRODUCE = 4, 3, 3, 3, 3, 9
 _IN_FLIGHT = 4  # of one broker; it knows the last five batches of a producer and partition again
 _PAUSE, _LONG_PAUSE = 0.01, 0.1
 _ANSWER_SECONDS = 30.0
-_ACKS_ALL = -1
+_ACKS_ALL, _NOBODY = -1, -1
 # May pass when the leader is asked for again, with the same sequence numbers.
 _RESENT = frozenset(
     {
@@ -135,6 +140,8 @@ class WireProducer:
         self._leaders: dict[Place, int] = {}
         self._added: set[Place] = set()
         self._is_open = False
+        # The coordinator's node, and by place its leader and leader epoch as it last knew them.
+        self._seen: tuple[int, dict[Place, tuple[int, int]]] = (_NOBODY, {})
         self._packing = ThreadPoolExecutor(2, "backlog-pack")
         self._flying: defaultdict[int, deque[tuple[Any, list[_Sealed]]]] = defaultdict(deque)
         self._failed: list[_Sealed] = []
@@ -247,8 +254,9 @@ class WireProducer:
         committed, places, limit = self.producer, self._added, Deadline(seconds)
         self._end(is_commit=True, seconds=seconds)
         self._take_epoch(committed, limit.remaining(), is_abortable=False)
-        while places and (left := self._find_unmarked(committed.id, places, limit)) is not None:
-            self._write_markers(left.places, limit, is_commit=True)
+        if places and not self._kept_their_leaders(places, limit):
+            while (left := self._find_unmarked(committed.id, places, limit)) is not None:
+                self._write_markers(left.places, limit, is_commit=True)
 
     def abort_transaction(self, seconds: float) -> None:
         """After what is on its way has its answer: what came behind its own abort would hang in
@@ -291,6 +299,31 @@ class WireProducer:
         )
         self.producer = ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
         self._sequences.clear()
+
+    def _kept_their_leaders(self, places: Iterable[Place], limit: Deadline) -> bool:
+        """Whether each has had the same leader since the last commit, as their coordinator knows
+        it, which has sent the markers: then it has left out none. Cheaper than to ask the leaders:
+        each tells of all producers."""
+        topics = {topic for topic, _ in places}
+
+        async def look() -> tuple[int, dict[Place, tuple[int, int]]]:
+            ((node, _),) = (await self._transactions.find([self._id]))[0].items()
+            return node, {
+                (topic, number): leader
+                for topic in topics
+                for number, leader in (await ask_leader_epochs(self._client, topic, node)).items()
+                if leader[0] >= 0
+            }
+
+        before = self._seen
+        try:
+            self._seen = self._client.run(look, limit)
+        except Exception:  # noqa: BLE001 - the leaders themselves are asked
+            self._seen = (_NOBODY, {})
+        (then, known), (now, seen) = before, self._seen
+        return then == now != _NOBODY and all(
+            place in seen and known.get(place) == seen[place] for place in places
+        )
 
     def _find_unmarked(
         self, producer_id: int, places: Iterable[Place], limit: Deadline

@@ -196,10 +196,6 @@ class PartitionRelay(ABC):
         Raises HangingTransaction: how it ended is not known.
         """
 
-    @abstractmethod
-    def _await_markers(self, admin: Admin, opened: Copied) -> None:
-        """Until what was committed can be read: a coordinator may leave out a marker."""
-
     def _producer_id(self) -> ProducerIdAndEpoch | None:
         """Of the transaction, where it is known."""
         return None
@@ -222,11 +218,11 @@ class PartitionRelay(ABC):
             self._open_reader()
             try:
                 if self._jumps:  # at once: where nothing is left, no message would ever commit it
-                    self._copy(admin, producer, SourceBatch(self._next, at_end=True))
+                    self._copy(producer, SourceBatch(self._next, at_end=True))
                 while not (self._should_stop() or self._is_done()):
                     batch = self._read()  # 4. read before a transaction is opened
                     if batch.count or batch.reached > self._next:
-                        self._copy(admin, producer, batch)  # 5. to 8.
+                        self._copy(producer, batch)  # 5. to 8.
             except Exception:
                 _abort(producer)
                 raise
@@ -234,7 +230,7 @@ class PartitionRelay(ABC):
             self._close()
         return self._position()
 
-    def _copy(self, admin: Admin, producer: TransactionalProducer, batch: SourceBatch) -> None:
+    def _copy(self, producer: TransactionalProducer, batch: SourceBatch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
         self._call(producer.begin_transaction, "begin")  # 5.
         opened = self._opened = Copied(time.monotonic())
@@ -253,7 +249,6 @@ class PartitionRelay(ABC):
         self._send_offsets(after)  # 7. into the original group, by the guard's metadata
         reach("p4.6.offsets.after")
         self._call(lambda: producer.commit_transaction(CALL_SECONDS), "commit")  # 8.
-        self._await_markers(admin, opened)
         reach("p4.6.commit.after")
         self._learn_pace(opened)  # brokers throttle after they have answered
         self._counters = after

@@ -28,7 +28,6 @@ from backlogctl.fanout.relay.partition import (
     PartitionRelay,
     SourceBatch,
 )
-from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import (
     Admin,
     assign_partitions,
@@ -36,7 +35,7 @@ from backlogctl.kafka.clients import (
     make_producer,
 )
 from backlogctl.kafka.errors import translate
-from backlogctl.kafka.markers import await_markers
+from backlogctl.kafka.markers import require_ended
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import Silence, close_consumer, unwrap
@@ -301,16 +300,12 @@ class _RecordRelay(PartitionRelay):
         self._producer.send_offsets_to_transaction([position], membership, CALL_SECONDS)
 
     def _end_unmarked(self, admin: Admin) -> None:
-        # Whose it is cannot be asked: all that is open now is waited for.
+        # Only found: of librdkafka's transactions nobody knows which one it is.
         task = self._task
-        ends = list_offsets(admin, task.target, range(task.target_partitions), "latest")
+        places = [(task.target, number) for number in range(task.target_partitions)]
         limit = Deadline(task.transaction_timeout_ms / 1000.0 + _COORDINATOR_SECONDS)
-        await_markers(admin, {(task.target, place): end for place, end in ends.items()}, limit)
-
-    def _await_markers(self, admin: Admin, opened: Copied) -> None:
-        known = opened.counts.keys() & self._last_offsets.keys()
-        ends = {(self._task.target, place): self._last_offsets[place] + 1 for place in known}
-        await_markers(admin, ends, Deadline(CALL_SECONDS))
+        name = task.transactional_id(self._part.partition)
+        require_ended(task.properties, name, places, limit)
 
     def _close(self) -> None:
         if self._reader is not None:

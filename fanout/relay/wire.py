@@ -229,9 +229,6 @@ class _WireRelay(PartitionRelay):
         except Exception as error:
             raise translate_error(error, "ask for pending commits", self._subject) from error
 
-    def _await_markers(self, admin: Admin, opened: Copied) -> None:
-        """Its commit has."""
-
     def _producer_id(self) -> ProducerIdAndEpoch:
         assert self._producer is not None
         return self._producer.producer

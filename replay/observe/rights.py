@@ -13,7 +13,8 @@ from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
 from backlogctl.fanout.temporary_topic import name_temporary_topic
 from backlogctl.formats import format_plural
-from backlogctl.kafka.clients import find_addresses
+from backlogctl.kafka.capabilities import find_absent
+from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.commit_log import COMMIT_LOG
 from backlogctl.kafka.rights import (
     CLUSTER_NAME,
@@ -193,7 +194,8 @@ def require_rights(workspace: Workspace, stream: Stream, rights: Sequence[Right]
         Warnings: rights that could not be asked.
 
     Raises:
-        Refused: names what is missing, and the lines that grant it.
+        Refused: names what is missing, and the lines that grant it; or a request that the cluster
+            does not take.
         ClusterUnreachable, KafkaFailure.
     """
     properties = workspace.properties(stream)
@@ -207,6 +209,7 @@ def require_rights(workspace: Workspace, stream: Stream, rights: Sequence[Right]
             # A run may have begun earlier: what it changed then stands in `standing`.
             hint="who administers the cluster grants them with\n  " + "\n  ".join(lines),
         )
+    _require_requests(stream, properties, rights)
     warnings = [
         f"the tool may not {right} (to {right.purpose}): what needs that stays unknown"
         for right in found.missing
@@ -217,6 +220,26 @@ def require_rights(workspace: Workspace, stream: Stream, rights: Sequence[Right]
             "is missing shows only when it is used"
         ]
     return warnings
+
+
+def _require_requests(stream: Stream, properties: Properties, rights: Sequence[Right]) -> None:
+    """What is allowed must be there, too: managed clusters leave requests out."""
+    used: set[str] = set()
+    for right in (right for right in rights if right.needed):
+        match right.resource, right.operation:
+            case Resource.TRANSACTIONAL_ID, Operation.WRITE:
+                used |= {"InitProducerId", "EndTxn"}
+            case Resource.TOPIC, Operation.CREATE:
+                used.add("CreateTopics")
+            case Resource.TOPIC, Operation.DELETE if right.name == stream.topic:
+                used.add("DeleteRecords")
+    if absent := find_absent(properties, used, Deadline(_SECONDS)):
+        what = ", ".join(f"{one.request} ({one.without})" for one in absent)
+        raise Refused(
+            f"the cluster does not take what this needs: {what}; nothing was changed",
+            subject=f"stream {stream.name}",
+            hint=f"`backlogctl doctor {stream.name}` says what else it does not take",
+        )
 
 
 def describe_rights(rights: Iterable[Right]) -> str:

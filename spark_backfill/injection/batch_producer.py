@@ -71,9 +71,6 @@ class BatchSlotProducer(SlotProducer):
     def flush(self) -> None:
         self._call("deliver messages", self._wire.flush, self.timeout)
 
-    def _has_markers(self) -> bool:
-        return True  # else its commit had failed
-
     def abort(self) -> None:
         with contextlib.suppress(Exception):
             self._wire.abort_transaction(5.0)

@@ -8,7 +8,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -18,10 +17,9 @@ from confluent_kafka import KafkaError, KafkaException
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure, Refused
-from backlogctl.kafka.admin import list_offsets
-from backlogctl.kafka.clients import Admin, Properties, make_admin, make_producer
+from backlogctl.kafka.clients import Properties, make_producer
 from backlogctl.kafka.errors import is_abortable, is_fenced, translate
-from backlogctl.kafka.markers import Place, ProducerIdAndEpoch, Unmarked, await_markers
+from backlogctl.kafka.markers import Place, ProducerIdAndEpoch, Unmarked, require_ended
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
@@ -131,7 +129,6 @@ class SlotProducer:
         # A batch must not be larger than what the topic takes as one message.
         self._limit = min(_BATCH_BYTES, max_message_bytes)
         self._ends: list[int | None] = []
-        self._partition = -1
         self._delivered = 0
         self._produced = 0
         self._failure: KafkaError | None = None
@@ -165,13 +162,9 @@ class SlotProducer:
     ) -> None:
         """After `init`: what older producers of the id have left open, though it has ended, ends.
 
-        librdkafka does not tell the producer's id: all that is open is waited for.
+        Here it is only found: of librdkafka's transactions nobody knows which one it is.
         """
-        ends = {
-            (topic, number): list_offsets(self._admin, topic, [number], "latest")[number]
-            for topic, number in places
-        }
-        await_markers(self._admin, ends, Deadline(self._wait))
+        require_ended(self._properties, self._id, places, Deadline(self._wait))
 
     @property
     def producer(self) -> ProducerIdAndEpoch | None:
@@ -186,7 +179,6 @@ class SlotProducer:
 
     def produce(self, partition: int, table: pa.Table, pace: float | None) -> None:
         """Hands every message to the client; each stays under the transaction until commit."""
-        self._partition = partition
         last = table.num_rows - 1
         for start in range(0, table.num_rows, _BATCH):
             with _without_collector():
@@ -234,20 +226,8 @@ class SlotProducer:
         true of one moment only: a repeated request to go on after it must not find this producer.
         """
         self._call("commit the chunk", self._producer.commit_transaction, self.timeout + 5)
-        # Without, the next chunk begins with a producer of its own, which looks what is open.
-        self.session = uuid.uuid4().hex if self._has_markers() else ""
+        self.session = uuid.uuid4().hex
         return time.monotonic() - self._begun
-
-    def _has_markers(self) -> bool:
-        """Whether the messages can be read: a coordinator may leave their marker out."""
-        if self.last_offset is None:
-            return False
-        ends = {(self._topic, self._partition): self.last_offset + 1}
-        try:
-            await_markers(self._admin, ends, Deadline(self.timeout))
-        except KafkaFailure:
-            return False
-        return True
 
     def abort(self) -> None:
         """Aborts, as a courtesy to read_committed readers, who would wait for the timeout.
@@ -367,10 +347,6 @@ class SlotProducer:
     @property
     def last_offset(self) -> int | None:
         return self._ends[-1] if self._ends else None
-
-    @cached_property
-    def _admin(self) -> Admin:
-        return make_admin(self._properties)
 
     @property
     def _wait(self) -> float:

@@ -124,14 +124,24 @@ def test_fault_181_a_group_that_nobody_joined_is_not_taken_for_another(
     assert before["group_state"] == after["group_state"] == "simple"
 
 
-def test_fault_182_a_right_that_cannot_be_asked_is_unknown(
-    proxy: RefusingKafka, behind: Path
+@pytest.mark.parametrize(
+    ("plan", "api", "request_name"),
+    [
+        (PLANS[0], Api.END_TXN, "EndTxn"),
+        (PLANS[2], Api.INIT_PRODUCER_ID, "InitProducerId"),
+        (PLANS[0], Api.CREATE_TOPICS, "CreateTopics"),
+        (PLANS[1], Api.DELETE_RECORDS, "DeleteRecords"),
+    ],
+)
+def test_fault_182_what_needs_a_request_that_is_not_there_is_not_planned(
+    proxy: RefusingKafka, behind: Path, plan: tuple[str, ...], api: Api, request_name: str
 ) -> None:
-    """A plan says so, and goes on."""
-    proxy.refusals.refuse(Refusing.MISSING, [Api.END_TXN])
-    said = call(behind, *PLANS[0])
-    assert said.code == 0
-    assert "is unknown: the brokers do not tell" in flatten(said)
+    assert call(behind, *plan).code == 0
+    behind.joinpath("ledger.db").unlink()
+    proxy.refusals.refuse(Refusing.MISSING, [api])
+    said = call(behind, *plan)
+    assert said.code == 5
+    assert f"the cluster does not take what this needs: {request_name} (" in flatten(said)
 
 
 def test_fault_182_what_is_not_there_is_not_to_be_tried_again(
@@ -204,7 +214,7 @@ def test_a_service_is_looked_at_and_planned_for(
         is_named = f"{capability.request}: its brokers do not have it" in doctor
         assert is_named is (capability.key in SERVICES[service]), capability
     said = call(behind, *PLANS[0])
-    assert said.code == 0, said
+    assert said.code == (5 if Api.END_TXN in SERVICES[service] else 0), said
 
 
 @pytest.mark.parametrize("how", Refusing)
