@@ -141,6 +141,7 @@ class Admin(AdminClient):
         """
         with suppress(KafkaException):
             self.list_topics(_ANY_TOPIC, timeout=_PROBE_SECONDS)
+            self.has_answered = True
 
     def _tell_refused_login(self, subject: str, doing: str) -> BacklogError | None:
         if (refusal := self.reports.refusal) is None:
@@ -244,7 +245,9 @@ def wait_for(admin: Admin, future: Future[Any], subject: str, doing: str, limit:
                 raise admin.translate(error, subject, doing, limit.seconds) from error
             late = error
         else:
-            admin.note_answer()
+            # ListConsumerGroups succeeds where nobody answered, too.
+            if not getattr(result, "errors", None):
+                admin.note_answer()
             return result
         admin.look_around()
         # Nobody has answered for long: a wrong password would be tried until the end.
