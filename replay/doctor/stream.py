@@ -112,6 +112,7 @@ def judge_sources(config: Config, stream: Stream) -> Iterator[CheckFinding]:
 
 Part = TypeVar("Part")
 _SECONDS = 30.0
+_TYPES_SECONDS = 10.0  # where another look has waited for the same brokers
 _AT_A_TIME = 4
 _STREAM_ROOMS = (CheckScope.TOPIC, CheckScope.RETENTION, CheckScope.GROUP, CheckScope.LOG)
 
@@ -241,8 +242,9 @@ class _Shared:
 
     def read_kind(self, stream: Stream, limit: Deadline) -> str | None:
         properties = self._workspace.properties(stream)
+        within = limit.part(_TYPES_SECONDS)
         listings, unknown = self.read_once(
-            "types", stream.cluster, lambda: read_group_listings(properties, limit)
+            "types", stream.cluster, lambda: read_group_listings(properties, within)
         )
         return None if unknown else listings.get(stream.group, GroupListing()).type
 
