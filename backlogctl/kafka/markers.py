@@ -61,12 +61,14 @@ class Unmarked:
         producer: its id, and the epoch of the newest transaction that is open.
         places: where it is open.
         elsewhere: where its id has written in this or a later epoch, and nothing is open.
+        untouched: where it has written before, and not in this epoch.
         is_one: False where transactions of several epochs are open.
     """
 
     producer: ProducerIdAndEpoch
     places: frozenset[Place]
     elsewhere: frozenset[Place]
+    untouched: frozenset[Place]
     is_one: bool = True
 
     def was_committed(self, last: ProducerIdAndEpoch | None) -> bool | None:
@@ -128,14 +130,12 @@ def find_unmarked(
     if not epochs:
         return None
     first, last = min(epochs.values()), max(epochs.values())
+    ended = {place: row.producer_epoch for place, row in rows.items() if place not in epochs}
     return Unmarked(
         ProducerIdAndEpoch(producer_id, last),
         frozenset(epochs),
-        frozenset(
-            place
-            for place, row in rows.items()
-            if place not in epochs and row.producer_epoch >= first
-        ),
+        elsewhere=frozenset(place for place, epoch in ended.items() if epoch >= first),
+        untouched=frozenset(place for place, epoch in ended.items() if epoch < first),
         is_one=first == last,
     )
 
@@ -221,20 +221,29 @@ def _group(places: Iterable[Place]) -> Mapping[str, frozenset[int]]:
     return {topic: frozenset(numbers) for topic, numbers in by_topic.items()}
 
 
-def is_pending(client: RawClient, group: str, topic: str, partition: int, limit: Deadline) -> bool:
+def is_pending(
+    client: RawClient,
+    group: str,
+    place: Place,
+    limit: Deadline,
+    coordinators: Coordinators | None = None,
+) -> bool:
     """Whether a transaction's commit of this offset has no marker yet, as the group's coordinator
-    says (KIP-447).
+    says (KIP-447); False of brokers before 2.5, which leave no marker out.
 
     Raises:
         Exception: kafka-python's own; READ on the group is needed.
     """
-    coordinators = Coordinators(client)
+    from kafka.errors import UnsupportedVersionError
+
+    topic, partition = place
+    known = coordinators or Coordinators(client)
 
     async def work() -> int:
         from kafka.errors import for_code
         from kafka.protocol.consumer.group import OffsetFetchRequest
 
-        nodes, code = await coordinators.find([group])
+        nodes, code = await known.find([group])
         for node in nodes:
             wanted = OffsetFetchRequest.OffsetFetchRequestTopic(
                 name=topic, partition_indexes=[partition]
@@ -251,10 +260,13 @@ def is_pending(client: RawClient, group: str, topic: str, partition: int, limit:
             code = answer.error_code or next(iter(codes), 0)
         if code in (0, _UNSTABLE):
             return code
-        coordinators.forget([group])
+        known.forget([group])
         raise for_code(code)()
 
-    return client.run(work, limit) == _UNSTABLE
+    try:
+        return client.run(work, limit) == _UNSTABLE
+    except UnsupportedVersionError:
+        return False
 
 
 def refuse_unmarked(unmarked: Unmarked, transactional_id: str) -> HangingTransaction:

@@ -35,7 +35,7 @@ _SECONDS = 15.0
 _UNKNOWN_TOPIC, _TOPIC_DENIED, _CLUSTER_DENIED, _ID_DENIED = 3, 29, 31, 53
 # Nobody has it: whether we may describe it says whether we may describe all.
 _NOBODY = "backlogctl:nobody"
-COMMITTED = "CompleteCommit"
+_ABORTED = "CompleteAbort"
 _ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 # A later version would ask for two-phase commit, or for a producer id of its own.
 _INIT_VERSION = 4
@@ -90,6 +90,13 @@ class OpenTransaction:
         if not is_ongoing or self.started_at is None or self.timeout_seconds is None:
             return None
         return self.started_at + timedelta(seconds=self.timeout_seconds)
+
+    @property
+    def may_be_committed(self) -> bool:
+        """It hangs, and its coordinator, which knows its producer, does not say that it was
+        aborted."""
+        told = (None, _ABORTED)
+        return self.fate is TransactionFate.HANGING and self.coordinator_state not in told
 
     @property
     def name(self) -> str:
@@ -232,13 +239,13 @@ def refuse_abort(
             hint="its markers come as soon as the coordinator reaches the partition's leader: look "
             "whether all brokers are up",
         )
-    if current.fate is TransactionFate.HANGING and current.coordinator_state == COMMITTED:
+    if current.may_be_committed:
         if even_if_committed:
             return
         raise Refused(
-            "its coordinator says that this producer's last transaction was committed: what is "
-            "open here may be a part of it whose marker was left out (KAFKA-20734), and nothing "
-            "was aborted",
+            "its coordinator does not say that it was aborted (its last word on this producer is "
+            f"{current.coordinator_state}): what is open here may be committed, and its marker "
+            "left out (KAFKA-20734); nothing was aborted",
             subject=subject,
             hint="ask the owner of its producer whether these messages count; if they do not, "
             "`--even-if-committed` aborts it",

@@ -29,6 +29,7 @@ from backlogctl.kafka.markers import (
     ProducerIdAndEpoch,
     Unmarked,
     find_unmarked,
+    is_pending,
     refuse_unmarked,
 )
 from backlogctl.kafka.raw_client import (
@@ -140,6 +141,8 @@ class WireProducer:
         self._leaders: dict[Place, int] = {}
         self._added: set[Place] = set()
         self._is_open = False
+        self._offsets: dict[str, Place] = {}  # by group, that it commits
+        self._ends_as_commit = False  # of one that writes the markers of a commit
         # The coordinator's node, and by place its leader and leader epoch as it last knew them.
         self._seen: tuple[int, dict[Place, tuple[int, int]]] = (_NOBODY, {})
         self._packing = ThreadPoolExecutor(2, "backlog-pack")
@@ -176,12 +179,13 @@ class WireProducer:
         is_commit = was_committed(left)
         if is_commit is None:
             raise refuse_unmarked(left, self._id)
-        self._write_markers(left.places, limit, is_commit=is_commit, groups=groups)
+        self._write_markers(left.places, is_commit=is_commit, groups=groups)
         if (left := self._find_unmarked(self.producer.id, wanted, limit)) is not None:
             raise refuse_unmarked(left, self._id)
 
     def begin_transaction(self) -> None:
         self._added, self._failed, self.offsets = set(), [], {}
+        self._offsets, self._ends_as_commit = {}, False
 
     def write(self, batches: Sequence[Unsent], seconds: float) -> None:
         """Sends them on their way, each partition's in this order; `flush` awaits their ends."""
@@ -226,6 +230,7 @@ class WireProducer:
         from kafka.protocol.producer import TxnOffsetCommitRequest
 
         self._add_offsets(membership.group, seconds)
+        self._offsets[membership.group] = (topic, position["partition_index"])
         of_topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
         def commit() -> Any:
@@ -252,11 +257,18 @@ class WireProducer:
     def commit_transaction(self, seconds: float) -> None:
         """Until its markers are in the log; those that its coordinator leaves out are written."""
         committed, places, limit = self.producer, self._added, Deadline(seconds)
+        offsets = dict(self._offsets)
         self._end(is_commit=True, seconds=seconds)
         self._take_epoch(committed, limit.remaining(), is_abortable=False)
         if places and not self._kept_their_leaders(places, limit):
             while (left := self._find_unmarked(committed.id, places, limit)) is not None:
-                self._write_markers(left.places, limit, is_commit=True)
+                if left.producer.id != self.producer.id:
+                    raise refuse_unmarked(left, self._id)  # the id changed; it was committed
+                self._write_markers(left.places, is_commit=True)
+        for group, place in offsets.items():
+            ask = partial(is_pending, self._client, group, place, limit, self._groups)
+            if _outlast(ask, limit, is_abortable=False):  # of another producer it stays so
+                self._write_markers((), is_commit=True, groups=[group])
 
     def abort_transaction(self, seconds: float) -> None:
         """After what is on its way has its answer: what came behind its own abort would hang in
@@ -265,7 +277,7 @@ class WireProducer:
         for flying in self._flying.values():
             for sent, _ in flying:
                 self._client.await_sent(sent, limit)
-        self._end(is_commit=False, seconds=seconds)
+        self._end(is_commit=self._ends_as_commit, seconds=seconds)
 
     def close(self) -> None:
         self._packing.shutdown(wait=False, cancel_futures=True)
@@ -332,15 +344,12 @@ class WireProducer:
         return _outlast(find, limit, is_abortable=False)
 
     def _write_markers(
-        self,
-        places: Iterable[Place],
-        limit: Deadline,
-        *,
-        is_commit: bool,
-        groups: Iterable[str] = (),
+        self, places: Iterable[Place], *, is_commit: bool, groups: Iterable[str] = ()
     ) -> None:
-        """A transaction without messages: its markers end what its producer has open there."""
+        """By a transaction without messages. It must end as it should, and has its own time."""
+        limit = Deadline(self._timeout_ms / 1000)
         self.begin_transaction()
+        self._ends_as_commit = is_commit
         self._add_partitions(places, limit.remaining())
         for group in groups:
             self._add_offsets(group, limit.remaining())
@@ -419,7 +428,7 @@ class WireProducer:
 
     def _send(self, sealed: Sequence[_Sealed], limit: Deadline) -> None:
         for topic in {one.place[0] for one in sealed if one.place not in self._leaders}:
-            found = self._read_leaders(topic, limit)
+            found = _outlast(partial(read_leaders, self._client, topic, limit), limit)
             self._leaders |= {(topic, partition): node for partition, node in found.items()}
         by_node: defaultdict[int, list[_Sealed]] = defaultdict(list)
         for one in sealed:
@@ -437,9 +446,6 @@ class WireProducer:
                 continue
             request = self._make_request(batches)
             flying.append((self._client.send_soon(request, node), batches))
-
-    def _read_leaders(self, topic: str, limit: Deadline) -> Mapping[int, int]:
-        return _outlast(partial(read_leaders, self._client, topic, limit), limit)
 
     def _make_request(self, batches: Sequence[_Sealed]) -> Any:
         from kafka.protocol.producer import ProduceRequest

@@ -195,13 +195,15 @@ class _WireRelay(PartitionRelay):
 
         def was_committed(left: Unmarked) -> bool | None:
             """As the position says that a relay of this recovery committed."""
+            limit = Deadline(INIT_SECONDS)
             for group in groups:
                 if self._is_pending(group):
                     continue
-                number, limit = self._part.partition, Deadline(INIT_SECONDS)
+                number = self._part.partition
                 found = find_commits(admin, group, task.source, [number], limit).get(number)
                 if found is None or not found.is_of(task.recovery_id):
-                    return left.was_committed(None)
+                    # In the original group somebody else's commit may stand in the place of ours.
+                    return left.was_committed(None) if group == groups[0] else None
                 last = found.counters(task.recovery_id).producer
                 return None if last is None else left.was_committed(last)
             # Nobody has seen any of it, where it has no marker anywhere.
@@ -209,7 +211,8 @@ class _WireRelay(PartitionRelay):
 
         places = [(task.target, number) for number in range(task.target_partitions)]
         end = partial(producer.end_unmarked, places, was_committed, INIT_SECONDS, groups)
-        self._call(end, "end what was left open", INIT_SECONDS)
+        # The questions have as long, too.
+        self._call(end, "end what was left open", 3 * INIT_SECONDS)
         limit = Deadline(INIT_SECONDS)
         while pending := [group for group in groups if self._is_pending(group)]:
             if limit.expired:
@@ -225,7 +228,7 @@ class _WireRelay(PartitionRelay):
         assert self._client is not None
         place = (self._task.source, self._part.partition)
         try:
-            return is_pending(self._client, group, *place, Deadline(INIT_SECONDS))
+            return is_pending(self._client, group, place, Deadline(INIT_SECONDS))
         except Exception as error:
             raise translate_error(error, "ask for pending commits", self._subject) from error
 

@@ -18,7 +18,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from backlogctl.errors import BacklogError, KafkaFailure, ProducerFenced, Refused, UsageError
+from backlogctl.errors import (
+    BacklogError,
+    HangingTransaction,
+    KafkaFailure,
+    ProducerFenced,
+    Refused,
+    UsageError,
+)
 from backlogctl.fanout.relay.interface import (
     RECORD,
     WIRE,
@@ -37,7 +44,7 @@ from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
 _ERRORS: dict[str, type[BacklogError]] = {
     kind.code: kind
     for kind in (
-        *(GuardLost, PositionExpired, UnexplainedRefusal, ProducerFenced),
+        *(GuardLost, PositionExpired, UnexplainedRefusal, ProducerFenced, HangingTransaction),
         *(Refused, TopicMissing, KafkaFailure, LoginRefused, EncryptionRefused),
     )
 }

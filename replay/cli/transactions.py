@@ -66,7 +66,7 @@ def abort_one(
         bool,
         typer.Option(
             "--even-if-committed",
-            help="Also one that hangs after its coordinator has committed it, or another one.",
+            help="Also one that hangs and may be committed.",
         ),
     ] = False,
 ) -> None:
@@ -147,7 +147,7 @@ def _draw_open(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
             "hanging": "never by itself",
             "unknown": "unknown",
         }[one["fate"]]
-        if one["fate"] == "hanging" and one["coordinator_state"] == "CompleteCommit":
+        if one["may_be_committed"]:
             ends += "; perhaps committed"
         table.add(
             str(one["partition"]),

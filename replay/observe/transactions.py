@@ -15,7 +15,6 @@ from backlogctl.kafka.admin import list_offsets, read_topic_id
 from backlogctl.kafka.clients import connect
 from backlogctl.kafka.raw_fetch import fetch_batches
 from backlogctl.kafka.transactions import (
-    COMMITTED,
     OpenTransaction,
     TransactionFate,
     abort_transaction,
@@ -56,6 +55,7 @@ class ListedTransaction:
     def to_json(self) -> dict[str, Any]:
         return {
             **to_document(self.transaction),
+            "may_be_committed": self.transaction.may_be_committed,
             "behind": self.behind,
             "seconds_open": self.seconds_open,
             "is_writing": self.is_writing,
@@ -241,6 +241,6 @@ def list_next(document: Mapping[str, Any]) -> list[str]:
         f"backlogctl transactions abort {stream} --partition {one['partition']} "
         f"--start-offset {one['start']}"
         for one in document["transactions"]
-        if (one["fate"] == TransactionFate.HANGING and one["coordinator_state"] != COMMITTED)
+        if (one["fate"] == TransactionFate.HANGING and not one["may_be_committed"])
         or (one["fate"] == TransactionFate.ONGOING and not one["is_writing"])
     ]

@@ -24,7 +24,7 @@ from backlogctl.errors import (
 )
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import Admin, make_admin
-from backlogctl.kafka.markers import Unmarked
+from backlogctl.kafka.markers import ProducerIdAndEpoch, Unmarked
 from backlogctl.spark_backfill.injection.ledger_topic import (
     CLOSED,
     COORDINATOR_SECONDS,
@@ -533,12 +533,17 @@ def _end_unmarked(
 
     def was_committed(left: Unmarked) -> bool | None:
         if record in left.places:
-            # Nobody has seen any of it, if the target has no marker either.
-            return left.was_committed(None) if target in left.places else None
-        sent = [one for one in scan() if (one.topic, one.slot) == target and one.chunk != CLOSED]
-        if sent and sent[-1].producer is None:
-            return None  # librdkafka wrote it, or an earlier release
-        return left.was_committed(sent[-1].producer if sent else None)
+            # Nobody has seen any of it, if the target has no marker either, or is no part of it.
+            return left.was_committed(None) if target in left.places | left.untouched else None
+        last: ProducerIdAndEpoch | None = None
+        for one in scan():
+            if (one.topic, one.slot) != target or one.chunk == CLOSED:
+                continue
+            if one.producer is None:
+                return None  # librdkafka wrote it, or an earlier release
+            if one.producer.id == left.producer.id:
+                last = one.producer
+        return left.was_committed(last)
 
     producer.end_unmarked([target, record], was_committed)
 

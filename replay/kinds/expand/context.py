@@ -499,10 +499,11 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         return self.brokers.ask(question)
 
     def note_counters(self) -> None:
-        """Takes what earlier runs relayed from the relays' positions, for the totals shown."""
+        """Takes what earlier runs relayed from the relays' positions, for the totals shown; what is
+        undecided the relays decide."""
         self._relayed_before = {
             number: position.counters(self.recovery.id).relayed
-            for number, position in self.read_positions().items()
+            for number, position in self.read_positions(stable=False).items()
         }
 
     def make_ranges(self) -> list[SourceRange]:

@@ -68,7 +68,7 @@ def pending(task: RelayTask, offset: int) -> Iterator[ProducerIdAndEpoch]:
         yield left
     finally:
         with taken_over(task) as producer:
-            producer._write_markers((), Deadline(60.0), is_commit=False, groups=groups)
+            producer._write_markers((), is_commit=False, groups=groups)
 
 
 def leave(world: RelayWorld, of: ProducerIdAndEpoch, partition: int, sequence: int = 0) -> None:
