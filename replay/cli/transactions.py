@@ -148,7 +148,7 @@ def _draw_open(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
             "unknown": "unknown",
         }[one["fate"]]
         if one["may_be_committed"]:
-            ends += "; perhaps committed"
+            ends = "perhaps committed"
         table.add(
             str(one["partition"]),
             f"{one['start']:,}",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import HangingTransaction
@@ -52,18 +52,13 @@ def pending(task: RelayTask, offset: int) -> Iterator[ProducerIdAndEpoch]:
         "committed_metadata": write_counters(Counters(task.recovery_id), 10),
     }
 
-    def send(producer: WireProducer, group: str) -> bool:
-        # The broker takes the setting a moment after it has said so.
-        with suppress(KafkaException):
-            producer.send_offsets(Membership(group), task.source, position, 60)
-            return True
-        return False
-
     try:
         with taken_over(task) as producer, unverified(task.properties):
             producer._add_offsets = lambda *_: None  # type: ignore[method-assign]
             for group in groups:
-                wait_until(partial(send, producer, group), what="the commit is taken")
+                # The broker takes the setting a moment after it has said so.
+                send = partial(producer.send_offsets, Membership(group), task.source, position)
+                wait_until(partial(succeeds, send), what="the commit is taken")
             left = producer.producer
         yield left
     finally:
@@ -149,6 +144,47 @@ def test_fault_183_a_transaction_that_has_its_marker_in_some_places_is_not_judge
                 relay(make_relay_engine(WIRE), task, here.ranges())
 
 
+def test_fault_183_the_marker_of_an_offset_is_looked_after(make_world: MakeWorld) -> None:
+    here = make_world(partitions=1)
+    position = {
+        "partition_index": 0,
+        "committed_offset": 20,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
+    task = here.task(b"")
+    with taken_over(task) as producer:
+        with unverified(task.properties), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(producer, "_add_offsets", lambda *_: None)
+            send = partial(producer.send_offsets, Membership(task.group), task.source, position)
+            wait_until(partial(succeeds, send), what="the commit is taken")
+        producer.commit_transaction(60)
+    assert here.commits() == {0: 20}
+
+
+def test_fault_183_the_mend_of_a_commit_is_never_aborted(make_world: MakeWorld) -> None:
+    here = make_world(partitions=1)
+    with taken_over(here.task(b"")) as producer:
+        leave(here, producer.producer, 3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(producer, "_end", fail_late)
+            with pytest.raises(KafkaException):
+                producer._write_markers([(here.target, 3)], is_commit=True)
+        producer.abort_transaction(60)
+    assert len(here.read_target()) == 5
+
+
+def fail_late(**_: object) -> None:
+    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+def succeeds(call: Callable[[float], object]) -> bool:
+    with suppress(KafkaException):
+        call(60)
+        return True
+    return False
+
+
 def test_fault_183_a_commit_that_stays_undecided_is_said(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +205,7 @@ def end_on_its_partition(world: RelayWorld, partition: int) -> None:
     from backlogctl.kafka.transactions import abort_transaction
 
     (one,) = read_open_transactions(world.properties, world.target, [partition], Deadline(60.0))
-    abort_transaction(world.properties, one, Deadline(60.0))
+    abort_transaction(world.properties, one, Deadline(60.0), even_if_committed=True)
 
 
 @pytest.mark.parametrize(

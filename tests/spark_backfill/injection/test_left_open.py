@@ -116,6 +116,18 @@ def test_fault_183_a_transaction_that_nobody_can_judge_is_refused(scenario: Make
     assert list_offsets(job.properties, job.topic, [0], "latest") == {0: 0}
 
 
+def test_fault_183_a_record_that_stands_for_no_message_is_aborted(scenario: MakeScenario) -> None:
+    """As of a cancel, or of a chunk all of whose messages were left out."""
+    job = scenario(slots=1).job
+    first, second = job.manifest.chunks
+    TransactionalWriter(job.writer_settings()).write(first, read_chunk(job.directory, first))
+    leave(job, take_slot(job), job.ledger.topic, job.ledger.place(job.topic, 0))
+    result = inject_here(job)
+    assert (result.injected, result.skipped) == (second.count, first.count)
+    assert count_open(job) == 0
+    assert_same_set(job)
+
+
 def test_fault_183_a_cancelled_slot_does_not_commit_the_record_that_was_left_open(
     scenario: MakeScenario,
 ) -> None:
