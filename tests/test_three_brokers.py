@@ -120,6 +120,7 @@ def test_fault_183_an_injection_ends_while_nobody_leads(
 
     inject_here(job, writer=Leaderless)
     cluster.await_all(topic)
+    assert len(ended) > 3
     assert read_open_transactions(cluster.properties, topic, [0], Deadline(60.0)) == ()
     assert_same_set(job)
 
@@ -131,7 +132,8 @@ def test_fault_183_a_relay_ends_while_nobody_leads(
     source, target, group = f"orders-{name}", f"orders-{name}.recovery", f"shop-{name}"
     create_topic(cluster.properties, source, partitions=1, config={"retention.ms": "-1"})
     create_topic(cluster.properties, target, partitions=6, replication=1, config=ALONE)
-    fill(cluster.properties, source, {0: 3_000}, size=200)
+    for first in range(0, 3_000, 500):  # a batch each, at least
+        fill(cluster.properties, source, {0: 500}, first=first, size=200)
     set_offsets_raw(cluster.properties, group, source, {0: 0})
     world = RelayWorld(cluster.properties, source, target, group, 1, 6)
     monkeypatch.setattr(partition, "_FIRST_BYTES", 1 << 16)
@@ -153,6 +155,7 @@ def test_fault_183_a_relay_ends_while_nobody_leads(
             relay(make_relay_engine(WIRE), task, world.ranges())
         relay(make_relay_engine(WIRE), task, world.ranges())
     cluster.await_all(target)
+    assert len(ended) > 3
     assert read_open_transactions(cluster.properties, target, range(6), Deadline(60.0)) == ()
     assert check_copied(world) == []
     assert world.commits() == world.ends()
