@@ -273,7 +273,7 @@ def refuse_unmarked(unmarked: Unmarked, transactional_id: str) -> HangingTransac
     """The error where it is not known whether it was committed."""
     return HangingTransaction(
         f"a transaction of transactional.id {transactional_id} has ended and is still open on "
-        f"{unmarked.describe()}, and whether it was committed is not known; nothing was sent",
+        f"{unmarked.describe()}, and whether it was committed is not known; nothing more is sent",
         subject=f"producer {unmarked.producer.id}, epoch {unmarked.producer.epoch}",
         hint=UNMARKED_HINT,
     )

@@ -247,8 +247,9 @@ def refuse_abort(
             f"{current.coordinator_state}): what is open here may be committed, and its marker "
             "left out (KAFKA-20734); nothing was aborted",
             subject=subject,
-            hint="ask the owner of its producer whether these messages count; if they do not, "
-            "`--even-if-committed` aborts it",
+            hint="what a recovery left open its next `run` ends as it was decided; else ask the "
+            "owner of its producer whether these messages count: if not, `--even-if-committed` "
+            "aborts it",
         )
     if current.fate is TransactionFate.UNKNOWN:
         raise Refused(

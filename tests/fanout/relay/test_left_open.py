@@ -16,7 +16,7 @@ from backlogctl.fanout.relay.interface import RECORD, WIRE, RelayTask, SourceRan
 from backlogctl.fanout.relay.worker import make_relay_engine
 from backlogctl.kafka import markers
 from backlogctl.kafka.markers import ProducerIdAndEpoch
-from backlogctl.kafka.transactions import read_open_transactions
+from backlogctl.kafka.transactions import abort_transaction, read_open_transactions
 from backlogctl.wire.produce import Membership, WireProducer
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import RelayWorld, check_copied, fill, relay
@@ -202,8 +202,6 @@ def test_fault_183_a_commit_that_stays_undecided_is_said(
 
 def end_on_its_partition(world: RelayWorld, partition: int) -> None:
     """As an operator does with Kafka's own tool."""
-    from backlogctl.kafka.transactions import abort_transaction
-
     (one,) = read_open_transactions(world.properties, world.target, [partition], Deadline(60.0))
     abort_transaction(world.properties, one, Deadline(60.0), even_if_committed=True)
 
