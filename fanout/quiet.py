@@ -11,7 +11,6 @@ from backlogctl.fanout.relay.guard import CLIENT_ID
 from backlogctl.kafka.admin import (
     committed_offsets,
     describe_group_state,
-    read_group_state,
 )
 from backlogctl.kafka.clients import Admin, Connection, make_admin
 from backlogctl.kafka.errors import GroupActive
@@ -79,17 +78,16 @@ def await_empty(admin: Admin, group: str, look: Callable[[], None], *, within: f
     for_static = Deadline(max(within, STATIC_SECONDS))
     while True:
         look()
-        # Listed, not described: that is safe while brokers go away (`groups.read_commits`).
-        if not read_group_state(admin, group, Deadline(30.0)).is_active:
+        state = describe_group_state(admin, group, Deadline(30.0))
+        if not state.is_active:
             return
         if not limit.expired:
             time.sleep(_POLL_SECONDS)
             continue
-        state = describe_group_state(admin, group, Deadline(30.0))
         others = [m for m in state.members if not m.client_id.startswith(CLIENT_ID)]
         static = bool(others) and all(member.instance for member in others)
         waited = for_static if static else limit if others else for_guard
-        if state.is_active and waited.expired:
+        if waited.expired:
             names = ", ".join(str(member) for member in state.members) or f"it is {state.state}"
             hint = "stop these consumers (and whatever restarts them), then run again"
             if static:

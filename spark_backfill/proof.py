@@ -19,7 +19,7 @@ from backlogctl.clock import read_millis, utc_now
 from backlogctl.config import StreamSource
 from backlogctl.errors import Refused
 from backlogctl.formats import format_duration, format_plural
-from backlogctl.kafka.groups import split_batches
+from backlogctl.kafka.raw_client import cut
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl.spark_backfill.comparison import (
     Header,
@@ -485,7 +485,7 @@ def find_gone_rows(
         translating("look for rows", subject=access.subject, secrets=access.jdbc.secrets),
         access.engine.connect() as connection,
     ):
-        for some in split_batches(identities, size):
+        for some in cut(identities, size):
             where = render_identities(some, name, access.table)
             assert name is not None
             assert where is not None

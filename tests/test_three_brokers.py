@@ -16,7 +16,17 @@ from backlogctl.errors import ClusterUnreachable, KafkaFailure
 from backlogctl.fanout.relay import partition
 from backlogctl.fanout.relay.interface import RECORD, WIRE
 from backlogctl.fanout.relay.worker import make_relay_engine
-from backlogctl.kafka.admin import create_topic
+from backlogctl.kafka.admin import (
+    alter_topic_config,
+    create_topic,
+    delete_group,
+    delete_records,
+    delete_topic,
+    describe_group_state,
+    set_group_offsets,
+)
+from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.coordinator import read_all_commits
 from backlogctl.kafka.transactions import read_open_transactions
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.lag import count_lag
@@ -197,3 +207,48 @@ def test_fault_176_an_outbox(cluster: Cluster, name: str, kind: str, pg_url: str
     assert len(set(ids)) == 160
     assert len(ids) == 160
     shop.close()
+
+
+@pytest.mark.parametrize("how", ["hangs", "dies"])
+def test_fault_184_changes_while_a_broker(cluster: Cluster, name: str, how: str) -> None:
+    """It is the one that a client knows as the controller, or the coordinator: it is not waited for
+    once there is another. (A hanging active controller stops all changes, of everybody.)"""
+    properties, topic, old, group = cluster.properties, f"orders-{name}", f"old-{name}", f"g-{name}"
+    create_topic(properties, old, partitions=3)
+    fill(properties, old, dict.fromkeys(range(3), 9))
+    set_offsets_raw(properties, group, old, {0: 4})
+    made: list[str] = []
+
+    def make(admin: Admin) -> None:
+        config = {"retention.ms": "-1"}
+        made.append(create_topic(admin, topic, partitions=4, config=config))
+
+    by_controller: tuple[Callable[[Admin], object], ...] = (
+        make,
+        lambda admin: alter_topic_config(admin, topic, {"retention.ms": "3600000"}),
+        lambda admin: delete_records(admin, old, {0: 4}),
+        lambda admin: delete_topic(admin, topic, made[0]),
+    )
+    by_coordinator: tuple[Callable[[Admin], object], ...] = (
+        lambda admin: set_group_offsets(admin, group, old, {0: 5}),
+        lambda admin: read_all_commits(admin, [group], Deadline(30.0))[group],
+        lambda admin: delete_group(admin, group),
+    )
+    for change in by_controller + by_coordinator:
+        admin, away = _know(cluster, how)
+        if change in by_coordinator:
+            away = cluster.find_coordinator(group)
+        with cluster.without(away, how):
+            change(admin)
+        cluster.await_all(old)
+    assert describe_group_state(properties, group).state == "dead"
+
+
+def _know(cluster: Cluster, how: str) -> tuple[Admin, int]:
+    """A client, and whom brokers named to it; not the active one, if that would stop everybody."""
+    active = cluster.find_controller()
+    while True:
+        admin = make_admin(cluster.properties)
+        named = admin.list_topics(timeout=30).controller_id
+        if how == "dies" or named != active:
+            return admin, named

@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -21,11 +22,13 @@ from numpy.typing import NDArray
 from backlogctl.clock import Deadline
 from backlogctl.errors import ConfigurationError
 from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.coordinator import fetch_commits, take_commits
 from backlogctl.kafka.group_types import list_groups, name_state, name_type
 from backlogctl.kafka.groups import Commit
 from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
+    cut,
     translate_error,
     translate_properties,
 )
@@ -68,8 +71,7 @@ class ClusterLayout:
 Result = TypeVar("Result")
 Taken = TypeVar("Taken")
 
-# One request must not hold a coordinator or a leader for long.
-GROUPS_AT_ONCE = 64
+# One request must not hold a leader for long.
 PARTITIONS_AT_ONCE = 2000
 TOPICS_AT_ONCE = 200
 
@@ -103,6 +105,7 @@ class BulkReader:
         self._addresses = find_addresses(properties)
         self._seconds = seconds
         self._client: RawClient | None = None
+        self._silent: set[int] = set()
         self._coordinators: Coordinators
 
     def may_list_all(self) -> bool | None:
@@ -136,7 +139,7 @@ class BulkReader:
         A group that cannot be read whole is left out.
         """
         return self._call(
-            "read what the groups committed", lambda: self._read_commits(groups, _take_whole)
+            "read what the groups committed", lambda: self._read_commits(groups, take_commits)
         )
 
     def read_layout(self, topics: Iterable[str]) -> ClusterLayout:
@@ -229,51 +232,22 @@ class BulkReader:
         return [found[name] for name in sorted(found)]
 
     async def _read_commits(
-        self, groups: Sequence[str], take: Callable[[Iterable[Any]], Taken | None]
+        self, groups: Sequence[str], take: Callable[[Iterable[Any]], Taken | int]
     ) -> dict[str, Taken]:
         found: dict[str, Taken] = {}
-        left: Sequence[str] = groups
-        failure: Exception | None = None
+        work = partial(fetch_commits, take, self._raw)
         for _ in range(_COORDINATOR_TRIES):
-            for some in _cut(left, GROUPS_AT_ONCE):
-                nodes, code = await self._coordinators.find(some)
-                failure = _make_error(code) or failure
-                for node, names in nodes.items():
-                    failure = await self._fetch_commits(node, names, take, found) or failure
-            left = [name for name in left if name not in found]
-            if not left:
-                break
-            # A coordinator that moved, or is gone, is remembered where it was.
-            self._coordinators.forget(left)
-        if failure and groups and not found:
-            raise failure
+            why = await self._coordinators.ask_all(groups, work, found, self._silent)
+            if not why:
+                return found
+        if not found:
+            raise next(iter(why.values()))
         return found
-
-    async def _fetch_commits(
-        self,
-        node: int,
-        names: Sequence[str],
-        take: Callable[[Iterable[Any]], Taken | None],
-        found: dict[str, Taken],
-    ) -> Exception | None:
-        """Adds what a coordinator answers for its groups; the last thing that it refused."""
-        failure: Exception | None = None
-        for name, request in self._raw.admin._list_group_offsets_requests(dict.fromkeys(names)):
-            try:
-                answer = await self._send(request, node)
-            except (OSError, _get_kafka_error()) as error:
-                failure = error
-                continue
-            for group in [answer] if name else answer.groups:
-                if group.error_code == 0 and (taken := take(group.topics)) is not None:
-                    found[name or group.group_id] = taken
-                failure = _make_error(group.error_code) or failure
-        return failure
 
     async def _read_layout(self, names: Sequence[str]) -> ClusterLayout:
         topics: dict[str, TopicLayout] = {}
         brokers = 0
-        for some in _cut(names, TOPICS_AT_ONCE) if names else [[]]:
+        for some in cut(names, TOPICS_AT_ONCE) if names else [[]]:
             answer = await self._send(_make_metadata_request(some))
             brokers = len(answer.brokers)
             for topic in answer.topics:
@@ -289,7 +263,7 @@ class BulkReader:
             for name, topic in layout.topics.items()
         }
         for node, places in _list_by_leader(layout):
-            for some in _cut(
+            for some in cut(
                 [(name, number, timestamp) for name, number in places], PARTITIONS_AT_ONCE
             ):
                 for name, number, offset in await self._list_offsets(node, some, level):
@@ -302,7 +276,7 @@ class BulkReader:
         found: dict[tuple[str, int], int] = {}
         for node, places in _list_by_leader(layout):
             wanted = [(*place, times[place]) for place in places if place in times]
-            for some in _cut(wanted, PARTITIONS_AT_ONCE):
+            for some in cut(wanted, PARTITIONS_AT_ONCE):
                 for name, number, offset in await self._list_offsets(node, some, 0):
                     found[name, number] = offset
         return found
@@ -334,7 +308,7 @@ class BulkReader:
         from kafka.protocol.admin import DescribeConfigsRequest
 
         found: dict[str, dict[str, str]] = {}
-        for some in _cut(names, TOPICS_AT_ONCE):
+        for some in cut(names, TOPICS_AT_ONCE):
             request = DescribeConfigsRequest(
                 resources=[(_TOPIC_RESOURCE, name, list(_RETENTIONS)) for name in some],
                 include_synonyms=False,
@@ -360,20 +334,6 @@ def _make_metadata_request(names: Sequence[str]) -> Any:
     )
 
 
-def _make_error(code: int) -> Exception | None:
-    from kafka import errors
-
-    found: Exception | None = errors.for_code(code)() if code else None
-    return found
-
-
-def _get_kafka_error() -> type[Exception]:
-    from kafka.errors import KafkaError
-
-    kind: type[Exception] = KafkaError
-    return kind
-
-
 def _take_commits(topics: Iterable[Any]) -> dict[str, Offsets]:
     found: dict[str, Offsets] = {}
     for topic in topics:
@@ -387,19 +347,6 @@ def _take_commits(topics: Iterable[Any]) -> dict[str, Offsets]:
             for number, offset in known:
                 offsets[number] = offset
             found[topic.name] = offsets
-    return found
-
-
-def _take_whole(topics: Iterable[Any]) -> Mapping[tuple[str, int], Commit] | None:
-    found: dict[tuple[str, int], Commit] = {}
-    for topic in topics:
-        for part in topic.partitions:
-            if part.error_code:
-                return None
-            if part.committed_offset >= 0 or part.committed_offset == _EARLIEST:
-                epoch = getattr(part, "committed_leader_epoch", -1)
-                commit = Commit(part.committed_offset, epoch if epoch >= 0 else None)
-                found[topic.name, part.partition_index] = commit
     return found
 
 
@@ -428,8 +375,3 @@ def _list_by_leader(layout: ClusterLayout) -> Iterator[tuple[int, list[tuple[str
             if leader >= 0:
                 places[leader].append((name, number))
     yield from places.items()
-
-
-def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for begin in range(0, len(items), size):
-        yield items[begin : begin + size]

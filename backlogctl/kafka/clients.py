@@ -43,6 +43,10 @@ _PROBE_SECONDS = 2.0
 _ANY_TOPIC = "__consumer_offsets"
 
 
+# It asks the broker that it has a connection to and no other, for a minute, when that one hangs.
+_LEAVES_SOON = {"socket.timeout.ms": 10_000}
+
+
 class Admin(AdminClient):
     """An AdminClient that remembers the addresses it was given and its last connection error."""
 
@@ -57,6 +61,7 @@ class Admin(AdminClient):
             # look again: a broker that was restarted refuses that (FENCED_LEADER_EPOCH, KIP-320),
             # and one that has died is waited for.
             "metadata.max.age.ms": 1_000,
+            **_LEAVES_SOON,
             **properties,
             "error_cb": self.reports,
         }
@@ -88,7 +93,7 @@ class Admin(AdminClient):
         key = tuple(sorted(settings.items()))
         if key not in self._consumers:
             self._consumers[key] = make_consumer(
-                self._properties, {**settings, "error_cb": self.reports}
+                self._properties, {**_LEAVES_SOON, **settings, "error_cb": self.reports}
             )
         return self._consumers[key]
 
@@ -368,12 +373,10 @@ def retry_transient(
     admin: Admin,
     limit: Deadline,
     call: Callable[[], Result],
-    is_transient: Callable[[KafkaFailure], bool] | None = None,
 ) -> Result:
     """Calls again while a leader or coordinator moves, until the deadline.
 
-    `is_transient` names more errors that are transient here. An unreachable cluster is not
-    retried: that call has used up the deadline already.
+    An unreachable cluster is not asked again: that call has used up the deadline already.
     """
     known: KafkaFailure | None = None
     while True:
@@ -386,57 +389,53 @@ def retry_transient(
                 raise known from None
             raise
         except KafkaFailure as error:
-            if limit.expired or not (
-                error.retryable or (is_transient is not None and is_transient(error))
-            ):
+            if limit.expired or not error.retryable:
                 raise
             known = error
             admin.poll(min(_PAUSE, limit.remaining()))
 
 
 def ask_in_turns(limit: Deadline, call: Callable[[Deadline], Result]) -> Result:
-    """Asks what changes nothing, again and again within the limit, and longer and longer: a broker
-    that is silent is not waited for when another has taken its place, and a slow one is.
+    """Asks for what may be done twice, again and again within the limit, and longer and longer: a
+    broker that is silent is not waited for when another has taken its place, and a slow one is.
 
     Raises:
         LoginRefused, EncryptionRefused: at once.
     """
     first = min(_FIRST_TURN, limit.remaining() / 4)
+    known: KafkaFailure | None = None
     for turn in count():
+        left = limit.remaining()
         try:
             return call(limit.part(first * 2 ** (turn // 2)))
         except KafkaFailure as error:
+            if known is not None and left < _TOO_SHORT and isinstance(error, ClusterUnreachable):
+                raise known from None  # as `retry_transient` does
             is_final = not error.retryable or isinstance(error, LoginRefused | EncryptionRefused)
             if is_final or limit.expired:
                 raise
+            known = error
         time.sleep(limit.remaining(_ABSENCE_PAUSE))
     raise AssertionError("unreachable")
 
 
-def read_transient(admin: Admin, limit: Deadline, call: Callable[[Deadline], Result]) -> Result:
-    """`retry_transient` of what changes nothing, in turns."""
+def retry_in_turns(admin: Admin, limit: Deadline, call: Callable[[Deadline], Result]) -> Result:
+    """`retry_transient` in turns."""
     return ask_in_turns(limit, lambda turn: retry_transient(admin, turn, lambda: call(turn)))
 
 
 def ask_for_one(
     admin: Admin, call: Callable[..., Any], subject: str, doing: str, limit: Deadline, request: Any
 ) -> Any:
-    """The answer about one thing; asked again as `retry_transient` does.
+    """The answer about one thing, asked for in turns.
     `request`: names the one thing, as the admin call takes several.
     """
 
-    def ask_once() -> Any:
-        (future,) = ask(admin, call, subject, doing, limit, request).values()
-        return wait_for(admin, future, subject, doing, limit)
+    def ask_once(turn: Deadline) -> Any:
+        (future,) = ask(admin, call, subject, doing, turn, request).values()
+        return wait_for(admin, future, subject, doing, turn)
 
-    return retry_transient(admin, limit, ask_once)
-
-
-def read_one(
-    admin: Admin, call: Callable[..., Any], subject: str, doing: str, limit: Deadline, request: Any
-) -> Any:
-    """`ask_for_one` of what changes nothing, in turns."""
-    return ask_in_turns(limit, lambda turn: ask_for_one(admin, call, subject, doing, turn, request))
+    return retry_in_turns(admin, limit, ask_once)
 
 
 def outlast(limit: Deadline, call: Callable[[], Result]) -> Result:

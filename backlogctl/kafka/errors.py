@@ -24,6 +24,12 @@ class TopicMissing(KafkaFailure):
     code = "topic_missing"
 
 
+class TopicExists(KafkaFailure):
+    """There is a topic of this name already."""
+
+    code = "topic_exists"
+
+
 class GroupMissing(KafkaFailure):
     """The cluster does not know the group."""
 
@@ -120,6 +126,8 @@ def translate(
             subject=subject,
             hint="check `topic` and `cluster` of the stream; was it deleted?",
         )
+    if code == KafkaError.TOPIC_ALREADY_EXISTS:
+        return TopicExists(f"could not {doing}: there is one already", subject=subject)
     if code == KafkaError.GROUP_ID_NOT_FOUND:
         return GroupMissing(
             f"could not {doing}: the cluster does not know the group",

@@ -8,16 +8,16 @@ neither.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
-from backlogctl.kafka.clients import Properties, ask_in_turns, find_addresses
+from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
-    lend_client,
-    translate_error,
+    ask_in_coroutine,
     translate_properties,
 )
 
@@ -52,36 +52,21 @@ def read_share_offsets(
         raise KafkaFailure(
             f"its share offsets cannot be asked for {reason}", subject=f"group {group}"
         )
+    subject, doing = f"group {group} of cluster {find_addresses(properties)}", "read share offsets"
     limit = deadline or Deadline(_SECONDS)
-    try:
-        with lend_client(settings, limit) as client:
-            return client.run(lambda: _describe(client, group), limit)
-    except Exception as error:
-        subject = f"group {group} of cluster {find_addresses(properties)}"
-        raise translate_error(error, "read its share offsets", subject) from error
+    work = partial(_describe, group=group)
+    return ask_in_coroutine(settings, properties, subject, doing, limit, work)
 
 
 async def _describe(client: RawClient, group: str) -> tuple[SharePartition, ...]:
-    from kafka.errors import for_code
-
     from backlogctl.kafka.schemas import DescribeShareGroupOffsetsRequest
 
-    coordinators = Coordinators(client)
-    nodes, code = await coordinators.find([group])
-    found: list[SharePartition] = []
-    for node in nodes:
-        wanted = DescribeShareGroupOffsetsRequest.DescribeShareGroupOffsetsRequestGroup
-        request = DescribeShareGroupOffsetsRequest(
-            groups=[wanted(group_id=group, topics=None)], min_version=0
-        )
-        (answer,) = (await client.send(request, node)).groups
-        code = answer.error_code
-        found += [
-            _take(topic.topic_name, part) for topic in answer.topics for part in topic.partitions
-        ]
-    if code:
-        coordinators.forget([group])
-        raise for_code(code)()
+    wanted = DescribeShareGroupOffsetsRequest.DescribeShareGroupOffsetsRequestGroup
+    request = DescribeShareGroupOffsetsRequest(
+        groups=[wanted(group_id=group, topics=None)], min_version=0
+    )
+    answer = await Coordinators(client).ask(group, request, lambda found: found.groups[0])
+    found = [_take(topic.topic_name, part) for topic in answer.topics for part in topic.partitions]
     return tuple(sorted(found, key=lambda one: (one.topic, one.partition)))
 
 
@@ -141,17 +126,9 @@ def read_group_listings(
     settings, reason = translate_properties(properties)
     if settings is None:
         return {}, f"the types of groups cannot be asked for {reason}"
-    limit = deadline or Deadline(15.0)
-
-    def call(turn: Deadline) -> list[Any]:
-        try:
-            with lend_client(settings, turn, properties) as client:
-                return client.run(lambda: list_groups(client, wanted), turn)
-        except Exception as error:
-            subject = f"cluster {find_addresses(properties)}"
-            raise translate_error(error, "list the groups", subject) from error
-
-    listed = ask_in_turns(limit, call)
+    subject, limit = f"cluster {find_addresses(properties)}", deadline or Deadline(15.0)
+    work = partial(list_groups, wanted=wanted)
+    listed = ask_in_coroutine(settings, properties, subject, "list the groups", limit, work)
     return {one.group_id: GroupListing(name_type(one), name_state(one)) for one in listed}, ""
 
 

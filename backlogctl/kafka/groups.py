@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
-    ConsumerGroupState,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicPartition,
@@ -25,22 +21,16 @@ from backlogctl.kafka.clients import (
     Admin,
     Connection,
     ask,
-    ask_for_one,
     connect,
-    read_one,
-    read_transient,
+    retry_in_turns,
     retry_transient,
     seconds_left,
     wait_for,
     wait_for_broker,
 )
-from backlogctl.kafka.errors import GroupActive, GroupMissing, RequestMissing, TopicMissing
-from backlogctl.kafka.topics import DEFAULT_SECONDS, list_offsets, read_topic_id
+from backlogctl.kafka.topics import DEFAULT_SECONDS, list_offsets
 from backlogctl.values import LOG_START
-from backlogctl_delivery.kafka import AccessDenied
 
-# One slow coordinator must not be asked for hundreds of groups at once.
-GROUPS_AT_ONCE = 64
 # So long a coordinator is looked for before it is read why there is none.
 _LOOK_SECONDS = 3.0
 Item = TypeVar("Item")
@@ -161,155 +151,6 @@ def committed_offsets(
     return {p: None if commit is None else commit.offset for p, commit in commits.items()}
 
 
-def read_group_state(
-    connection: Connection, group: str, deadline: Deadline | None = None
-) -> GroupState:
-    """State and protocol of a group as the brokers list it, without its members.
-
-    Asks every broker and no coordinator, so it is safe to repeat through outages (`read_commits`).
-    A group that is not there is `dead`. Where brokers list no groups its coordinator is asked.
-    """
-    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    subject, doing = f"group {group}", "read its state"
-    try:
-        groups = list_consumer_groups(admin, subject, doing, limit, wanted=group)
-    except (AccessDenied, RequestMissing):
-        return replace(describe_group_state(admin, group, limit), members=())
-    for listed in groups:
-        if listed.group_id == group:
-            return GroupState(
-                listed.state.name.lower() if listed.state else "",
-                (),
-                listed.type.name.lower() if listed.type else "",
-                bool(listed.is_simple_consumer_group),
-            )
-    return GroupState("dead", ())
-
-
-def describe_group_state(
-    connection: Connection, group: str, deadline: Deadline | None = None
-) -> GroupState:
-    """State, members and protocol of a group; a group that is not there is `dead`, no members."""
-    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    call, subject = admin.describe_consumer_groups, f"group {group}"
-    try:
-        return _take_state(read_one(admin, call, subject, "describe it", limit, [group]))
-    except GroupMissing:
-        return GroupState("dead", ())
-
-
-def describe_group_states(
-    admin: Admin, groups: Sequence[str], limit: Deadline
-) -> dict[str, GroupState]:
-    """`describe_group_state` of many at once; those that may not or cannot be seen are left out."""
-    found: dict[str, GroupState] = {}
-    for some in split_batches(groups, GROUPS_AT_ONCE):
-        doing, verb = "describe the groups", admin.describe_consumer_groups
-        futures = ask(admin, verb, "the cluster", doing, limit, list(some))
-        for name, future in futures.items():
-            with suppress(KafkaFailure):
-                found[name] = _take_state(wait_for(admin, future, f"group {name}", doing, limit))
-    return found
-
-
-def _take_state(answer: Any) -> GroupState:
-    state: ConsumerGroupState = answer.state
-    members = tuple(
-        Member(
-            str(member.client_id),
-            str(member.host).lstrip("/"),
-            str(member.member_id),
-            _by_topic(member.assignment.topic_partitions),
-            member.group_instance_id or "",
-        )
-        for member in answer.members
-    )
-    kind = answer.type.name.lower() if answer.type else ""
-    is_simple = bool(answer.is_simple_consumer_group) and state is not ConsumerGroupState.DEAD
-    return GroupState(state.name.lower(), members, kind, is_simple)
-
-
-def set_group_offsets(
-    connection: Connection,
-    group: str,
-    topic: str,
-    offsets: Mapping[int, int],
-    deadline: Deadline | None = None,
-    *,
-    new_topic: bool = False,
-) -> None:
-    """Sets committed offsets of a group without members, and reads them back.
-
-    Args:
-        new_topic: the topic was made a moment ago: a broker that does not know it, or not all of
-            its partitions, is asked again until the deadline.
-
-    Raises:
-        GroupActive: the group has members; names them. Nothing was set.
-        KafkaFailure: a partition was refused, or what reads back is not what was set.
-    """
-    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    subject, doing = f"group {group} on topic {topic}", "set committed offsets"
-    before = describe_group_state(admin, group, limit)
-    if before.is_active:
-        raise _refuse_active(group, before)
-    wanted = [TopicPartition(topic, partition, at) for partition, at in sorted(offsets.items())]
-
-    def call() -> None:
-        _refuse_unknown(admin, topic, offsets, f"could not {doing}", limit)
-        verb = admin.alter_consumer_group_offsets
-        request = [ConsumerGroupTopicPartitions(group, wanted)]
-        futures = ask(admin, verb, subject, doing, limit, request)
-        answer = wait_for(admin, futures[group], subject, doing, limit)
-        for item in answer.topic_partitions:
-            if item.error is not None:
-                raise admin.translate(item.error, f"{subject}, partition {item.partition}", doing)
-
-    try:
-        retry_transient(admin, limit, call, lambda e: new_topic and isinstance(e, TopicMissing))
-    except GroupActive as error:
-        raise _refuse_active(group, describe_group_state(admin, group, limit)) from error
-    back = committed_offsets(admin, group, topic, offsets, limit)
-    wrong = {p: back[p] for p in offsets if back[p] != offsets[p]}
-    if wrong:
-        raise KafkaFailure(
-            f"set committed offsets, but {wrong} reads back",
-            subject=subject,
-            hint="something else commits for this group; stop it and try again",
-            retryable=True,
-        )
-
-
-def _refuse_unknown(
-    admin: Admin, topic: str, partitions: Iterable[int], failed: str, limit: Deadline
-) -> None:
-    # The broker accepts offsets of partitions that do not exist without an error.
-    known = read_topic_id(admin, topic, limit)[1]
-    strange = sorted(p for p in partitions if not 0 <= p < known)
-    if strange:
-        raise TopicMissing(
-            f"{failed}: partitions {strange} do not exist, there are {known}",
-            subject=f"topic {topic}",
-        )
-
-
-def delete_group(connection: Connection, group: str, deadline: Deadline | None = None) -> None:
-    """Deletes a group and its offsets; one that is gone is fine.
-    Raises GroupActive: it has members.
-    """
-    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
-    call, subject = admin.delete_consumer_groups, f"group {group}"
-    with suppress(GroupMissing):
-        ask_for_one(admin, call, subject, "delete it", limit, [group])
-
-
-def _by_topic(places: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for place in places:
-        found[place.topic].append(place.partition)
-    return {topic: tuple(sorted(numbers)) for topic, numbers in found.items()}
-
-
 def list_consumer_groups(
     admin: Admin, subject: str, doing: str, limit: Deadline, wanted: str = ""
 ) -> list[Any]:
@@ -328,7 +169,7 @@ def list_consumer_groups(
             raise admin.translate(error, subject, doing, turn.seconds)
         return list(listing.valid)
 
-    return read_transient(admin, limit, call)
+    return retry_in_turns(admin, limit, call)
 
 
 def check_commits(
@@ -355,21 +196,6 @@ def check_commits(
             offset = None
         commits[item.partition] = None if offset is None else Commit(offset, known)
     return commits
-
-
-def split_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """The items in pieces of at most that many."""
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
-
-
-def _refuse_active(group: str, state: GroupState) -> GroupActive:
-    names = ", ".join(str(member) for member in state.members) or f"state {state.state}"
-    return GroupActive(
-        f"its offsets were not set, the group is active: {names}",
-        subject=f"group {group}",
-        hint="stop these members, wait until the group is empty, and try again",
-    )
 
 
 # Where a group is in a topic: commits and ends that fit together.

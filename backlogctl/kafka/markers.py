@@ -234,37 +234,32 @@ def is_pending(
     Raises:
         Exception: kafka-python's own; READ on the group is needed.
     """
-    from kafka.errors import UnsupportedVersionError
+    from kafka.errors import UnsupportedVersionError, for_code
 
     topic, partition = place
     known = coordinators or Coordinators(client)
 
-    async def work() -> int:
-        from kafka.errors import for_code
+    async def work() -> bool:
         from kafka.protocol.consumer.group import OffsetFetchRequest
 
-        nodes, code = await known.find([group])
-        for node in nodes:
-            wanted = OffsetFetchRequest.OffsetFetchRequestTopic(
-                name=topic, partition_indexes=[partition]
-            )
-            request = OffsetFetchRequest(
-                group_id=group,
-                topics=[wanted],
-                require_stable=True,
-                min_version=_OFFSETS,
-                max_version=_OFFSETS,
-            )
-            answer = await client.send(request, node)
-            codes = [one.error_code for found in answer.topics for one in found.partitions]
-            code = answer.error_code or next(iter(codes), 0)
-        if code in (0, _UNSTABLE):
-            return code
-        known.forget([group])
-        raise for_code(code)()
+        wanted = OffsetFetchRequest.OffsetFetchRequestTopic(
+            name=topic, partition_indexes=[partition]
+        )
+        request = OffsetFetchRequest(
+            group_id=group,
+            topics=[wanted],
+            require_stable=True,
+            min_version=_OFFSETS,
+            max_version=_OFFSETS,
+        )
+        answer = await known.ask(group, request)
+        codes = {one.error_code for found in answer.topics for one in found.partitions} - {0}
+        if codes - {_UNSTABLE}:
+            raise for_code(min(codes - {_UNSTABLE}))()
+        return bool(codes)
 
     try:
-        return client.run(work, limit) == _UNSTABLE
+        return client.run(work, limit)
     except UnsupportedVersionError:
         return False
 

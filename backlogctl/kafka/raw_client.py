@@ -15,14 +15,25 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
 
+from confluent_kafka import KafkaError
+
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ClusterUnreachable, KafkaFailure
-from backlogctl.kafka.clients import Properties, find_addresses, make_admin, wait_for_broker
-from backlogctl.kafka.errors import RequestMissing
+from backlogctl.kafka.clients import (
+    Properties,
+    ask_in_turns,
+    find_addresses,
+    make_admin,
+    wait_for_broker,
+)
+from backlogctl.kafka.errors import RequestMissing, translate
 from backlogctl_delivery.kafka import TOKEN_COMMAND, EncryptionRefused, LoginRefused, uses_msk
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
+# One request must not hold a coordinator for long.
+NAMES_AT_ONCE = 64
 _PAUSE = 0.2
 # Seconds.
 _EXPLAINED_AFTER = 2.0
@@ -277,6 +288,33 @@ def lend_client(
     give_back(settings, client)
 
 
+def ask_in_coroutine(
+    settings: Mapping[str, Any],
+    properties: Properties,
+    subject: str,
+    doing: str,
+    limit: Deadline,
+    work: Callable[[RawClient], Coroutine[Any, Any, Result]],
+) -> Result:
+    """What a coroutine makes of its requests; for what may be done twice: it runs in turns.
+
+    Args:
+        settings: of `translate_properties`.
+
+    Raises:
+        ClusterUnreachable, KafkaFailure, LoginRefused, EncryptionRefused.
+    """
+
+    def call(turn: Deadline) -> Result:
+        try:
+            with lend_client(settings, turn, properties) as client:
+                return client.run(lambda: work(client), turn)
+        except Exception as error:
+            raise translate_error(error, doing, subject) from error
+
+    return ask_in_turns(limit, call)
+
+
 def _explain(properties: Properties, limit: Deadline) -> None:
     """Raises what librdkafka knows of why nobody lets us in."""
     try:
@@ -304,14 +342,9 @@ def translate_error(error: Exception, doing: str, subject: str) -> BacklogError:
     if isinstance(error, UnsupportedVersionError):
         return RequestMissing(subject, doing, type(error).__name__)
     if isinstance(error, BrokerResponseError):
-        return KafkaFailure(
-            f"could not {doing}: {type(error).__name__}",
-            subject=subject,
-            hint="`Describe` on the cluster, the groups and the topics must be granted"
-            if "Authorization" in type(error).__name__
-            else ("try again" if error.retriable else ""),
-            retryable=bool(error.retriable),
-        )
+        found = translate(KafkaError(error.errno), subject, doing)
+        found.retryable = found.retryable or bool(error.retriable)
+        return found
     away = (OSError, TimeoutError, KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError)
     if isinstance(error, away) or getattr(error, "retriable", False):
         return ClusterUnreachable(
@@ -451,42 +484,107 @@ class Coordinators:
         self._kind = kind
         self._nodes: dict[str, int] = {}
 
-    async def find(self, groups: Sequence[str]) -> tuple[Mapping[int, list[str]], int]:
-        """By broker its groups, and the last error code; groups with an error are left out."""
-        unknown, code = [name for name in groups if name not in self._nodes], 0
-        if unknown:
-            code = await self._ask(unknown)
-        found: defaultdict[int, list[str]] = defaultdict(list)
-        for name in groups:
-            if name in self._nodes:
-                found[self._nodes[name]].append(name)
-        return found, code
+    async def find(self, name: str) -> int:
+        """The broker of a name. Raises BrokerResponseError: the error code that it answers."""
+        from kafka.errors import for_code
 
-    def forget(self, groups: Iterable[str]) -> None:
+        if name not in self._nodes and (code := (await self._look_for([name])).get(name)):
+            raise for_code(code)()
+        return self._nodes[name]
+
+    async def ask(
+        self, name: str, request: Any, take: Callable[[Any], Any] = lambda answer: answer
+    ) -> Any:
+        """What the coordinator of a name answers.
+
+        Args:
+            take: the part of an answer that has its `error_code`.
+
+        Raises:
+            BrokerResponseError: the error code; the coordinator is looked for anew.
+        """
+        from kafka.errors import for_code
+
+        found = take(await self._send(request, await self.find(name)))
+        if found.error_code:
+            self.forget([name])
+            raise for_code(found.error_code)()
+        return found
+
+    async def ask_all(
+        self,
+        names: Iterable[str],
+        work: Callable[[int, Sequence[str]], Coroutine[Any, Any, dict[str, Result | int]]],
+        found: dict[str, Result],
+        silent: set[int],
+    ) -> dict[str, Exception]:
+        """Asks each coordinator for its names; adds to `found` what they answer.
+
+        Args:
+            work: the answers of a broker by name, or an error code.
+            silent: brokers that did not answer; they come last: who waits for them has the others.
+
+        Returns:
+            By name why there is no answer; coordinators of those are looked for anew.
+        """
+        from kafka.errors import KafkaError, for_code
+
+        left = [name for name in names if name not in found]
+        codes = await self._look_for([name for name in left if name not in self._nodes])
+        why: dict[str, Exception] = {name: for_code(code)() for name, code in codes.items()}
+        nodes: defaultdict[int, list[str]] = defaultdict(list)
+        for name in left:
+            if name in self._nodes:
+                nodes[self._nodes[name]].append(name)
+        for node in sorted(nodes, key=lambda one: one in silent):
+            silent.add(node)
+            answers: dict[str, Result | int] = {}
+            try:
+                for some in cut(nodes[node], NAMES_AT_ONCE):
+                    answers |= await work(node, some)
+                silent.discard(node)
+            except (OSError, KafkaError) as error:
+                why |= {name: error for name in nodes[node] if name not in answers}
+            for name, answer in answers.items():
+                if isinstance(answer, int):
+                    why[name] = for_code(answer)()
+                else:
+                    found[name] = answer
+        self.forget(why)
+        return why
+
+    def forget(self, names: Iterable[str]) -> None:
         """They have moved."""
-        for name in groups:
+        for name in names:
             self._nodes.pop(name, None)
 
-    async def _ask(self, groups: Sequence[str]) -> int:
+    async def _look_for(self, names: Sequence[str]) -> dict[str, int]:
+        """Notes who coordinates them; by name the error codes."""
         from kafka.protocol.metadata.find_coordinator import CoordinatorType, FindCoordinatorRequest
 
-        kind = CoordinatorType[self._kind]
+        kind, rows = CoordinatorType[self._kind], []
         if self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= 4:
-            request = FindCoordinatorRequest(
-                key_type=kind.value, coordinator_keys=list(groups), min_version=4
-            )
-            rows = [(row.key, row) for row in (await self._send(request)).coordinators]
+            for some in cut(names, NAMES_AT_ONCE):
+                request = FindCoordinatorRequest(
+                    key_type=kind.value, coordinator_keys=list(some), min_version=4
+                )
+                rows += [(row.key, row) for row in (await self._send(request)).coordinators]
         else:
-            rows = []
-            for name in groups:
+            for name in names:
                 request = FindCoordinatorRequest(key=name, key_type=kind.value, max_version=3)
                 rows.append((name, await self._send(request)))
-        last = 0
+        codes = {}
         for name, row in rows:
             if row.error_code:
-                last = row.error_code
+                codes[name] = row.error_code
                 continue
             # Its address too: the metadata may not name this broker yet.
             self._manager.cluster.add_coordinator(row, kind, name, synthesize_node_id=False)
             self._nodes[name] = row.node_id
-        return last
+        return codes
+
+
+def cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """The items in pieces of at most that many."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from backlogctl.clock import Deadline
@@ -20,9 +19,9 @@ from backlogctl.kafka.clients import (
     Properties,
     ask,
     connect,
-    retry_transient,
     wait_for,
 )
+from backlogctl.kafka.coordinator import GroupCommits, describe_group_states, read_all_commits
 from backlogctl.kafka.errors import GroupMissing
 from backlogctl.kafka.group_types import (
     SHARE,
@@ -30,17 +29,11 @@ from backlogctl.kafka.group_types import (
     read_group_listings,
     read_share_offsets,
 )
-from backlogctl.kafka.groups import (
-    GROUPS_AT_ONCE,
-    check_commits,
-    describe_group_states,
-    list_consumer_groups,
-    split_batches,
-)
+from backlogctl.kafka.groups import list_consumer_groups
+from backlogctl.kafka.raw_client import cut
 from backlogctl.kafka.topics import DEFAULT_SECONDS, read_metadata
 from backlogctl_delivery.kafka import AccessDenied
 
-READ_COMMITS = "read committed offsets"
 # Names in a sentence.
 _SHOWN = 3
 
@@ -100,14 +93,10 @@ def list_topic_readers(
     names = sorted(one.group_id for one in list_consumer_groups(admin, subject, doing, limit))
     known: dict[str, dict[int, int]] = {}
     hidden: list[str] = []
-    for name, items in read_all_commits(admin, names, limit):
-        if items is None:
+    for name, commits in read_all_commits(admin, names, limit).items():
+        if isinstance(commits, AccessDenied):
             hidden.append(name)
-            continue
-        ours = [item for item in items if item.topic == topic]
-        commits = check_commits(admin, ours, f"group {name}", READ_COMMITS)
-        offsets = {p: commit.offset for p, commit in commits.items() if commit is not None}
-        if offsets:
+        elif offsets := _take_offsets(commits).get(topic):
             known[name] = offsets
     silent = [name for name in names if name not in known and name not in hidden]
     for name, state in describe_group_states(admin, silent, limit).items():
@@ -144,46 +133,6 @@ def _read_share_groups(
         except GroupMissing:
             continue
     return found, unknown
-
-
-def read_all_commits(
-    admin: Admin, groups: Sequence[str], limit: Deadline
-) -> Iterator[tuple[str, Sequence[TopicPartition] | None]]:
-    """What each group committed, on every topic; None where it may not be read.
-
-    A group that went away since it was listed is left out. A partition may carry an error.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure: a group could not be read for another reason.
-    """
-    for some in split_batches(groups, GROUPS_AT_ONCE):
-        futures = {name: _ask_offsets(admin, name, limit) for name in some}
-        for name, future in futures.items():
-            try:
-                yield name, _take_offsets(admin, name, future, limit).topic_partitions or ()
-            except GroupMissing:
-                continue
-            except AccessDenied:
-                yield name, None
-
-
-def _ask_offsets(admin: Admin, group: str, limit: Deadline) -> Future[Any]:
-    request = [ConsumerGroupTopicPartitions(group)]
-    verb = admin.list_consumer_group_offsets
-    futures = ask(admin, verb, f"group {group}", READ_COMMITS, limit, request)
-    future: Future[Any] = futures[group]
-    return future
-
-
-def _take_offsets(admin: Admin, group: str, future: Future[Any], limit: Deadline) -> Any:
-    """The answer; a coordinator that loads or moves is asked again."""
-    asked = [future]
-
-    def call() -> Any:
-        one = asked.pop() if asked else _ask_offsets(admin, group, limit)
-        return wait_for(admin, one, f"group {group}", READ_COMMITS, limit)
-
-    return retry_transient(admin, limit, call)
 
 
 def may_list_all(admin: Admin, limit: Deadline) -> bool:
@@ -261,15 +210,16 @@ def list_all_groups(properties: Properties, limit: Deadline) -> FoundGroups:
     names = sorted(listed)
     described = describe_group_states(admin, names, limit)
     commits = {
-        name: _listing_take_offsets(items) for name, items in read_all_commits(admin, names, limit)
+        name: None if isinstance(found, AccessDenied) else _take_offsets(found)
+        for name, found in read_all_commits(admin, names, limit).items()
     }
     metadata = read_metadata(admin, None, limit)
     sizes = {name: len(topic.partitions) for name, topic in metadata.topics.items()}
     ends = _read_ends(admin, commits.values(), sizes, limit)
-    found: list[FoundGroup] = []
+    groups: list[FoundGroup] = []
     for name in sorted({*commits, *(types.keys() - listed.keys())}):
         state = described.get(name)
-        found.append(
+        groups.append(
             FoundGroup(
                 name,
                 (types[name].type if name in types else "") or (state.type if state else ""),
@@ -283,19 +233,18 @@ def list_all_groups(properties: Properties, limit: Deadline) -> FoundGroups:
                 ),
             )
         )
-    return FoundGroups(tuple(found), may_list_all(admin, limit), types_unknown)
+    return FoundGroups(tuple(groups), may_list_all(admin, limit), types_unknown)
 
 
 _Offsets = Mapping[str, Mapping[int, int]]
 
 
-def _listing_take_offsets(items: Sequence[TopicPartition] | None) -> _Offsets | None:
-    if items is None:
-        return None
+def _take_offsets(commits: GroupCommits) -> dict[str, dict[int, int]]:
+    """By topic and partition; not those that name the log start."""
     found: defaultdict[str, dict[int, int]] = defaultdict(dict)
-    for item in items:
-        if item.error is None and item.offset >= 0:
-            found[item.topic][item.partition] = item.offset
+    for (topic, number), commit in commits.items():
+        if commit.offset >= 0:
+            found[topic][number] = commit.offset
     return found
 
 
@@ -336,7 +285,7 @@ def _read_ends(
     found: dict[tuple[str, int], int] = {}
     latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     subject, doing = "the cluster", "read the ends of all topics"
-    for some in split_batches(sorted(wanted), _PARTITIONS_AT_ONCE):
+    for some in cut(sorted(wanted), _PARTITIONS_AT_ONCE):
         request = {TopicPartition(topic, number): latest for topic, number in some}
         level = IsolationLevel.READ_COMMITTED
         futures = ask(

@@ -252,24 +252,18 @@ async def _ask_topics(
 async def _ask_group(
     client: RawClient, coordinators: Coordinators, name: str
 ) -> Collection[Operation] | None:
-    from kafka.errors import for_code
+    from kafka.errors import GroupAuthorizationFailedError
     from kafka.protocol.admin import DescribeGroupsRequest
 
-    nodes, code = await coordinators.find([name])
-    for node in nodes:
-        # Up to version 5 a group that is not there is `Dead`, and no error.
-        request = DescribeGroupsRequest(
-            groups=[name], include_authorized_operations=True, min_version=3, max_version=5
-        )
-        (answer,) = (await client.send(request, node)).groups
-        code = answer.error_code
-        if not code:
-            return _take(answer)
-    if code == _GROUP_DENIED:
+    # Up to version 5 a group that is not there is `Dead`, and no error.
+    request = DescribeGroupsRequest(
+        groups=[name], include_authorized_operations=True, min_version=3, max_version=5
+    )
+    try:
+        # The broker makes the topic of commits when it is asked for the first time: asked again.
+        return _take(await coordinators.ask(name, request, lambda answer: answer.groups[0]))
+    except GroupAuthorizationFailedError:
         return ()
-    coordinators.forget([name])
-    # The broker makes the topic of commits when it is asked for the first time: asked again.
-    raise for_code(code)()
 
 
 async def _ask_transactional_id(client: RawClient, name: str) -> Collection[Operation]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 from confluent_kafka import (
     OFFSET_INVALID,
     IsolationLevel,
-    KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
@@ -36,15 +36,12 @@ from backlogctl.kafka.clients import (
     ask,
     ask_for_one,
     connect,
-    read_one,
-    read_transient,
-    retry_transient,
+    retry_in_turns,
     seconds_left,
     wait_for,
     wait_for_broker,
 )
-from backlogctl.kafka.errors import TopicMissing
-from backlogctl_delivery.kafka import unwrap
+from backlogctl.kafka.errors import TopicExists, TopicMissing
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 
@@ -81,7 +78,7 @@ def describe_topic(
     described = _describe(admin, topic, limit)
     resource = ConfigResource(ResourceType.TOPIC, topic)
     call, subject = admin.describe_configs, f"topic {topic}"
-    entries = read_one(admin, call, subject, "read its settings", limit, [resource])
+    entries = ask_for_one(admin, call, subject, "read its settings", limit, [resource])
     return TopicInfo(
         name=topic,
         topic_id=str(described.topic_id),
@@ -172,7 +169,7 @@ def _list_offsets(
             found[key.partition] = one
         return found
 
-    return read_transient(admin, limit, call)
+    return retry_in_turns(admin, limit, call)
 
 
 def create_topic(
@@ -192,7 +189,7 @@ def create_topic(
         exist_ok: a topic that is there already is left as it is; its id is returned.
 
     Raises:
-        KafkaFailure: it exists already, or a policy refused it.
+        TopicExists, or KafkaFailure: a policy refused it.
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject, doing = f"topic {topic}", "create it"
@@ -202,14 +199,19 @@ def create_topic(
         replication_factor=-1 if replication is None else replication,
         config=dict(config or {}),
     )
-    futures = ask(admin, admin.create_topics, subject, doing, limit, [new])
-    try:
-        futures[topic].result(timeout=seconds_left(limit) + 1.0)
-    except (KafkaException, TimeoutError) as error:
-        inner = unwrap(error)
-        exists = inner is not None and inner.code() == KafkaError.TOPIC_ALREADY_EXISTS
-        if not (exists and exist_ok):
-            raise admin.translate(error, subject, doing, limit.seconds) from error
+    turns = count()
+
+    def call(turn: Deadline) -> None:
+        (future,) = ask(admin, admin.create_topics, subject, doing, turn, [new]).values()
+        # One that was asked before, and did not answer, may have made it.
+        may_exist = exist_ok or next(turns) > 0
+        try:
+            wait_for(admin, future, subject, doing, turn)
+        except TopicExists:
+            if not may_exist:
+                raise
+
+    retry_in_turns(admin, limit, call)
     return _await_leaders(admin, topic, limit)
 
 
@@ -228,7 +230,7 @@ def _await_leaders(admin: Admin, topic: str, limit: Deadline) -> str:
 
 def _describe(admin: Admin, topic: str, limit: Deadline) -> Any:
     call, request = admin.describe_topics, TopicCollection([topic])
-    return read_one(admin, call, f"topic {topic}", "describe it", limit, request)
+    return ask_for_one(admin, call, f"topic {topic}", "describe it", limit, request)
 
 
 # Deleting a topic's oldest records (DeleteRecords); see `backlogctl.kafka.admin`.
@@ -255,12 +257,12 @@ def delete_records(
     if not wanted:
         return {}
 
-    def call() -> None:
-        futures = ask(admin, admin.delete_records, subject, doing, limit, wanted)
+    def call(turn: Deadline) -> None:
+        futures = ask(admin, admin.delete_records, subject, doing, turn, wanted)
         refused: dict[int, BacklogError] = {}
         for place, future in futures.items():
             try:
-                wait_for(admin, future, f"{subject}[{place.partition}]", doing, limit)
+                wait_for(admin, future, f"{subject}[{place.partition}]", doing, turn)
             except BacklogError as error:
                 refused[place.partition] = error
         if not refused:
@@ -271,7 +273,7 @@ def delete_records(
             first.message += f"; so were partitions {numbers} in all"
         raise first
 
-    retry_transient(admin, limit, call)
+    retry_in_turns(admin, limit, call)
     lows = list_offsets(admin, topic, ends, "earliest", deadline=limit)
     if short := {p: lows[p] for p, at in ends.items() if lows[p] < at}:
         raise KafkaFailure(
@@ -301,18 +303,22 @@ def delete_topic(
     """
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject = f"topic {topic}"
-    found = find_topic_id(admin, topic, limit)
-    if found is None:
-        return
-    if found != topic_id:
-        raise Refused(
-            f"it was not deleted: its id is {found}, not {topic_id}",
-            subject=subject,
-            hint="somebody made another topic of this name; it is theirs",
-        )
 
-    with suppress(TopicMissing):
-        ask_for_one(admin, admin.delete_topics, subject, "delete it", limit, [topic])
+    def call(turn: Deadline) -> None:
+        found = find_topic_id(admin, topic, turn)
+        if found is None:
+            return
+        if found != topic_id:
+            raise Refused(
+                f"it was not deleted: its id is {found}, not {topic_id}",
+                subject=subject,
+                hint="somebody made another topic of this name; it is theirs",
+            )
+        (future,) = ask(admin, admin.delete_topics, subject, "delete it", turn, [topic]).values()
+        with suppress(TopicMissing):
+            wait_for(admin, future, subject, "delete it", turn)
+
+    retry_in_turns(admin, limit, call)
     while find_topic_id(admin, topic, limit) == topic_id:
         if limit.expired:
             raise KafkaFailure(
@@ -352,7 +358,7 @@ def read_topic_settings(
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     subject, doing = f"topic {topic}", "read its settings"
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    entries = read_one(admin, admin.describe_configs, subject, doing, limit, [resource])
+    entries = ask_for_one(admin, admin.describe_configs, subject, doing, limit, [resource])
     wanted = list(names)
     unknown = sorted(set(wanted) - set(entries))
     if unknown:

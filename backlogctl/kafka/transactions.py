@@ -389,22 +389,19 @@ async def _list_ids(client: RawClient, producers: set[int]) -> dict[int, str]:
 async def describe_transaction(client: RawClient, coordinators: Coordinators, name: str) -> Any:
     """What the coordinator of a transactional id knows; None where it does not know it, _DENIED
     where it may not be described."""
-    from kafka.errors import TransactionalIdNotFoundError, for_code
+    from kafka.errors import (
+        TransactionalIdAuthorizationFailedError,
+        TransactionalIdNotFoundError,
+    )
     from kafka.protocol.admin import DescribeTransactionsRequest
 
-    nodes, code = await coordinators.find([name])
-    for node in nodes:
-        request = DescribeTransactionsRequest(transactional_ids=[name])
-        (state,) = (await client.send(request, node)).transaction_states
-        code = state.error_code
-        if not code:
-            return state
-    if code == _ID_DENIED:
+    request = DescribeTransactionsRequest(transactional_ids=[name])
+    try:
+        return await coordinators.ask(name, request, lambda answer: answer.transaction_states[0])
+    except TransactionalIdAuthorizationFailedError:
         return _DENIED
-    if code == TransactionalIdNotFoundError.errno:
+    except TransactionalIdNotFoundError:
         return None
-    coordinators.forget([name])
-    raise for_code(code)()
 
 
 def _add_coordinator(
@@ -441,26 +438,19 @@ def _add_coordinator(
 
 async def _fence(client: RawClient, one: OpenTransaction) -> None:
     """As a new producer of its id would: the coordinator aborts what the old one left open."""
-    from kafka.errors import for_code
     from kafka.protocol.producer.transaction import InitProducerIdRequest
 
     assert one.transactional_id is not None
-    coordinators = Coordinators(client, "TRANSACTION")
-    nodes, code = await coordinators.find([one.transactional_id])
-    for node in nodes:
-        # The timeout becomes that of the id, until its producer begins anew.
-        request = InitProducerIdRequest(
-            transactional_id=one.transactional_id,
-            transaction_timeout_ms=int((one.timeout_seconds or 60.0) * 1000),
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=_INIT_VERSION,
-        )
-        code = (await client.send(request, node)).error_code
-    if code:
-        coordinators.forget([one.transactional_id])
-        # While it aborts it answers CONCURRENT_TRANSACTIONS, and is asked again.
-        raise for_code(code)()
+    # The timeout becomes that of the id, until its producer begins anew.
+    request = InitProducerIdRequest(
+        transactional_id=one.transactional_id,
+        transaction_timeout_ms=int((one.timeout_seconds or 60.0) * 1000),
+        producer_id=-1,
+        producer_epoch=-1,
+        max_version=_INIT_VERSION,
+    )
+    # While it aborts it answers CONCURRENT_TRANSACTIONS, and is asked again.
+    await Coordinators(client, "TRANSACTION").ask(one.transactional_id, request)
 
 
 async def _write_marker(client: RawClient, one: OpenTransaction) -> None:
@@ -524,13 +514,9 @@ def write_empty_transaction(
 
 
 async def _begin_producer(client: RawClient, name: str) -> tuple[int, Any]:
-    from kafka.errors import for_code
     from kafka.protocol.producer.transaction import InitProducerIdRequest
 
-    nodes, code = await Coordinators(client, "TRANSACTION").find([name])
-    if code:
-        raise for_code(code)()
-    (node,) = nodes
+    coordinators = Coordinators(client, "TRANSACTION")
     request = InitProducerIdRequest(
         transactional_id=name,
         transaction_timeout_ms=_EMPTY_TIMEOUT_MS,
@@ -538,10 +524,8 @@ async def _begin_producer(client: RawClient, name: str) -> tuple[int, Any]:
         producer_epoch=-1,
         max_version=_INIT_VERSION,
     )
-    answer = await client.send(request, node)
-    if answer.error_code:
-        raise for_code(answer.error_code)()
-    return node, answer
+    answer = await coordinators.ask(name, request)
+    return await coordinators.find(name), answer
 
 
 async def _end_empty(client: RawClient, topic: str, partitions: list[int], name: str) -> None:

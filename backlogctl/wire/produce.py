@@ -319,7 +319,7 @@ class WireProducer:
         topics = {topic for topic, _ in places}
 
         async def look() -> tuple[int, dict[Place, tuple[int, int]]]:
-            ((node, _),) = (await self._transactions.find([self._id]))[0].items()
+            node = await self._transactions.find(self._id)
             return node, {
                 (topic, number): leader
                 for topic in topics
@@ -537,11 +537,7 @@ class WireProducer:
         limit = Deadline(seconds)
 
         async def once() -> tuple[Any, int]:
-            nodes, code = await coordinators.find([name])
-            if not nodes:
-                return None, code
-            (node,) = nodes
-            answer = await self._client.send(make(), node)
+            answer = await self._client.send(make(), await coordinators.find(name))
             return answer, next((code for code in read_codes(answer) if code), 0)
 
         while True:

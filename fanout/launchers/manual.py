@@ -13,7 +13,6 @@ from backlogctl.formats import Say, format_plural
 from backlogctl.kafka.admin import (
     committed_offsets,
     describe_group_state,
-    read_group_state,
     read_topic_id,
 )
 from backlogctl.kafka.clients import Admin, make_admin
@@ -160,13 +159,10 @@ class ManualLauncher:
         return self._admin
 
     def _is_quiet(self, fleet: Fleet) -> bool:
-        state = read_group_state(self._connect(), fleet.group, Deadline(_ASK_WITHIN))
+        state = describe_group_state(self._connect(), fleet.group, Deadline(_ASK_WITHIN))
         return state.state in _QUIET
 
     def _count_members(self, fleet: Fleet) -> int:
-        # The coordinator is asked for members only where there are some, see `read_commits`.
-        if self._is_quiet(fleet):
-            return 0
         state = describe_group_state(self._connect(), fleet.group, Deadline(_ASK_WITHIN))
         return len(state.members)
 

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
 from backlogctl.fanout.relay.interface import ConsumerCameBack, GuardLost
-from backlogctl.kafka.admin import Member, describe_group_state, read_group_state
+from backlogctl.kafka.admin import Member, describe_group_state
 from backlogctl.kafka.clients import make_admin, make_consumer
 from backlogctl.kafka.errors import translate
 
@@ -154,10 +154,6 @@ class GroupGuard:
 def find_others(properties: Mapping[str, str], group: str, limit: Deadline) -> tuple[Member, ...]:
     """The members of a group that are not a guard of ours, of either group protocol."""
     admin = make_admin(properties)
-    # Described only where there is somebody: a coordinator that goes away under such a request
-    # ends the process (see `groups.read_commits`), and one that is away does not list the group.
-    if not read_group_state(admin, group, limit).is_active:
-        return ()
     state = describe_group_state(admin, group, limit)
     return tuple(member for member in state.members if not is_guard(member))
 

@@ -18,12 +18,13 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError, ConfigurationError, LedgerError
 from backlogctl.kafka.clients import Admin, connect, join_reasons
+from backlogctl.kafka.coordinator import describe_group_state, describe_group_states
 from backlogctl.kafka.group_types import (
     GroupListing,
     explain_unsupported_group,
     read_group_listings,
 )
-from backlogctl.kafka.groups import GroupState, describe_group_state, describe_group_states
+from backlogctl.kafka.groups import GroupState
 from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.monitoring.doctor.checks import (
     CheckFinding,

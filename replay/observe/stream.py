@@ -8,15 +8,14 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
-from confluent_kafka import ConsumerGroupTopicPartitions
-
 from backlogctl.clock import Deadline
 from backlogctl.config import Config, Stream
 from backlogctl.errors import BacklogError, LedgerError, PlanStale, UsageError
 from backlogctl.formats import format_count, format_plural
 from backlogctl.kafka.admin import read_metadata, read_topic_id
-from backlogctl.kafka.clients import Admin, Properties, ask, connect, reach_cluster, wait_for
-from backlogctl.kafka.errors import GroupMissing, TopicMissing
+from backlogctl.kafka.clients import Admin, Properties, connect, reach_cluster
+from backlogctl.kafka.coordinator import read_all_commits
+from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.group_types import SHARE, SharePartition, read_group_type, read_share_offsets
 from backlogctl.kafka.raw_client import (
     Coordinators,
@@ -36,6 +35,7 @@ from backlogctl.monitoring.watch.notes import without_ledger
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import Plan
 from backlogctl.values import Gap, Sample
+from backlogctl_delivery.kafka import AccessDenied
 
 
 def refuse_other_source(admin: Admin, plan: Plan, hint: str) -> None:
@@ -219,14 +219,18 @@ def _waits_for(properties: Properties, stream: Stream, away: Iterable[str]) -> b
         return True
     limit = Deadline(AWAY_SECONDS)
 
-    async def find(client: RawClient) -> set[int]:
-        nodes, _ = await Coordinators(client).find([stream.group])
-        return set(nodes) or {_NOBODY}
+    async def find(client: RawClient) -> int:
+        from kafka.errors import BrokerResponseError
+
+        try:
+            return await Coordinators(client).find(stream.group)
+        except BrokerResponseError:
+            return _NOBODY
 
     try:
         known = read_metadata(properties, stream.topic, limit).topics[stream.topic].partitions
         with lend_client(settings, limit, properties) as client:
-            needed = client.run(lambda: find(client), limit)
+            needed = {client.run(lambda: find(client), limit)}
     except Exception:  # noqa: BLE001 - the look itself says what fails
         return True
     needed |= {part.leader for part in known.values()}
@@ -375,15 +379,10 @@ def list_group_topics(
         ClusterUnreachable, KafkaFailure.
     """
     admin, limit = connect(properties), deadline or Deadline(LOOK_SECONDS)
-    subject, doing = f"group {group}", "read committed offsets"
-    request = [ConsumerGroupTopicPartitions(group)]
-    futures = ask(admin, admin.list_consumer_group_offsets, subject, doing, limit, request)
-    try:
-        answer = wait_for(admin, futures[group], subject, doing, limit)
-    except GroupMissing:
-        found = set()
-    else:
-        found = {item.topic for item in answer.topic_partitions or () if item.offset >= 0}
+    commits = read_all_commits(admin, [group], limit).get(group, {})
+    if isinstance(commits, AccessDenied):
+        raise commits
+    found = {topic for (topic, _), commit in commits.items() if commit.offset >= 0}
     if not found and read_group_type(properties, group, limit) == SHARE:
         found = {one.topic for one in read_share_offsets(properties, group, limit)}
     return sorted(found)

@@ -20,7 +20,7 @@ from pydantic import SecretStr, ValidationError
 from backlogctl.clock import Deadline
 from backlogctl.config import LookBack
 from backlogctl.kafka.clients import make_admin
-from backlogctl.kafka.groups import describe_group_state
+from backlogctl.kafka.coordinator import describe_group_state
 from backlogctl.kafka.topics import alter_topic_config
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.lookback import service as service_module

@@ -91,7 +91,7 @@ def test_the_log_tells_members_from_a_tool(
     member = join(properties, group, name, session_timeout_ms="6000")
     member.commit(offsets=[TopicPartition(name, 0, 7)], asynchronous=False)
     member.close()
-    wait_until(lambda: not verbs.read_group_state(properties, group).is_active)
+    wait_until(lambda: not verbs.describe_group_state(properties, group).is_active)
     verbs.set_group_offsets(properties, group, name, {0: 9})
     history = read_commit_history(properties, group, name, since, {0: 9}, is_new=True)
     assert history is not None

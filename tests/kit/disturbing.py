@@ -3,8 +3,11 @@ comes on."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import kafka as kafka_python
@@ -78,6 +81,16 @@ class Cluster:
         thread = threading.Timer(_AWAY_SECONDS, self.kafka.restart, (broker,))
         self._away.append(thread)
         thread.start()
+
+    @contextmanager
+    def without(self, broker: int, how: str) -> Iterator[None]:
+        """A broker that `hangs` (SIGSTOP) or `dies` (SIGKILL); afterwards it is back."""
+        pid = self.kafka.pids[broker - 1]
+        os.kill(pid, signal.SIGSTOP) if how == "hangs" else self.kafka.kill(broker)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT) if how == "hangs" else self.kafka.restart(broker)
 
     def await_all(self, topic: str | None = None) -> None:
         """Until all brokers are there, and all replicas of the topic are in sync."""

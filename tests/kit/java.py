@@ -86,10 +86,7 @@ async def _join(
     from kafka.errors import for_code
     from kafka.protocol.consumer import OffsetCommitRequest
 
-    nodes, code = await Coordinators(client).find([group])
-    if code:
-        raise for_code(code)()
-    (node,) = nodes
+    node = await Coordinators(client).find(group)
     member = str(uuid.uuid4())
     subtopology = {
         "subtopology_id": "0",

@@ -15,3 +15,11 @@ class DescribeShareGroupOffsetsRequest(ApiMessage, load_json=__name__):  # type:
 
 class DescribeShareGroupOffsetsResponse(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
     """Version 1 has the lag; it is -1 where the broker does not know it."""
+
+
+class ConsumerGroupDescribeRequest(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
+    """Version 0 of KIP-848."""
+
+
+class ConsumerGroupDescribeResponse(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
+    """Version 0."""

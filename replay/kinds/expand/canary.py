@@ -25,7 +25,6 @@ from backlogctl.kafka.admin import (
     delete_group,
     describe_group_state,
     list_offsets,
-    read_group_state,
     set_group_offsets,
 )
 from backlogctl.kafka.clients import Admin, make_admin
@@ -80,7 +79,7 @@ class FirstConsumer:
 
     def has_joined(self) -> bool:
         """Whether its group has members."""
-        return read_group_state(self.admin, self.fleet.group).is_active
+        return describe_group_state(self.admin, self.fleet.group).is_active
 
     def find_others(self) -> tuple[Member, ...]:
         """Members of the original group, but for guards."""
@@ -88,8 +87,6 @@ class FirstConsumer:
 
     def find_topics(self) -> frozenset[str]:
         """What members of its group are assigned partitions of; nothing without members."""
-        if not self.has_joined():
-            return frozenset()
         state = describe_group_state(self.admin, self.fleet.group, Deadline(10.0))
         return frozenset(topic for member in state.members for topic in member.topics)
 
@@ -458,7 +455,7 @@ def _await_nobody(one: FirstConsumer) -> None:
         Refused: somebody stays in it.
     """
     limit = Deadline(_LEAVE_SECONDS)
-    while read_group_state(one.admin, one.fleet.group).is_active:
+    while describe_group_state(one.admin, one.fleet.group).is_active:
         if limit.expired:
             raise Refused(
                 "somebody is in it: another try is under way, or a consumer of one was not ended",

@@ -26,7 +26,6 @@ from backlogctl.kafka.admin import (
     describe_group_state,
     describe_topic,
     list_offsets,
-    read_group_state,
 )
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.kafka.groups import LogTruncated, read_standing
@@ -160,8 +159,8 @@ class OffloadContext(StoppingContext[OffloadPlan]):
             PlanStale: somebody else set or committed its offsets (faults 66, 69).
         """
         group, topic = self.recovery.group, self.recovery.topic
-        if read_group_state(self.admin, group, Deadline(ASK_SECONDS)).is_active:
-            state = describe_group_state(self.admin, group, Deadline(ASK_SECONDS))
+        state = describe_group_state(self.admin, group, Deadline(ASK_SECONDS))
+        if state.is_active:
             names = ", ".join(str(member) for member in state.members) or f"it is {state.state}"
             raise GroupActive(
                 f"somebody started consumers of it while they were to be stopped: {names}",

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.groups import describe_group_state
+from backlogctl.kafka.coordinator import describe_group_state
 from backlogctl_delivery.lookback.admin import count_messages, list_incidents
 from backlogctl_delivery.lookback.messages import State
 from backlogctl_delivery.lookback.tables import LookBackDatabase, list_partitions

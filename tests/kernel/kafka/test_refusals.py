@@ -20,9 +20,10 @@ from backlogctl.fanout.relay.commits import find_commits
 from backlogctl.kafka.admin import (
     committed_offsets,
     create_topic,
+    describe_group_state,
     list_offsets,
-    read_group_state,
     read_metadata,
+    read_topic_settings,
 )
 from backlogctl.kafka.bulk import BulkReader
 from backlogctl.kafka.clients import Admin, Properties, make_admin, make_producer
@@ -51,7 +52,7 @@ def list_all_groups(properties: Properties) -> object:
 
 
 CALLS: dict[str, Callable[[Properties], object]] = {
-    "state": lambda p: read_group_state(p, "service", Deadline(GIVEN)),
+    "state": lambda p: describe_group_state(p, "service", Deadline(GIVEN)),
     "commits": lambda p: committed_offsets(p, "service", "orders", [0], Deadline(GIVEN)),
     "metadata": lambda p: read_metadata(p, None, Deadline(GIVEN)),
     "offsets": lambda p: list_offsets(p, "orders", [0], "latest", deadline=Deadline(GIVEN)),
@@ -172,10 +173,10 @@ def test_an_answer_takes_an_old_refusal_back(secured: SecuredKafka) -> None:
     admin = make_admin(secured.properties)
     wrong = make_admin(secured.login("admin", WRONG))
     with pytest.raises(LoginRefused):
-        read_group_state(wrong, "service", Deadline(GIVEN))
+        read_metadata(wrong, None, Deadline(GIVEN))
     admin.reports(wrong.reports.refusal)  # type: ignore[arg-type]
     assert isinstance(admin.find_refusal("x", "ask"), LoginRefused)
-    read_group_state(admin, "service", Deadline(GIVEN))
+    read_topic_settings(admin, COMMIT_LOG, [], Deadline(GIVEN))
     assert admin.find_refusal("x", "ask") is None
 
 

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
-from backlogctl.kafka.groups import describe_group_state
+from backlogctl.kafka.coordinator import describe_group_state
 from backlogctl.monitoring.doctor.checks import CheckFinding, CheckLevel
 from backlogctl.monitoring.doctor.facts import Topic
 from backlogctl.monitoring.doctor.producers import judge_producers

@@ -51,7 +51,7 @@ def set_to_latest(world: World, recovery: Recovery) -> None:
     topic, group = recovery.plan["temporary"]["topic"], recovery.plan["recovery_group"]
     world.launcher.stop(world.fleet(Role.RECOVERY, recovery), lambda: None)
     numbers = range(recovery.plan["temporary"]["partitions"])
-    empty = lambda: not verbs.read_group_state(world.properties, group).is_active  # noqa: E731
+    empty = lambda: not verbs.describe_group_state(world.properties, group).is_active  # noqa: E731
     wait_until(empty, what="the recovery's group is empty")
     ends = verbs.list_offsets(world.properties, topic, numbers, "latest", "read_committed")
     verbs.set_group_offsets(world.properties, group, topic, ends)
