@@ -148,7 +148,9 @@ def test_fault_25_offsets_of_an_active_group_are_refused_by_member(
         verbs.set_group_offsets(properties, group, name, {0: 0})
     state = verbs.describe_group_state(properties, group)
     assert state.is_active
-    assert [(one.client_id, one.topics) for one in state.members] == [("order-service-7", {name})]
+    assert [(one.client_id, one.topics) for one in state.members] == [
+        ("order-service-7", frozenset({name}))
+    ]
     assert state.type == protocol
     member.close()
     verbs.set_group_offsets(properties, group, name, {0: 0})
