@@ -9,8 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -19,9 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from backlogctl.clock import Deadline
 from backlogctl.errors import Refused
 from backlogctl.fanout.movers import History, trace_moves
-from backlogctl.fanout.relay.interface import name_relay_transactional_id
-from backlogctl.kafka.clients import Admin, make_admin, make_producer, outlast, wait_for_broker
-from backlogctl.kafka.errors import translate
+from backlogctl.kafka.clients import Admin, outlast, wait_for_broker
 from backlogctl.kafka.groups import ask_for_commits
 from backlogctl.kafka.markers import ProducerIdAndEpoch
 
@@ -239,54 +236,6 @@ def _read_metadata(item: TopicPartition) -> str | None:
         return item.metadata
     except UnicodeDecodeError as error:
         return bytes(error.object).decode(errors="replace")
-
-
-# Fences every relay: after this none of them can commit any more (protocol P4.9).
-
-FENCE_SECONDS = 60.0
-_AT_ONCE = 16
-
-
-def fence_relays(
-    properties: Mapping[str, str],
-    prefix: str,
-    topic: str,
-    partitions: Iterable[int],
-    limit: Deadline | None = None,
-    *,
-    transaction_timeout_ms: int = 15_000,
-) -> None:
-    """`init_transactions` on every relay's id: its open transaction is aborted, or has ended.
-
-    1 s instead of the 15 to 18 s that an abandoned transaction would take.
-
-    Raises:
-        KafkaFailure, ClusterUnreachable: not every relay is fenced; call again.
-    """
-    deadline = limit or Deadline(FENCE_SECONDS)
-    wait_for_broker(make_admin(properties), f"topic {topic}", "fence its relays", deadline)
-
-    def fence(partition: int) -> None:
-        subject = f"relay of {topic}[{partition}]"
-
-        def call() -> None:
-            producer = make_producer(
-                properties,
-                {
-                    "transactional.id": name_relay_transactional_id(prefix, topic, partition),
-                    "transaction.timeout.ms": transaction_timeout_ms,
-                },
-            )
-            try:
-                producer.init_transactions(max(1.0, deadline.remaining()))
-            except KafkaException as error:
-                raise translate(error, subject, "fence it") from error
-
-        outlast(deadline, call)
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for future in [pool.submit(fence, partition) for partition in sorted(set(partitions))]:
-            future.result()
 
 
 # What somebody else did to the group's commits while nobody guarded them.

@@ -196,3 +196,12 @@ class RelayEngine(Protocol):
             PositionExpired: the messages at the position are gone.
             KafkaFailure: anything else; `retryable` says whether to start again.
         """
+
+    def take_over(self, task: RelayTask, partition: int) -> None:
+        """Relays nothing: no older relay of the partition can commit any more, and what they have
+        left open is ended.
+
+        Raises:
+            HangingTransaction: how one of their transactions ended is not known.
+            KafkaFailure: it is not known whether they are fenced; call again.
+        """

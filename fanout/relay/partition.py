@@ -35,7 +35,8 @@ from backlogctl.fanout.relay.interface import (
 from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.clients import Admin, make_admin, wait_for_broker
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
-from backlogctl.kafka.markers import ProducerIdAndEpoch
+from backlogctl.kafka.markers import Place, ProducerIdAndEpoch
+from backlogctl.kafka.topics import find_topic_id
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
@@ -207,13 +208,8 @@ class PartitionRelay(ABC):
     def run(self) -> Position:
         """P4.6. The order of these lines is what copies each message once."""
         admin = make_admin(self._task.properties)
-        wait_for_broker(admin, self._subject, "connect", Deadline(INIT_SECONDS))
         try:
-            producer = self._open_producer()  # 1. with the partition's static id
-            take_over = partial(producer.init_transactions, INIT_SECONDS)
-            self._call(take_over, "take over", INIT_SECONDS)  # 2. fences
-            reach("p4.6.init.after")
-            self._end_unmarked(admin)  # also what its coordinator left without a marker
+            producer = self._begin(admin)  # 1. and 2.
             self._read_start(admin)  # 3. the group's stable commit says how far we are
             self._open_reader()
             try:
@@ -229,6 +225,29 @@ class PartitionRelay(ABC):
         finally:
             self._close()
         return self._position()
+
+    def take_over(self) -> None:
+        """Only that: see `RelayEngine.take_over`."""
+        try:
+            self._begin(make_admin(self._task.properties))
+        finally:
+            self._close()
+
+    def _begin(self, admin: Admin) -> TransactionalProducer:
+        wait_for_broker(admin, self._subject, "connect", Deadline(INIT_SECONDS))
+        producer = self._open_producer()  # 1. with the partition's static id
+        take_over = partial(producer.init_transactions, INIT_SECONDS)
+        self._call(take_over, "take over", INIT_SECONDS)  # 2. fences
+        reach("p4.6.init.after")
+        self._end_unmarked(admin)  # also what its coordinator left without a marker
+        return producer
+
+    def _find_places(self, admin: Admin) -> list[Place]:
+        """Where it writes; nowhere when the temporary topic is gone."""
+        task = self._task
+        if find_topic_id(admin, task.target, Deadline(INIT_SECONDS)) is None:
+            return []
+        return [(task.target, number) for number in range(task.target_partitions)]
 
     def _copy(self, producer: TransactionalProducer, batch: SourceBatch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""

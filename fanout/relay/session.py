@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from backlogctl.fanout.relay.interface import (
     SourceRange,
 )
 from backlogctl.fanout.relay.pool import PATIENCE_SECONDS, RelayPool, Spares, count_processes
+from backlogctl.fanout.relay.worker import make_relay_engine
+from backlogctl.kafka.clients import make_admin, outlast, wait_for_broker
 
 # A relay that is fenced twice within this time has a competing relay.
 FENCED_AGAIN_SECONDS = 60.0
@@ -231,3 +234,33 @@ class RelaySession:
         else:
             self.leave()
             self.join()
+
+
+# Fences every relay: after this none of them can commit any more (protocol P4.9).
+
+FENCE_SECONDS = 60.0
+_AT_ONCE = 16
+
+
+def fence_relays(
+    engine: str, task: RelayTask, partitions: Iterable[int], limit: Deadline | None = None
+) -> None:
+    """Takes every relay over: its open transaction is aborted, or has ended.
+
+    1 s instead of the 15 to 18 s that an abandoned transaction would take. Of the task neither the
+    guard's membership nor the codec is used.
+
+    Raises:
+        HangingTransaction: how a transaction of one ended is not known.
+        KafkaFailure, ClusterUnreachable: not every relay is fenced; call again.
+    """
+    deadline, relays = limit or Deadline(FENCE_SECONDS), make_relay_engine(engine)
+    admin = make_admin(task.properties)
+    wait_for_broker(admin, f"topic {task.source}", "fence its relays", deadline)
+
+    def fence(partition: int) -> None:
+        outlast(deadline, lambda: relays.take_over(task, partition))
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for future in [pool.submit(fence, partition) for partition in sorted(set(partitions))]:
+            future.result()

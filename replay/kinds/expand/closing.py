@@ -17,7 +17,6 @@ from backlogctl.errors import (
     VerificationFailed,
 )
 from backlogctl.fanout.quiet import await_empty
-from backlogctl.fanout.relay.commits import fence_relays
 from backlogctl.fanout.relay.guard import find_others, refuse_others
 from backlogctl.fanout.retention import raise_retention, restore_retention
 from backlogctl.fanout.temporary_topic import (
@@ -199,12 +198,7 @@ def _end_relays(context: ExpandContext) -> dict[str, Any]:
     """Nobody relays any more, and nothing is unread; what was relayed."""
     context.session.stop_relays()  # 1. between two transactions
     reach("p4.8.relays.stopped")
-    fence_relays(  # 2. one that was forgotten can commit no more, and its offsets are decided
-        context.properties,
-        context.plan.transactional_prefix,
-        context.recovery.topic,
-        range(context.partitions),
-    )
+    context.fence_relays()  # 2. one that was forgotten can commit no more, its offsets are decided
     reach("p4.9.fenced")
     # 3. Waits while an offset commit is undecided.
     relayed = {} if context.is_complete("cut_over") else _read_relayed(context)

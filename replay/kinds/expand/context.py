@@ -25,7 +25,7 @@ from backlogctl.fanout.relay.commits import (
 )
 from backlogctl.fanout.relay.guard import GroupGuard
 from backlogctl.fanout.relay.interface import ConsumerCameBack, RelayTask, SourceRange
-from backlogctl.fanout.relay.session import Hooks, RelaySession
+from backlogctl.fanout.relay.session import Hooks, RelaySession, fence_relays
 from backlogctl.fanout.relay.worker import choose_relay_engine
 from backlogctl.fanout.temporary_topic import start_recovery_group
 from backlogctl.fanout.unread import Lags, find_unread, read_lags
@@ -526,7 +526,11 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         self.lease.confirm()
         self.check_topic()
 
-    def _make_task(self, metadata: bytes) -> RelayTask:
+    def fence_relays(self) -> None:
+        """No relay can commit any more, and what they have left open is ended."""
+        fence_relays(self._engine, self._make_task(b"", codec="none"), range(self.partitions))
+
+    def _make_task(self, metadata: bytes, codec: str | None = None) -> RelayTask:
         plan = self.plan
         return RelayTask(
             properties=self.properties,
@@ -540,7 +544,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             order=plan.order,
             partitioner=plan.partitioner,
             transactional_prefix=plan.transactional_prefix,
-            compression=self._codec,
+            compression=codec or self._codec,
         )
 
     @cached_property

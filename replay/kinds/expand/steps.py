@@ -18,7 +18,6 @@ from backlogctl.errors import (
 from backlogctl.fanout.kept_record import fetch_record, keep_record
 from backlogctl.fanout.launchers.process import ramp_up
 from backlogctl.fanout.quiet import await_empty
-from backlogctl.fanout.relay.commits import fence_relays
 from backlogctl.fanout.retention import raise_retention
 from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
@@ -409,12 +408,7 @@ def rewind(context: ExpandContext, *, unless_handled: bool = False) -> bool:
     if not is_rewound(context):
         _require_possible(context)
         context.session.close()  # the guard leaves cleanly
-        fence_relays(  # 1. no relay can commit any more
-            context.properties,
-            context.plan.transactional_prefix,
-            context.recovery.topic,
-            range(context.partitions),
-        )
+        context.fence_relays()  # 1. no relay can commit any more
         reach("p4.rewind.fenced")
         end_consumers(context)  # 2. what they handle from now on would be handled twice
         again = context.read_handled() if context.has_copy() else None

@@ -17,11 +17,18 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, Message, TopicPartition
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, ProducerFenced, Refused
-from backlogctl.fanout.relay.commits import fence_relays, read_positions
-from backlogctl.fanout.relay.interface import Position, PositionExpired, RelayEngine, SourceRange
+from backlogctl.fanout.relay.commits import read_positions
+from backlogctl.fanout.relay.interface import (
+    RECORD,
+    Position,
+    PositionExpired,
+    RelayEngine,
+    SourceRange,
+)
 from backlogctl.fanout.relay.partition import HUNG, Watchdog
 from backlogctl.fanout.relay.pool import Spares, count_processes
 from backlogctl.fanout.relay.records import _RecordRelay
+from backlogctl.fanout.relay.session import fence_relays
 from backlogctl.kafka.batches import CODECS
 from backlogctl.kafka.clients import make_producer
 from backlogctl.kafka.raw_fetch import fetch_batches
@@ -254,7 +261,7 @@ def test_counters_go_on_over_runs_and_forget_what_was_aborted(
     fill(here.properties, here.source, {0: 6000}, size=20)
 
     def fence(position: Position) -> None:
-        fence_relays(here.properties, "backlog", here.source, [0])
+        fence_relays(RECORD, here.task(b""), [0])
 
     with here.guarded() as task:
         first = relay(engine, task, [SourceRange(0, 0, 1000)])[0]
@@ -465,7 +472,7 @@ def test_a_reason_that_the_client_has_lost_is_asked_for(make_world: MakeWorld) -
     producer.begin_transaction()
     producer.produce(task.target, b"v", b"k", 0)
     assert producer.flush(90) == 0
-    fence_relays(here.properties, "backlog", here.source, [0])
+    fence_relays(RECORD, here.task(b""), [0])
     # Brokers say the same of a transaction that timed out.
     with pytest.raises(ProducerFenced, match="taken over, or its transaction timed out"):
         relay._call(lose, "write")

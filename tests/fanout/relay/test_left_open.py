@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import HangingTransaction
 from backlogctl.fanout.relay.commits import Counters, read_positions, write_counters
 from backlogctl.fanout.relay.interface import RECORD, WIRE, RelayTask, SourceRange
+from backlogctl.fanout.relay.session import fence_relays
 from backlogctl.fanout.relay.worker import make_relay_engine
 from backlogctl.kafka import markers
 from backlogctl.kafka.markers import ProducerIdAndEpoch
@@ -113,6 +115,34 @@ def test_fault_183_what_a_relay_committed_is_not_aborted_by_the_next(
         relay(make_relay_engine(WIRE), task, here.ranges())
     assert count_open(here) == 0
     assert len(here.read_target()) == 205
+
+
+def test_fault_183_closing_ends_what_a_relay_left_open(make_world: MakeWorld) -> None:
+    """An expansion that closes, is cancelled or is set back has no next relay that would."""
+    here = make_world(partitions=1)
+    fill(here.properties, here.source, {0: 200})
+    with here.guarded(order="round_robin") as task:
+        relay(make_relay_engine(WIRE), task, [SourceRange(0, 0, 50)])
+        at = read_positions(
+            *(here.admin, task.recovery_group, here.source, [0], task.recovery_id, Deadline(60.0))
+        )
+        last = at[0].counters(task.recovery_id).producer
+        assert last is not None
+        leave(here, last, 3, sequence=5)
+        fence_relays(WIRE, task, [0])
+        assert count_open(here) == 0
+        assert len(here.read_target()) == 55
+        leave(here, take_over(task), 7)
+        assert count_open(here) == 1
+        fence_relays(WIRE, task, [0])
+        assert count_open(here) == 0
+        assert len(here.read_target()) == 55
+        leave(here, take_over(task), 7)
+        with pytest.raises(HangingTransaction):  # of librdkafka's nobody knows which one it is
+            fence_relays(RECORD, task, [0])
+        for engine in (WIRE, RECORD):  # somebody has deleted the temporary topic
+            fence_relays(engine, replace(task, target=f"{task.target}.gone"), [0])
+        fence_relays(WIRE, task, [0])
 
 
 def test_fault_183_a_position_that_has_no_marker_either_is_aborted(

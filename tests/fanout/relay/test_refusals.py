@@ -13,14 +13,15 @@ import pytest
 
 from backlogctl.errors import KafkaFailure
 from backlogctl.fanout.relay import pool
-from backlogctl.fanout.relay.commits import fence_relays
 from backlogctl.fanout.relay.interface import (
+    RECORD,
     Position,
     RelayEngine,
     SourceRange,
     UnexplainedRefusal,
 )
 from backlogctl.fanout.relay.pool import RelayPool, Spares
+from backlogctl.fanout.relay.session import fence_relays
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl_delivery.kafka import LoginRefused
@@ -128,5 +129,5 @@ def test_fault_173_a_refused_login_ends_the_run_at_once(
 def test_fault_173_a_refused_login_fences_nobody(stranger: RelayWorld) -> None:
     began = time.monotonic()
     with pytest.raises(LoginRefused):
-        fence_relays(stranger.properties, "backlog", stranger.source, [0, 1])
+        fence_relays(RECORD, stranger.task(b""), [0, 1])
     assert time.monotonic() - began < SOON
