@@ -306,11 +306,19 @@ def ask_in_coroutine(
     """
 
     def call(turn: Deadline) -> Result:
+        is_connected = False
         try:
             with lend_client(settings, turn, properties) as client:
+                is_connected = True
                 return client.run(lambda: work(client), turn)
         except Exception as error:
-            raise translate_error(error, doing, subject) from error
+            found = translate_error(error, doing, subject)
+            if not is_connected and type(found) is ClusterUnreachable:
+                places = find_addresses(properties)
+                found.message = (
+                    f"could not {doing}: no broker at {places} answered within {limit.seconds:g} s"
+                )
+            raise found from error
 
     return ask_in_turns(limit, call)
 

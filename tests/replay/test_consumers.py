@@ -144,7 +144,7 @@ def test_a_start_is_refused_while_an_expansion_has_stopped_them(
 def test_without_a_cluster_the_processes_are_started_and_told_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backlogctl.kafka.groups.DEFAULT_SECONDS", 1.0)
+    monkeypatch.setattr("backlogctl.kafka.coordinator.DEFAULT_SECONDS", 1.0)
     workspace = open_desk(tmp_path, **sleeping())
     stream = workspace.config.stream("orders")
     try:
