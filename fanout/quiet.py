@@ -10,7 +10,7 @@ from backlogctl.errors import HangingTransaction, Refused
 from backlogctl.fanout.relay.guard import CLIENT_ID
 from backlogctl.kafka.admin import (
     committed_offsets,
-    describe_group_state,
+    read_group_state,
 )
 from backlogctl.kafka.clients import Admin, Connection, make_admin
 from backlogctl.kafka.errors import GroupActive
@@ -78,7 +78,7 @@ def await_empty(admin: Admin, group: str, look: Callable[[], None], *, within: f
     for_static = Deadline(max(within, STATIC_SECONDS))
     while True:
         look()
-        state = describe_group_state(admin, group, Deadline(30.0))
+        state = read_group_state(admin, group, Deadline(30.0))
         if not state.is_active:
             return
         if not limit.expired:

@@ -407,7 +407,7 @@ kafka-python is {kafka.__version__}; its private parts were last looked at in {_
 you write the new version here, run tests/monitoring/test_groups*.py and look again at:
 - backlogctl/kafka/raw_client.py: `_manager` (call_soon, send, cluster.brokers), what `call_soon` gives
   back, `_closed` beside `__new__`, and close() of a client that could not connect
-- monitoring/groups/reader.py: `_list_group_offsets_requests`
+- backlogctl/kafka/coordinator.py: `_list_group_offsets_requests`
 - backlogctl/kafka/schemas: `ApiMessage` with `load_json`; does it have these requests itself by now?
 - backlogctl/kafka/raw_client.py, backlogctl/kafka/capabilities.py: `_manager` (broker_version_data, cluster.add_coordinator)
 """

@@ -7,7 +7,12 @@ partition otherwise looks like a success (protocol P1).
 from __future__ import annotations
 
 from backlogctl.kafka.clients import Connection, connect
-from backlogctl.kafka.coordinator import delete_group, describe_group_state, set_group_offsets
+from backlogctl.kafka.coordinator import (
+    delete_group,
+    describe_group_state,
+    read_group_state,
+    set_group_offsets,
+)
 from backlogctl.kafka.groups import Commit, GroupState, Member, committed_offsets, read_commits
 from backlogctl.kafka.readers import list_topic_readers
 from backlogctl.kafka.topics import (
@@ -48,6 +53,7 @@ __all__ = [
     "list_offsets",
     "list_topic_readers",
     "read_commits",
+    "read_group_state",
     "read_metadata",
     "read_topic_id",
     "read_topic_overrides",

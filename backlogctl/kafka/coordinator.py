@@ -8,6 +8,7 @@ kafka-python cannot log in is librdkafka asked.
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,9 +24,17 @@ from confluent_kafka import (
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
-from backlogctl.kafka.clients import Admin, Connection, ask_for_one, ask_in_turns, connect
+from backlogctl.kafka.clients import (
+    Admin,
+    Connection,
+    ask,
+    ask_in_turns,
+    connect,
+    retry_transient,
+    wait_for,
+)
 from backlogctl.kafka.errors import GroupActive, GroupMissing, TopicMissing
-from backlogctl.kafka.group_types import name_state
+from backlogctl.kafka.group_types import name_state, read_group_listing
 from backlogctl.kafka.groups import Commit, GroupState, Member, committed_offsets
 from backlogctl.kafka.raw_client import (
     Coordinators,
@@ -56,6 +65,21 @@ def describe_group_state(
     if isinstance(answer, GroupMissing):
         return GroupState("dead", ())
     return _get(answer)
+
+
+def read_group_state(
+    connection: Connection, group: str, deadline: Deadline | None = None
+) -> GroupState:
+    """`describe_group_state`, without the members where those may not be seen: of the newer
+    protocol each topic that they are assigned must be described (KIP-848)."""
+    admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
+    try:
+        return describe_group_state(admin, group, limit)
+    except AccessDenied:
+        listed = read_group_listing(admin.properties, group, limit)
+        if listed is None or not listed.state:
+            raise
+        return GroupState(listed.state, (), listed.type)
 
 
 def describe_group_states(
@@ -230,14 +254,34 @@ def _ask_all(
             left = (name for name in groups if name not in found and name not in refused)
             refused |= dict.fromkeys(left, error)
     else:
-        for name in groups:
+        for name, ask_again in [
+            (name, _start(admin, verb, make_request(name), f"group {name}", doing, limit))
+            for name in groups
+        ]:
             try:
-                request = make_request(name)
-                answer = ask_for_one(admin, verb, f"group {name}", doing, limit, [request])
-                found[name] = take(answer)
+                found[name] = take(retry_transient(admin, limit, ask_again))
             except KafkaFailure as error:
                 refused[name] = error
     return {**found, **refused}
+
+
+def _start(
+    admin: Admin,
+    verb: Callable[..., Any],
+    request: Any,
+    subject: str,
+    doing: str,
+    limit: Deadline,
+) -> Callable[[], Any]:
+    """Asks by librdkafka; returns what awaits the answer, and asks again where it is called again.
+    So many coordinators are waited for at once."""
+
+    def start() -> Any:
+        (future,) = ask(admin, verb, subject, doing, limit, [request]).values()
+        return future
+
+    started = [start()]
+    return lambda: wait_for(admin, started.pop() if started else start(), subject, doing, limit)
 
 
 async def _describe(
@@ -287,7 +331,10 @@ def _read_assignment(protocol: str, data: bytes) -> dict[str, tuple[int, ...]]:
 
     if protocol != "consumer" or not data:
         return {}
-    assigned = ConsumerProtocolAssignment.decode(data).assigned_partitions
+    try:
+        assigned = ConsumerProtocolAssignment.decode(data).assigned_partitions
+    except (ValueError, IndexError, struct.error):  # as some clients write it
+        return {}
     return {one.topic: tuple(sorted(one.partitions)) for one in assigned}
 
 

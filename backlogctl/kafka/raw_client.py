@@ -34,6 +34,7 @@ Item = TypeVar("Item")
 
 # One request must not hold a coordinator for long.
 NAMES_AT_ONCE = 64
+_REQUEST_TIMEOUT_MS = 30_000
 _PAUSE = 0.2
 # Seconds.
 _EXPLAINED_AFTER = 2.0
@@ -142,7 +143,8 @@ class RawClient:
             self.admin.__init__(
                 **settings,
                 bootstrap_timeout_ms=max(1, int(bootstrap.remaining() * 1000)),
-                request_timeout_ms=max(1, int(limit.remaining() * 1000)),
+                # Who asks has a limit of his own, and this client may serve another after him.
+                request_timeout_ms=_REQUEST_TIMEOUT_MS,
                 reconnect_backoff_max_ms=1000,
             )
         except BaseException:
@@ -393,89 +395,6 @@ def _silenced() -> Iterator[None]:
                 logger.setLevel(_SILENCE.level)
 
 
-# Which broker leads which partition of a topic, by the Metadata request.
-
-
-def read_leaders(client: RawClient, topic: str, limit: Deadline) -> dict[int, int]:
-    """Node ids by partition; a partition that has no leader now is left out.
-    Raises Exception: kafka-python's own; see `raw_client.translate_error`.
-    """
-    return client.run(lambda: ask_leaders(client, topic), limit)
-
-
-async def ask_leaders(client: RawClient, topic: str) -> dict[int, int]:
-    """The same within a coroutine."""
-    found = await ask_leader_epochs(client, topic)
-    return {number: leader for number, (leader, _) in found.items() if leader >= 0}
-
-
-async def ask_leader_epochs(
-    client: RawClient, topic: str, node: int | None = None
-) -> dict[int, tuple[int, int]]:
-    """By partition its leader, -1 for none, and its leader epoch, as a broker knows them. The epoch
-    grows with each change of leaders, also to none (KIP-320)."""
-    from kafka.errors import for_code
-    from kafka.protocol.metadata import MetadataRequest
-
-    request = MetadataRequest(
-        topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
-        allow_auto_topic_creation=False,
-        min_version=4,
-        max_version=9,
-    )
-    (found,) = (await client.send(request, node)).topics
-    if found.error_code:
-        raise for_code(found.error_code)()
-    return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found.partitions}
-
-
-def read_epoch_ends(
-    properties: Properties, topic: str, epochs: Mapping[int, int], limit: Deadline
-) -> dict[int, int]:
-    """By partition where a leader epoch ends in its log (OffsetForLeaderEpoch, KIP-320); one that
-    the log does not know is left out.
-
-    Raises:
-        ClusterUnreachable, KafkaFailure: also where kafka-python cannot take these properties.
-    """
-    subject, doing = f"topic {topic}", "read where a leader epoch ends"
-    settings, why = translate_properties(properties)
-    if settings is None:
-        raise KafkaFailure(f"could not {doing}: kafka-python cannot connect {why}", subject=subject)
-    try:
-        with lend_client(settings, limit, properties) as client:
-            leaders = read_leaders(client, topic, limit)
-            ends = {
-                place[0]: _read_epoch_end(client, topic, place, leaders[place[0]], limit)
-                for place in epochs.items()
-                if place[0] in leaders
-            }
-    except Exception as error:
-        raise translate_error(error, doing, subject) from error
-    return {number: end for number, end in ends.items() if end >= 0}
-
-
-def _read_epoch_end(
-    client: RawClient, topic: str, place: tuple[int, int], node: int, limit: Deadline
-) -> int:
-    from kafka.errors import for_code
-    from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
-
-    of_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    partition = of_topic.OffsetForLeaderPartition(
-        partition=place[0], current_leader_epoch=-1, leader_epoch=place[1]
-    )
-    request = OffsetForLeaderEpochRequest(
-        replica_id=-1, topics=[of_topic(topic=topic, partitions=[partition])]
-    )
-    (answer,) = client.run(lambda: client.send(request, node), limit).topics
-    (found,) = answer.partitions
-    if found.error_code:
-        raise for_code(found.error_code)()
-    end: int = found.end_offset
-    return end
-
-
 # Which broker coordinates which group or transactional id, remembered until the broker says that it
 # no longer does.
 #
@@ -521,12 +440,12 @@ class Coordinators:
 
     async def ask_all(
         self,
-        names: Iterable[str],
+        names: Sequence[str],
         work: Callable[[int, Sequence[str]], Coroutine[Any, Any, dict[str, Result | int]]],
         found: dict[str, Result],
         silent: set[int],
     ) -> dict[str, Exception]:
-        """Asks each coordinator for its names; adds to `found` what they answer.
+        """Asks each coordinator for its names; adds to `found` what they answer, piece by piece.
 
         Args:
             work: the answers of a broker by name, or an error code.
@@ -535,30 +454,51 @@ class Coordinators:
         Returns:
             By name why there is no answer; coordinators of those are looked for anew.
         """
-        from kafka.errors import KafkaError, for_code
+        from kafka.errors import for_code
 
-        left = [name for name in names if name not in found]
-        codes = await self._look_for([name for name in left if name not in self._nodes])
-        why: dict[str, Exception] = {name: for_code(code)() for name, code in codes.items()}
-        nodes: defaultdict[int, list[str]] = defaultdict(list)
-        for name in left:
-            if name in self._nodes:
-                nodes[self._nodes[name]].append(name)
-        for node in sorted(nodes, key=lambda one: one in silent):
-            silent.add(node)
-            answers: dict[str, Result | int] = {}
-            try:
-                for some in cut(nodes[node], NAMES_AT_ONCE):
-                    answers |= await work(node, some)
-                silent.discard(node)
-            except (OSError, KafkaError) as error:
-                why |= {name: error for name in nodes[node] if name not in answers}
-            for name, answer in answers.items():
-                if isinstance(answer, int):
-                    why[name] = for_code(answer)()
+        why: dict[str, Exception] = {}
+        last: list[tuple[int, list[str]]] = []
+        for some in cut([name for name in names if name not in found], NAMES_AT_ONCE):
+            codes = await self._look_for([name for name in some if name not in self._nodes])
+            why |= {name: for_code(code)() for name, code in codes.items()}
+            nodes: defaultdict[int, list[str]] = defaultdict(list)
+            for name in some:
+                if name in self._nodes:
+                    nodes[self._nodes[name]].append(name)
+            for node, ours in nodes.items():
+                if node in silent:
+                    last.append((node, ours))
                 else:
-                    found[name] = answer
+                    why |= await self._ask_node(node, ours, work, found, silent)
+        for node, ours in last:
+            why |= await self._ask_node(node, ours, work, found, silent)
         self.forget(why)
+        return why
+
+    async def _ask_node(
+        self,
+        node: int,
+        names: Sequence[str],
+        work: Callable[[int, Sequence[str]], Coroutine[Any, Any, dict[str, Result | int]]],
+        found: dict[str, Result],
+        silent: set[int],
+    ) -> dict[str, Exception]:
+        from kafka.errors import Cancelled, KafkaError, for_code
+
+        silent.add(node)
+        try:
+            answers = await work(node, names)
+        except Cancelled:  # the client was closed meanwhile: nobody else answers it either
+            raise
+        except (OSError, KafkaError) as error:
+            return dict.fromkeys(names, error)
+        silent.discard(node)
+        why: dict[str, Exception] = {}
+        for name, answer in answers.items():
+            if isinstance(answer, int):
+                why[name] = for_code(answer)()
+            else:
+                found[name] = answer
         return why
 
     def forget(self, names: Iterable[str]) -> None:
@@ -572,11 +512,11 @@ class Coordinators:
 
         kind, rows = CoordinatorType[self._kind], []
         if self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= 4:
-            for some in cut(names, NAMES_AT_ONCE):
+            if names:
                 request = FindCoordinatorRequest(
-                    key_type=kind.value, coordinator_keys=list(some), min_version=4
+                    key_type=kind.value, coordinator_keys=list(names), min_version=4
                 )
-                rows += [(row.key, row) for row in (await self._send(request)).coordinators]
+                rows = [(row.key, row) for row in (await self._send(request)).coordinators]
         else:
             for name in names:
                 request = FindCoordinatorRequest(key=name, key_type=kind.value, max_version=3)

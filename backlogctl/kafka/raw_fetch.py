@@ -18,10 +18,10 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
 from backlogctl.kafka.batches import CODECS, BatchHeader, Scan, scan_batches
 from backlogctl.kafka.clients import Properties, connect, find_addresses
+from backlogctl.kafka.leaders import read_leaders
 from backlogctl.kafka.raw_client import (
     RawClient,
     give_back,
-    read_leaders,
     take_client,
     translate_error,
     translate_properties,

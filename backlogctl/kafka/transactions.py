@@ -19,10 +19,10 @@ from backlogctl.clock import Deadline, read_millis
 from backlogctl.errors import KafkaFailure, Refused
 from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.leaders import ask_leaders
 from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
-    ask_leaders,
     lend_client,
     translate_error,
     translate_properties,

@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from backlogctl.clock import Deadline
 from backlogctl.kafka.batches import add_sequence
+from backlogctl.kafka.leaders import ask_leader_epochs, read_leaders
 from backlogctl.kafka.markers import (
     Place,
     ProducerIdAndEpoch,
@@ -35,8 +36,6 @@ from backlogctl.kafka.markers import (
 from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
-    ask_leader_epochs,
-    read_leaders,
 )
 from backlogctl.wire.codecs import compress, make_batch
 

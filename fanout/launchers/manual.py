@@ -13,6 +13,7 @@ from backlogctl.formats import Say, format_plural
 from backlogctl.kafka.admin import (
     committed_offsets,
     describe_group_state,
+    read_group_state,
     read_topic_id,
 )
 from backlogctl.kafka.clients import Admin, make_admin
@@ -159,7 +160,7 @@ class ManualLauncher:
         return self._admin
 
     def _is_quiet(self, fleet: Fleet) -> bool:
-        state = describe_group_state(self._connect(), fleet.group, Deadline(_ASK_WITHIN))
+        state = read_group_state(self._connect(), fleet.group, Deadline(_ASK_WITHIN))
         return state.state in _QUIET
 
     def _count_members(self, fleet: Fleet) -> int:

@@ -197,9 +197,12 @@ class RelayEngine(Protocol):
             KafkaFailure: anything else; `retryable` says whether to start again.
         """
 
-    def take_over(self, task: RelayTask, partition: int) -> None:
-        """Relays nothing: no older relay of the partition can commit any more, and what they have
-        left open is ended.
+    def take_over(self, task: RelayTask, partition: int, limit: Deadline, *, ends: bool) -> None:
+        """Relays nothing: no older relay of the partition can commit any more.
+
+        Args:
+            ends: what they have left open in the temporary topic, though it has ended, ends as it
+                did; the topic is there.
 
         Raises:
             HangingTransaction: how one of their transactions ended is not known.

@@ -35,8 +35,7 @@ from backlogctl.fanout.relay.interface import (
 from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.clients import Admin, make_admin, wait_for_broker
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
-from backlogctl.kafka.markers import Place, ProducerIdAndEpoch
-from backlogctl.kafka.topics import find_topic_id
+from backlogctl.kafka.markers import ProducerIdAndEpoch
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
@@ -159,6 +158,7 @@ class PartitionRelay(ABC):
         self._opened = Copied(0.0)
         self._most_bytes = _FIRST_BYTES
         self._own_metadata: bytes | None = None
+        self._watchdog: Watchdog | None = WATCHDOG
 
     @abstractmethod
     def _open_producer(self) -> TransactionalProducer:
@@ -209,7 +209,12 @@ class PartitionRelay(ABC):
         """P4.6. The order of these lines is what copies each message once."""
         admin = make_admin(self._task.properties)
         try:
-            producer = self._begin(admin)  # 1. and 2.
+            wait_for_broker(admin, self._subject, "connect", Deadline(INIT_SECONDS))
+            producer = self._open_producer()  # 1. with the partition's static id
+            take_over = partial(producer.init_transactions, INIT_SECONDS)
+            self._call(take_over, "take over", INIT_SECONDS)  # 2. fences
+            reach("p4.6.init.after")
+            self._end_unmarked(admin)  # also what its coordinator left without a marker
             self._read_start(admin)  # 3. the group's stable commit says how far we are
             self._open_reader()
             try:
@@ -226,28 +231,18 @@ class PartitionRelay(ABC):
             self._close()
         return self._position()
 
-    def take_over(self) -> None:
-        """Only that: see `RelayEngine.take_over`."""
+    def take_over(self, limit: Deadline, *, ends: bool) -> None:
+        """Only that, in a process that must not be ended: see `RelayEngine.take_over`."""
+        self._watchdog = None
+        admin = make_admin(self._task.properties)
         try:
-            self._begin(make_admin(self._task.properties))
+            producer = self._open_producer()
+            seconds = max(1.0, limit.remaining(INIT_SECONDS))
+            self._call(partial(producer.init_transactions, seconds), "take over", seconds)
+            if ends:
+                self._end_unmarked(admin)
         finally:
             self._close()
-
-    def _begin(self, admin: Admin) -> TransactionalProducer:
-        wait_for_broker(admin, self._subject, "connect", Deadline(INIT_SECONDS))
-        producer = self._open_producer()  # 1. with the partition's static id
-        take_over = partial(producer.init_transactions, INIT_SECONDS)
-        self._call(take_over, "take over", INIT_SECONDS)  # 2. fences
-        reach("p4.6.init.after")
-        self._end_unmarked(admin)  # also what its coordinator left without a marker
-        return producer
-
-    def _find_places(self, admin: Admin) -> list[Place]:
-        """Where it writes; nowhere when the temporary topic is gone."""
-        task = self._task
-        if find_topic_id(admin, task.target, Deadline(INIT_SECONDS)) is None:
-            return []
-        return [(task.target, number) for number in range(task.target_partitions)]
 
     def _copy(self, producer: TransactionalProducer, batch: SourceBatch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
@@ -339,7 +334,9 @@ class PartitionRelay(ABC):
         self, call: Callable[[], object], doing: str, seconds: float = CALL_SECONDS
     ) -> object:
         try:
-            with WATCHDOG.watching(f"{doing} ({self._subject})", seconds):
+            if self._watchdog is None:
+                return call()
+            with self._watchdog.watching(f"{doing} ({self._subject})", seconds):
                 return call()
         except KafkaException as error:
             raise self._explain(error, doing) from error

@@ -170,8 +170,9 @@ class RecordEngine:
     ) -> Position:
         return _RecordRelay(task, part, notify, should_stop).run()
 
-    def take_over(self, task: RelayTask, partition: int) -> None:
-        _RecordRelay(task, SourceRange(partition, 0), lambda _: None, lambda: True).take_over()
+    def take_over(self, task: RelayTask, partition: int, limit: Deadline, *, ends: bool) -> None:
+        part = SourceRange(partition, 0)
+        _RecordRelay(task, part, lambda _: None, lambda: True).take_over(limit, ends=ends)
 
 
 # Messages behind a failed one fail with these, which do not show the cause.
@@ -304,7 +305,8 @@ class _RecordRelay(PartitionRelay):
 
     def _end_unmarked(self, admin: Admin) -> None:
         # Only found: of librdkafka's transactions nobody knows which one it is.
-        task, places = self._task, self._find_places(admin)
+        task = self._task
+        places = [(task.target, number) for number in range(task.target_partitions)]
         limit = Deadline(task.transaction_timeout_ms / 1000.0 + _COORDINATOR_SECONDS)
         name = task.transactional_id(self._part.partition)
         require_ended(task.properties, name, places, limit)

@@ -243,12 +243,20 @@ _AT_ONCE = 16
 
 
 def fence_relays(
-    engine: str, task: RelayTask, partitions: Iterable[int], limit: Deadline | None = None
+    engine: str,
+    task: RelayTask,
+    partitions: Iterable[int],
+    limit: Deadline | None = None,
+    *,
+    ends: bool,
 ) -> None:
     """Takes every relay over: its open transaction is aborted, or has ended.
 
     1 s instead of the 15 to 18 s that an abandoned transaction would take. Of the task neither the
     guard's membership nor the codec is used.
+
+    Args:
+        ends: as of `RelayEngine.take_over`.
 
     Raises:
         HangingTransaction: how a transaction of one ended is not known.
@@ -259,8 +267,11 @@ def fence_relays(
     wait_for_broker(admin, f"topic {task.source}", "fence its relays", deadline)
 
     def fence(partition: int) -> None:
-        outlast(deadline, lambda: relays.take_over(task, partition))
+        outlast(deadline, lambda: relays.take_over(task, partition, deadline, ends=ends))
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
         for future in [pool.submit(fence, partition) for partition in sorted(set(partitions))]:
             future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -67,8 +67,9 @@ class WireEngine:
         except _OldFormat:  # which only the other one can read
             return RecordEngine().relay(task, part, notify, should_stop)
 
-    def take_over(self, task: RelayTask, partition: int) -> None:
-        _WireRelay(task, SourceRange(partition, 0), lambda _: None, lambda: True).take_over()
+    def take_over(self, task: RelayTask, partition: int, limit: Deadline, *, ends: bool) -> None:
+        part = SourceRange(partition, 0)
+        _WireRelay(task, part, lambda _: None, lambda: True).take_over(limit, ends=ends)
 
 
 @dataclass
@@ -212,7 +213,7 @@ class _WireRelay(PartitionRelay):
             # Nobody has seen any of it, where it has no marker anywhere.
             return None if left.elsewhere else left.was_committed(None)
 
-        places = self._find_places(admin)
+        places = [(task.target, number) for number in range(task.target_partitions)]
         end = partial(producer.end_unmarked, places, was_committed, INIT_SECONDS, groups)
         # The questions have as long, too.
         self._call(end, "end what was left open", 3 * INIT_SECONDS)

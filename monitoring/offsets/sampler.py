@@ -10,9 +10,9 @@ from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import (
     Commit,
-    describe_group_state,
     list_offsets,
     read_commits,
+    read_group_state,
     read_topic_id,
 )
 from backlogctl.kafka.clients import Admin, Connection, connect
@@ -112,7 +112,7 @@ def take_sample(
 def _read_state(admin: Admin, group: str, limit: Deadline) -> str:
     """The group's state; `simple` of one that nobody ever joined, `share` of a share group, of
     which no commit must be awaited."""
-    known = describe_group_state(admin, group, limit)
+    known = read_group_state(admin, group, limit)
     if known.state != "dead":
         return find_state(known.state, is_simple=known.is_simple)
     # confluent-kafka lists neither share nor streams groups: one that works is not there for it.

@@ -22,6 +22,7 @@ from backlogctl.kafka.admin import (
     delete_group,
     describe_group_state,
     list_offsets,
+    read_group_state,
     set_group_offsets,
 )
 from backlogctl.kafka.clients import Admin
@@ -87,7 +88,7 @@ class CopyGroup:
 
     def note(self) -> None:
         """Looks how far its members are: what they committed is theirs where no log tells so."""
-        is_active = describe_group_state(self.admin, self.group, Deadline(_NOTE_SECONDS)).is_active
+        is_active = read_group_state(self.admin, self.group, Deadline(_NOTE_SECONDS)).is_active
         if is_active or self._was_active:
             now = _list_offsets(self._read(_NOTE_SECONDS))
             self._seen = {p: at for p, at in now.items() if at is not None}
@@ -253,7 +254,7 @@ class CopyGroup:
         known = [e for e in self._list_events() if e.action in (REACHED, SET_BACK)]
         found = {str(p): at for p, at in now.items() if at}
         if found and (not known or known[-1].detail["offsets"] != found):
-            is_active = describe_group_state(self.admin, self.group, Deadline(_SECONDS)).is_active
+            is_active = read_group_state(self.admin, self.group, Deadline(_SECONDS)).is_active
             self.record(REACHED, offsets=found, had_members=is_active)
 
     def _set_back(self, moves: Iterable[Moved], now: Mapping[int, int | None], say: Say) -> None:

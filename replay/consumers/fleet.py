@@ -29,7 +29,7 @@ from backlogctl.fanout.relay.interface import Patience
 from backlogctl.fanout.relay.pool import PATIENCE_SECONDS
 from backlogctl.fanout.unread import find_unread
 from backlogctl.formats import Say, format_duration, format_moment
-from backlogctl.kafka.admin import committed_offsets, describe_group_state
+from backlogctl.kafka.admin import committed_offsets, read_group_state
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.groups import LogTruncated
 from backlogctl.ledger import Ledger
@@ -572,7 +572,7 @@ def await_movement(context: StoppingContext[Any]) -> None:
             raise VerificationFailed(
                 lost.message, subject=lost.subject, hint=lost.hint, retryable=True
             ) from lost
-        state = describe_group_state(context.admin, group, Deadline(30.0))
+        state = read_group_state(context.admin, group, Deadline(30.0))
         if state.is_active and not unread:
             return
         if limit.expired:

@@ -15,7 +15,7 @@ from backlogctl.fanout.relay.guard import find_others, is_guard
 from backlogctl.formats import Say, format_moment, format_plural
 from backlogctl.kafka.admin import GroupState, Member, describe_group_state
 from backlogctl.kafka.group_types import explain_unsupported_group, read_group_type
-from backlogctl.kafka.raw_client import read_epoch_ends
+from backlogctl.kafka.leaders import read_epoch_ends
 from backlogctl.ledger.steps import RESTORE_STEP
 from backlogctl.monitoring.offsets.beyond_end import (
     Resumption,

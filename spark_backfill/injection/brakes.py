@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, Paused, VerificationFailed
-from backlogctl.kafka.admin import committed_offsets, describe_group_state, list_offsets
+from backlogctl.kafka.admin import committed_offsets, list_offsets, read_group_state
 from backlogctl.kafka.clients import (
     Admin,
     Connection,
@@ -179,7 +179,7 @@ class LiveLagBrake:
         return self._judge(ends)
 
     def _judge(self, ends: Mapping[int, int]) -> str:
-        state = describe_group_state(self._admin, self._group)
+        state = read_group_state(self._admin, self._group)
         if not state.is_active:
             return ""
         commits = committed_offsets(self._admin, self._group, self._topic, self._partitions)
@@ -345,7 +345,7 @@ def await_group_past(
     limit = Deadline(seconds)
 
     def read() -> tuple[bool, int | None]:
-        state = describe_group_state(admin, group)
+        state = read_group_state(admin, group)
         return state.is_active, committed_offsets(admin, group, topic, [slot])[slot]
 
     while True:

@@ -20,7 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin, make_producer
-from backlogctl.kafka.raw_client import RawClient, read_leaders, translate_properties
+from backlogctl.kafka.leaders import read_leaders
+from backlogctl.kafka.raw_client import RawClient, translate_properties
 from tests.kit.kafka import wait_until
 
 # Dies with its transaction open, as a process that is killed does.

@@ -367,7 +367,7 @@ def answers(*items: Any) -> Callable[..., Any]:
 def brake(monkeypatch: pytest.MonkeyPatch) -> LiveLagBrake:
     """A lag brake that looks again at once."""
     monkeypatch.setattr(brakes, "_LOOK_AGAIN", 0.01)
-    monkeypatch.setattr(brakes, "describe_group_state", answers(SimpleNamespace(is_active=False)))
+    monkeypatch.setattr(brakes, "read_group_state", answers(SimpleNamespace(is_active=False)))
     return LiveLagBrake(make_admin(NOWHERE), "g", "orders", 1, max_lag=5)
 
 
@@ -389,7 +389,7 @@ def test_fault_11_brokers_that_stay_away_pause_it(
 def test_our_own_messages_are_no_lag_while_their_markers_are_being_written(
     monkeypatch: pytest.MonkeyPatch, brake: LiveLagBrake
 ) -> None:
-    monkeypatch.setattr(brakes, "describe_group_state", answers(SimpleNamespace(is_active=True)))
+    monkeypatch.setattr(brakes, "read_group_state", answers(SimpleNamespace(is_active=True)))
     monkeypatch.setattr(brakes, "committed_offsets", answers({0: 0}))
     # (last stable offset, high watermark) before, with a chunk's end hidden, and with all of it.
     stable, high = [0, 51, 102], 102
@@ -418,14 +418,12 @@ def test_an_answer_that_does_not_pass_by_itself_fails_it(
 def test_fault_11_the_canary_waits_for_brokers_that_are_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        brakes, "describe_group_state", answers(AWAY, SimpleNamespace(is_active=True))
-    )
+    monkeypatch.setattr(brakes, "read_group_state", answers(AWAY, SimpleNamespace(is_active=True)))
     monkeypatch.setattr(brakes, "committed_offsets", answers(AWAY, {0: 3}, {0: 4}))
     looks: list[int] = []
     await_group_past(NOWHERE, "g", "orders", 0, 4, 30.0, lambda: looks.append(1), patience=30.0)
     assert looks
-    monkeypatch.setattr(brakes, "describe_group_state", answers(AWAY))
+    monkeypatch.setattr(brakes, "read_group_state", answers(AWAY))
     with pytest.raises(ClusterUnreachable):
         await_group_past(NOWHERE, "g", "orders", 0, 4, 30.0, lambda: None, patience=0.0)
 

@@ -25,6 +25,7 @@ from backlogctl.kafka.admin import (
     delete_group,
     describe_group_state,
     list_offsets,
+    read_group_state,
     set_group_offsets,
 )
 from backlogctl.kafka.clients import Admin, make_admin
@@ -79,7 +80,7 @@ class FirstConsumer:
 
     def has_joined(self) -> bool:
         """Whether its group has members."""
-        return describe_group_state(self.admin, self.fleet.group).is_active
+        return read_group_state(self.admin, self.fleet.group).is_active
 
     def find_others(self) -> tuple[Member, ...]:
         """Members of the original group, but for guards."""
@@ -455,7 +456,7 @@ def _await_nobody(one: FirstConsumer) -> None:
         Refused: somebody stays in it.
     """
     limit = Deadline(_LEAVE_SECONDS)
-    while describe_group_state(one.admin, one.fleet.group).is_active:
+    while read_group_state(one.admin, one.fleet.group).is_active:
         if limit.expired:
             raise Refused(
                 "somebody is in it: another try is under way, or a consumer of one was not ended",

@@ -198,7 +198,8 @@ def _end_relays(context: ExpandContext) -> dict[str, Any]:
     """Nobody relays any more, and nothing is unread; what was relayed."""
     context.session.stop_relays()  # 1. between two transactions
     reach("p4.8.relays.stopped")
-    context.fence_relays()  # 2. one that was forgotten can commit no more, its offsets are decided
+    # 2. One that was forgotten can commit no more, and its offsets are decided.
+    context.fence_relays(ends=True)
     reach("p4.9.fenced")
     # 3. Waits while an offset commit is undecided.
     relayed = {} if context.is_complete("cut_over") else _read_relayed(context)

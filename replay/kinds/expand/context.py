@@ -526,9 +526,11 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         self.lease.confirm()
         self.check_topic()
 
-    def fence_relays(self) -> None:
-        """No relay can commit any more, and what they have left open is ended."""
-        fence_relays(self._engine, self._make_task(b"", codec="none"), range(self.partitions))
+    def fence_relays(self, *, ends: bool) -> None:
+        """No relay can commit any more; `ends`: and what they have left open in the copy is ended,
+        where there is one."""
+        task, numbers = self._make_task(b"", codec="none"), range(self.partitions)
+        fence_relays(self._engine, task, numbers, ends=ends and self.has_copy())
 
     def _make_task(self, metadata: bytes, codec: str | None = None) -> RelayTask:
         plan = self.plan

@@ -38,7 +38,7 @@ from backlogctl.fanout.temporary_topic import (
     name_temporary_topic,
 )
 from backlogctl.formats import format_plural
-from backlogctl.kafka.admin import describe_group_state
+from backlogctl.kafka.admin import describe_group_state, read_group_state
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.groups import GroupState
 from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
@@ -309,7 +309,7 @@ def watch_pace(draft: Draft) -> None:
     limit, is_said = Deadline(LONGEST_SECONDS), False
     while True:
         note_stream(workspace, stream)
-        if not describe_group_state(admin, stream.group, Deadline(30.0)).is_active:
+        if not read_group_state(admin, stream.group, Deadline(30.0)).is_active:
             return
         history = read_history(workspace, stream)
         own = leave_out_relayed(workspace.ledger, stream, history)

@@ -408,7 +408,8 @@ def rewind(context: ExpandContext, *, unless_handled: bool = False) -> bool:
     if not is_rewound(context):
         _require_possible(context)
         context.session.close()  # the guard leaves cleanly
-        context.fence_relays()  # 1. no relay can commit any more
+        # 1. No relay can commit any more; the copy is thrown away.
+        context.fence_relays(ends=False)
         reach("p4.rewind.fenced")
         end_consumers(context)  # 2. what they handle from now on would be handled twice
         again = context.read_handled() if context.has_copy() else None

@@ -23,9 +23,9 @@ from backlogctl.fanout.segments import (
 )
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import (
-    describe_group_state,
     describe_topic,
     list_offsets,
+    read_group_state,
 )
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.kafka.groups import LogTruncated, read_standing
@@ -159,7 +159,7 @@ class OffloadContext(StoppingContext[OffloadPlan]):
             PlanStale: somebody else set or committed its offsets (faults 66, 69).
         """
         group, topic = self.recovery.group, self.recovery.topic
-        state = describe_group_state(self.admin, group, Deadline(ASK_SECONDS))
+        state = read_group_state(self.admin, group, Deadline(ASK_SECONDS))
         if state.is_active:
             names = ", ".join(str(member) for member in state.members) or f"it is {state.state}"
             raise GroupActive(

@@ -9,7 +9,7 @@ from backlogctl.archive_manifest import ArchivedRange
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, LeaseHeld, VerificationFailed
 from backlogctl.formats import format_plural
-from backlogctl.kafka.admin import describe_group_state, list_offsets
+from backlogctl.kafka.admin import list_offsets, read_group_state
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.ledger.gaps import ITSELF
 from backlogctl.monitoring.offsets.certainty import ask_doubts
@@ -219,7 +219,7 @@ def _settle(context: OffloadContext, settle: Callable[[OffloadContext], None]) -
     try:
         if not context.has_source():
             return
-        if not describe_group_state(context.admin, group, Deadline(ASK_SECONDS)).is_active:
+        if not read_group_state(context.admin, group, Deadline(ASK_SECONDS)).is_active:
             settle(context)
     except GroupActive:
         return  # who is there has begun
@@ -253,7 +253,7 @@ def _look(context: OffloadContext) -> None:
     if not context.has_source() or _has_looked(context):
         return
     group, topic = context.recovery.group, context.recovery.topic
-    if describe_group_state(context.admin, group, Deadline(ASK_SECONDS)).is_active:
+    if read_group_state(context.admin, group, Deadline(ASK_SECONDS)).is_active:
         return
     numbers = range(context.partitions)
     # Taken back, the group goes on where its consumers were stopped.

@@ -261,7 +261,7 @@ def test_counters_go_on_over_runs_and_forget_what_was_aborted(
     fill(here.properties, here.source, {0: 6000}, size=20)
 
     def fence(position: Position) -> None:
-        fence_relays(RECORD, here.task(b""), [0])
+        fence_relays(RECORD, here.task(b""), [0], ends=True)
 
     with here.guarded() as task:
         first = relay(engine, task, [SourceRange(0, 0, 1000)])[0]
@@ -472,7 +472,7 @@ def test_a_reason_that_the_client_has_lost_is_asked_for(make_world: MakeWorld) -
     producer.begin_transaction()
     producer.produce(task.target, b"v", b"k", 0)
     assert producer.flush(90) == 0
-    fence_relays(RECORD, here.task(b""), [0])
+    fence_relays(RECORD, here.task(b""), [0], ends=True)
     # Brokers say the same of a transaction that timed out.
     with pytest.raises(ProducerFenced, match="taken over, or its transaction timed out"):
         relay._call(lose, "write")

@@ -129,20 +129,20 @@ def test_fault_183_closing_ends_what_a_relay_left_open(make_world: MakeWorld) ->
         last = at[0].counters(task.recovery_id).producer
         assert last is not None
         leave(here, last, 3, sequence=5)
-        fence_relays(WIRE, task, [0])
+        fence_relays(WIRE, task, [0], ends=True)
         assert count_open(here) == 0
         assert len(here.read_target()) == 55
         leave(here, take_over(task), 7)
         assert count_open(here) == 1
-        fence_relays(WIRE, task, [0])
+        fence_relays(WIRE, task, [0], ends=True)
         assert count_open(here) == 0
         assert len(here.read_target()) == 55
         leave(here, take_over(task), 7)
         with pytest.raises(HangingTransaction):  # of librdkafka's nobody knows which one it is
-            fence_relays(RECORD, task, [0])
-        for engine in (WIRE, RECORD):  # somebody has deleted the temporary topic
-            fence_relays(engine, replace(task, target=f"{task.target}.gone"), [0])
-        fence_relays(WIRE, task, [0])
+            fence_relays(RECORD, task, [0], ends=True)
+        for engine in (WIRE, RECORD):  # set back, what is in the temporary topic is not needed
+            fence_relays(engine, replace(task, target=f"{task.target}.gone"), [0], ends=False)
+        fence_relays(WIRE, task, [0], ends=True)
 
 
 def test_fault_183_a_position_that_has_no_marker_either_is_aborted(

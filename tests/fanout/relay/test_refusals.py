@@ -129,5 +129,5 @@ def test_fault_173_a_refused_login_ends_the_run_at_once(
 def test_fault_173_a_refused_login_fences_nobody(stranger: RelayWorld) -> None:
     began = time.monotonic()
     with pytest.raises(LoginRefused):
-        fence_relays(RECORD, stranger.task(b""), [0, 1])
+        fence_relays(RECORD, stranger.task(b""), [0, 1], ends=True)
     assert time.monotonic() - began < SOON

@@ -127,11 +127,11 @@ def test_a_relay_that_is_fenced_starts_again_once_if_the_lease_is_still_his(
     with closing(session_of(here, tmp_path, engine=engine.name)) as session:
         start(session, here)
         with filling(here.properties, here.source, 1):
-            fence_relays(RECORD, here.task(b""), [0])
+            fence_relays(RECORD, here.task(b""), [0], ends=True)
             check_until(session, lambda: session.restarts == 1)
             at = session.positions[0].committed
             check_until(session, lambda: session.positions[0].committed > at)
-            fence_relays(RECORD, here.task(b""), [0])
+            fence_relays(RECORD, here.task(b""), [0], ends=True)
             with pytest.raises(ProducerFenced):
                 keep_checking(session)
             assert session.pids == ()
@@ -152,7 +152,7 @@ def test_a_relay_that_is_fenced_after_the_lease_was_lost_stops(
         start(session, here)
         with filling(here.properties, here.source, 1):
             lost.append(True)
-            fence_relays(RECORD, here.task(b""), [0])
+            fence_relays(RECORD, here.task(b""), [0], ends=True)
             with pytest.raises(LeaseHeld):
                 keep_checking(session)
 
@@ -261,7 +261,7 @@ def test_an_abandoned_transaction_is_ended_at_once(make_world: MakeWorld) -> Non
     abandoned = open_transaction(here.properties, name, here.target, 4)
     assert here.has_open_transactions()
     began = time.monotonic()
-    fence_relays(RECORD, here.task(b""), range(3))
+    fence_relays(RECORD, here.task(b""), range(3), ends=True)
     wait_until(lambda: not here.has_open_transactions())
     assert time.monotonic() - began < 120  # by itself it would end after ten minutes
     del abandoned

@@ -19,8 +19,9 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ConfigurationError
 from backlogctl.kafka.admin import create_topic, describe_topic
 from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.leaders import read_leaders
 from backlogctl.kafka.log_dirs import read_log_dirs
-from backlogctl.kafka.raw_client import RawClient, read_leaders, translate_properties
+from backlogctl.kafka.raw_client import RawClient, translate_properties
 from backlogctl.kafka.raw_fetch import fetch_batches
 from backlogctl.kafka.rights import Operation, Resource, Right, read_rights
 from backlogctl.kafka.tokens import find_tokens
