@@ -15,6 +15,7 @@ from backlogctl.kafka.admin import (
 from backlogctl.kafka.clients import Admin, Connection, make_admin
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.kafka.markers import FIND_HINT, find_hidden
+from backlogctl.kafka.raw_client import keep_clients
 
 # Kafka's clients commit every 5 s by themselves; one that assigns its partitions never shows as a
 # member, so only its commits reveal it.
@@ -70,6 +71,7 @@ def await_quiet(
         )
 
 
+@keep_clients()  # it asks again and again
 def await_empty(admin: Admin, group: str, look: Callable[[], None], *, within: float) -> None:
     """Waits until the group has no members, longer where a dead guard of ours is one, or static
     members, which do not leave when they are stopped. Raises GroupActive: names the members.

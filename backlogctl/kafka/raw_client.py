@@ -120,14 +120,14 @@ class RawClient:
         if _TOKENS in settings:
             settings[_TOKENS].token()  # kafka-python would only try again
         # It tries one broker, by chance, for the whole time; the next turn may try another.
-        seconds = _EXPLAINED_AFTER
+        seconds, is_first = min(_EXPLAINED_AFTER, limit.remaining() / 4), True
         while limit.remaining() > seconds:
             with suppress(KafkaTimeoutError):
                 self._connect(settings, limit.part(seconds), limit)
                 return
-            if properties is not None and seconds == _EXPLAINED_AFTER:
+            if properties is not None and is_first and limit.seconds > _EXPLAINED_AFTER:
                 _explain(properties, limit)
-            seconds *= 2
+            seconds, is_first = seconds * 2, False
         self._connect(settings, limit, limit)
 
     def _connect(self, settings: Mapping[str, Any], bootstrap: Deadline, limit: Deadline) -> None:
@@ -406,6 +406,7 @@ class Coordinators:
     """The coordinators of one client's groups; or, of kind TRANSACTION, of transactional ids."""
 
     def __init__(self, client: RawClient, kind: Literal["GROUP", "TRANSACTION"] = "GROUP") -> None:
+        self._admin = client.admin
         self._manager = client.admin._manager
         self._send = client.send
         self._kind = kind
@@ -483,14 +484,14 @@ class Coordinators:
         found: dict[str, Result],
         silent: set[int],
     ) -> dict[str, Exception]:
-        from kafka.errors import Cancelled, KafkaError, for_code
+        from kafka.errors import KafkaError, for_code
 
-        silent.add(node)
         try:
             answers = await work(node, names)
-        except Cancelled:  # the client was closed meanwhile: nobody else answers it either
-            raise
         except (OSError, KafkaError) as error:
+            silent.add(node)
+            if self._admin._closed:  # its time was over, and nobody else answers this client
+                raise
             return dict.fromkeys(names, error)
         silent.discard(node)
         why: dict[str, Exception] = {}

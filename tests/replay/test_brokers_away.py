@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
+from backlogctl.clock import Deadline
 from backlogctl.config import Stream
+from backlogctl.kafka.admin import create_topic, set_group_offsets
 from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.coordinator import describe_group_states
 from backlogctl.replay.engine.brokers import BrokerWatch
 from backlogctl.replay.observe.stream import _waits_for
 from backlogctl.sandbox.embedded import EmbeddedKafka
@@ -176,6 +179,29 @@ def test_fault_177_one_silent_broker_is_not_waited_for(tmp_path: Path) -> None:
         dead = {words: _time(words, tmp_path) for words in asked}
         kafka.kill()  # it would wait for the one that is gone
     assert max(*frozen.values(), *dead.values()) < SOON, (frozen, dead)
+
+
+def test_fault_184_a_coordinator_that_hangs_hides_no_other_ones_groups(tmp_path: Path) -> None:
+    own = {"broker.session.timeout.ms": "120000", "default.replication.factor": "2"}
+    with EmbeddedKafka.start(tmp_path / "kafka", brokers=3, heap="256m", properties=own) as kafka:
+        admin = make_admin(properties_of(kafka.bootstrap))
+        create_topic(admin, "orders", partitions=1)
+        groups = [f"service-{number}" for number in range(12)]
+        for group in groups:
+            set_group_offsets(admin, group, "orders", {0: 0})
+        described = admin.describe_consumer_groups(groups)
+        of = {group: int(described[group].result(60).coordinator.id) for group in groups}
+        first = of[groups[0]]
+        others = [at for number, at in enumerate(kafka.bootstrap.split(","), 1) if number != first]
+        os.kill(kafka.pids[first - 1], signal.SIGSTOP)
+        try:
+            there = make_admin(properties_of(",".join(others)))
+            found = describe_group_states(there, groups, Deadline(12.0))
+        finally:
+            os.kill(kafka.pids[first - 1], signal.SIGCONT)
+    expected = {group for group in groups if of[group] != first}
+    assert expected
+    assert found.keys() == expected
 
 
 def _leave(properties: dict[str, str], admin: Admin, group: str) -> int:

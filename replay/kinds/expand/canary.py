@@ -31,6 +31,7 @@ from backlogctl.kafka.admin import (
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.errors import GroupActive
 from backlogctl.kafka.groups import Member
+from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.replay.consumers.fleet import (
     fleet_of,
     launcher_of,
@@ -269,6 +270,7 @@ def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
     return ranges
 
 
+@keep_clients()  # it asks again and again
 def _measure(context: ExpandContext, trial: Trial, look: CanaryLook, *, joined: bool) -> Speed:
     """Watches the consumer until its speed is known.
 
@@ -449,6 +451,7 @@ def _judge(look: CanaryLook, one: FirstConsumer, known: frozenset[str]) -> froze
     return known | now
 
 
+@keep_clients()  # it asks again and again
 def _await_nobody(one: FirstConsumer) -> None:
     """Nobody is in the try's group; it is nobody else's.
 

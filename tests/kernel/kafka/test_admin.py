@@ -160,6 +160,11 @@ def test_fault_25_offsets_of_an_active_group_are_refused_by_member(
     assert verbs.describe_group_state(properties, group) == verbs.GroupState("dead", ())
 
 
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0\1\0\0\0\1", b"an assignment of our own"])
+def test_an_assignment_that_cannot_be_read_hides_no_member(data: bytes) -> None:
+    assert coordinator._read_assignment("consumer", data) == {}
+
+
 def test_offsets_of_a_partition_that_is_not_there_are_refused(
     properties: dict[str, str], topic: MakeTopic, group: str
 ) -> None:
