@@ -92,10 +92,8 @@ class Admin(AdminClient):
         """A consumer with these settings, the same one each time; it is never closed."""
         key = tuple(sorted(settings.items()))
         if key not in self._consumers:
-            of_user = {name: at for name, at in self._properties.items() if name in _LEAVES_SOON}
             self._consumers[key] = make_consumer(
-                self._properties,
-                {**_LEAVES_SOON, **of_user, **settings, "error_cb": self.reports},
+                {**_LEAVES_SOON, **self._properties}, {**settings, "error_cb": self.reports}
             )
         return self._consumers[key]
 

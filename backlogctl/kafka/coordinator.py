@@ -33,7 +33,7 @@ from backlogctl.kafka.clients import (
     retry_transient,
     wait_for,
 )
-from backlogctl.kafka.errors import GroupActive, GroupMissing, TopicMissing
+from backlogctl.kafka.errors import GroupActive, GroupMissing, RequestMissing, TopicMissing
 from backlogctl.kafka.group_types import name_state, read_group_listing
 from backlogctl.kafka.groups import Commit, GroupState, Member, committed_offsets
 from backlogctl.kafka.raw_client import (
@@ -53,6 +53,7 @@ GroupCommits = Mapping[tuple[str, int], Commit]
 
 _OFFSETS_VERSION = 9  # later ones name topics by their ids
 _DESCRIBE_VERSION = 5  # up to it a group that is not there is `Dead`, and no error
+_HEARTBEAT_KEY = 68  # ConsumerGroupHeartbeat
 _UNSUPPORTED_VERSION, _GROUP_ID_NOT_FOUND = 35, 69
 
 
@@ -70,16 +71,16 @@ def describe_group_state(
 def read_group_state(
     connection: Connection, group: str, deadline: Deadline | None = None
 ) -> GroupState:
-    """`describe_group_state`, without the members where those may not be seen: of the newer
-    protocol each topic that they are assigned must be described (KIP-848)."""
+    """`describe_group_state`, without the members where those cannot be seen: of the newer protocol
+    each topic that they are assigned must be described (KIP-848), and clusters refuse requests."""
     admin, limit = connect(connection), deadline or Deadline(DEFAULT_SECONDS)
     try:
         return describe_group_state(admin, group, limit)
-    except AccessDenied:
+    except (AccessDenied, RequestMissing) as error:
         listed = read_group_listing(admin.properties, group, limit)
-        if listed is None or not listed.state:
+        if listed is None or (isinstance(error, AccessDenied) and not listed.state):
             raise
-        return GroupState(listed.state, (), listed.type)
+        return GroupState(listed.state or "dead", (), listed.type)
 
 
 def describe_group_states(
@@ -301,10 +302,14 @@ async def _describe(
     dead = [name for name, state in found.items() if state == GroupState("dead", ())]
     if dead:
         request = ConsumerGroupDescribeRequest(group_ids=dead, min_version=0)
-        with suppress(UnsupportedVersionError):
+        try:
             for one in (await client.send(request, node)).groups:
                 if one.error_code not in (_GROUP_ID_NOT_FOUND, _UNSUPPORTED_VERSION):
                     found[one.group_id] = one.error_code or _take_newer(one)
+        except UnsupportedVersionError:
+            # Who takes their heartbeats, and does not describe them, hides whether they are there.
+            if _HEARTBEAT_KEY in client.admin._manager.broker_version_data.api_versions:
+                found |= dict.fromkeys(dead, _UNSUPPORTED_VERSION)
     return found
 
 

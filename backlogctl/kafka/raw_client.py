@@ -123,14 +123,14 @@ class RawClient:
         seconds, is_first = min(_EXPLAINED_AFTER, limit.remaining() / 4), True
         while limit.remaining() > seconds:
             with suppress(KafkaTimeoutError):
-                self._connect(settings, limit.part(seconds), limit)
+                self._connect(settings, limit.part(seconds))
                 return
             if properties is not None and is_first and limit.seconds > _EXPLAINED_AFTER:
                 _explain(properties, limit)
             seconds, is_first = seconds * 2, False
-        self._connect(settings, limit, limit)
+        self._connect(settings, limit)
 
-    def _connect(self, settings: Mapping[str, Any], bootstrap: Deadline, limit: Deadline) -> None:
+    def _connect(self, settings: Mapping[str, Any], limit: Deadline) -> None:
         from kafka import KafkaAdminClient
 
         # It connects in its constructor; one that fails there leaves a thread unless it is closed.
@@ -142,7 +142,7 @@ class RawClient:
         try:
             self.admin.__init__(
                 **settings,
-                bootstrap_timeout_ms=max(1, int(bootstrap.remaining() * 1000)),
+                bootstrap_timeout_ms=max(1, int(limit.remaining() * 1000)),
                 # Who asks has a limit of his own, and this client may serve another after him.
                 request_timeout_ms=_REQUEST_TIMEOUT_MS,
                 reconnect_backoff_max_ms=1000,

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from backlogctl.clock import Deadline
+from backlogctl.fanout.relay.guard import find_others
+from backlogctl.kafka.admin import read_group_state
 from backlogctl.kafka.capabilities import CAPABILITIES
+from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.errors import RequestMissing
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
-from tests.kit.kafka import leave_at, move_log_start, publish, set_offsets_raw
+from tests.kit.kafka import join, leave_at, move_log_start, publish, set_offsets_raw
 from tests.kit.refusing import (
     CLUSTER_DENIED,
     GROUP_DENIED,
@@ -122,6 +127,20 @@ def test_fault_181_a_group_that_nobody_joined_is_not_taken_for_another(
     described = json.loads(call(behind, "status", "orders", "--json").out)
     (before,), (after,) = (one["streams"] for one in (listed, described))
     assert before["group_state"] == after["group_state"] == "simple"
+
+
+def test_fault_181_members_that_cannot_be_seen_are_not_taken_for_nobody(
+    proxy: RefusingKafka, properties: dict[str, str], behind: Path, topic: MakeTopic, group: str
+) -> None:
+    """Of the newer protocol DescribeGroups says that there is no such group."""
+    joined, admin = f"{group}-newer", make_admin(proxy.properties)
+    member = join(properties, joined, topic(1), group_protocol="consumer")
+    proxy.refusals.refuse(Refusing.MISSING, [Api.CONSUMER_GROUP_DESCRIBE])
+    assert read_group_state(admin, joined).is_active
+    with pytest.raises(RequestMissing):
+        find_others(proxy.properties, joined, Deadline(20.0))
+    assert read_group_state(admin, f"{group}-nobody").state == "dead"
+    member.close()
 
 
 @pytest.mark.parametrize(
