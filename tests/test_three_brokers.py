@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from confluent_kafka import KafkaError, KafkaException
 from backlogctl.clock import Deadline
 from backlogctl.errors import ClusterUnreachable, KafkaFailure
 from backlogctl.fanout.relay import partition
-from backlogctl.fanout.relay.interface import RECORD, WIRE
+from backlogctl.fanout.relay.interface import RECORD, WIRE, SourceRange
+from backlogctl.fanout.relay.session import RelaySession
 from backlogctl.fanout.relay.worker import make_relay_engine
 from backlogctl.kafka.admin import (
     alter_topic_config,
@@ -38,7 +41,15 @@ from backlogctl.spark_backfill.injection.transactional import ChunkMessages, Tra
 from backlogctl.wire.produce import WireProducer
 from tests.crash.scenario import make_scenario
 from tests.delivery.kit import FAST, Shop
-from tests.fanout.relay.doing import RelayWorld, check_copied, fill, relay
+from tests.fanout.relay.doing import (
+    RelayWorld,
+    check_copied,
+    check_until,
+    fill,
+    filling,
+    relay,
+)
+from tests.fanout.relay.test_guard import session_of
 from tests.kit.disturbing import KINDS, Cluster, Disturber, disturb
 from tests.kit.kafka import StreamStub, commit, set_offsets_raw
 from tests.spark_backfill.injection.doing import assert_same_set, inject_here
@@ -62,21 +73,49 @@ def name(cluster: Cluster) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", [RECORD, WIRE])
 def test_fault_176_a_relay(
-    cluster: Cluster, name: str, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
+    name: str,
+    engine: str,
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partition, "_FIRST_BYTES", 1 << 16)
-    monkeypatch.setattr(partition, "_GROWTH", 1.0)
+    """In processes, as a run has them: a client that hangs ends its own, not the test's."""
+    # A machine that stands still lets a transaction time out more than once.
+    monkeypatch.setattr("backlogctl.fanout.relay.session.FENCED_AGAIN_SECONDS", 0.0)
     source, target, group = f"orders-{name}", f"orders-{name}.recovery", f"shop-{name}"
     for topic, count in ((source, 3), (target, 9)):
         create_topic(cluster.properties, topic, partitions=count, config={"retention.ms": "-1"})
-    fill(cluster.properties, source, dict.fromkeys(range(3), 3_000), size=200)
     set_offsets_raw(cluster.properties, group, source, dict.fromkeys(range(3), 0))
     world = RelayWorld(cluster.properties, source, target, group, 3, 9)
-    disturber = Disturber(disturb(cluster, kind, target, group))
-    with world.guarded() as task:
-        ended = relay(make_relay_engine(engine), task, world.ranges(), disturber.come_on)
-    disturber.end(cluster, target)
-    assert sum(position.relayed for position in ended.values()) == 9_000
+    stopped = threading.Event()
+
+    def disturb_each(session: RelaySession) -> None:
+        for step in disturb(cluster, kind, target, group):
+            before = session.positions
+            while session.positions == before and not stopped.wait(0.05):
+                pass
+            if stopped.is_set():
+                return
+            step()
+
+    with (
+        ThreadPoolExecutor(1) as beside,
+        closing(session_of(world, tmp_path, engine=engine)) as session,
+        ExitStack() as ending,
+    ):
+        ending.callback(stopped.set)
+        session.join()
+        session.start(lambda: [SourceRange(number, 0) for number in range(3)])
+        with filling(cluster.properties, source, 3):
+            disturbing = beside.submit(disturb_each, session)
+            check_until(session, disturbing.done)
+            disturbing.result()
+        check_until(session, lambda: world.commits() == world.ends())
+        session.stop_relays()
+        cluster.await_all(target)
+    relayed = sum(position.relayed for position in session.positions.values())
+    assert relayed == sum(world.ends().values())
     assert check_copied(world) == []
     assert world.commits() == world.ends()
 

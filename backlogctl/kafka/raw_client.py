@@ -153,9 +153,14 @@ class RawClient:
 
     async def send(self, request: Any, node: int | None = None) -> Any:
         """Sends a request to a broker, to any where none is named, and awaits the answer."""
+        from kafka.errors import NodeNotReadyError
+
         known = self.admin._manager.cluster
         if node is not None and known.broker_metadata(node) is None:
             await known.refresh_metadata()  # one that was away, or is new
+            if known.broker_metadata(node) is None:
+                # Who named it knows more of it than who was asked now, or less: it may come back.
+                raise NodeNotReadyError(node)
         return await self.admin._manager.send(request, node_id=node)
 
     def list_brokers(self) -> list[int]:

@@ -15,7 +15,7 @@ from confluent_kafka import ElectionType, TopicPartition
 
 from backlogctl.kafka.clients import make_admin
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kit.kafka import set_config, wait_until
+from tests.kit.kafka import find_coordinator, set_config, wait_until
 
 BROKERS = (1, 2, 3)
 _AWAY_SECONDS = 3.0
@@ -58,8 +58,7 @@ class Cluster:
         return int(found.topics[topic].partitions[partition].leader)
 
     def find_coordinator(self, group: str) -> int:
-        future = self._admin.describe_consumer_groups([group])[group]
-        return int(future.result(30).coordinator.id)
+        return find_coordinator(self.properties, group)
 
     def find_controller(self) -> int:
         """The active one: DescribeQuorum's leader (KIP-836)."""

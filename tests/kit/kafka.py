@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import pytest
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Message,
@@ -24,10 +23,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigEntry,
     ConfigResource,
 )
+from kafka import TopicPartition as PythonTopicPartition
+from kafka.errors import NoError
+from kafka.structs import OffsetAndMetadata
 
+from backlogctl.clock import Deadline
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
+from backlogctl.kafka.raw_client import (
+    Coordinators,
+    lend_client,
+    translate_error,
+    translate_properties,
+)
 from backlogctl.sandbox.embedded import kafka_version
 
 HOUR_MS = 3_600_000
@@ -194,17 +203,37 @@ def expire_unread(
 def set_offsets_raw(
     properties: Mapping[str, str], group: str, topic: str, offsets: Mapping[int, int]
 ) -> None:
-    """What an operator's tool does: sets offsets without looking at anything."""
-    wanted = [TopicPartition(topic, partition, at) for partition, at in offsets.items()]
-    admin = make_admin(properties)
-    request = [ConsumerGroupTopicPartitions(group, wanted)]
+    """What an operator's tool does: sets offsets without looking at anything.
+
+    By kafka-python: such a request of librdkafka's that is late ends the process (its issue 4605).
+    """
+    wanted = {
+        PythonTopicPartition(topic, partition): OffsetAndMetadata(at, "", -1)
+        for partition, at in offsets.items()
+    }
+    settings, why = translate_properties(properties)
+    assert settings is not None, why
 
     def is_set() -> bool:
-        answer = admin.alter_consumer_group_offsets(request)[group].result(60)
-        return all(item.error is None for item in answer.topic_partitions)
+        try:
+            with lend_client(settings, Deadline(60), properties) as client:
+                answer = client.admin.alter_group_offsets(group, wanted)
+        except Exception as error:
+            if not translate_error(error, "set offsets", group).retryable:
+                raise
+            return False
+        return all(error is NoError for error in answer.values())
 
     # A young broker still loads its coordinators.
     wait_until(is_set, what="offsets are set")
+
+
+def find_coordinator(properties: Mapping[str, str], group: str) -> int:
+    """The broker that coordinates a group."""
+    settings, why = translate_properties(properties)
+    assert settings is not None, why
+    with lend_client(settings, Deadline(60), properties) as client:
+        return client.run(lambda: Coordinators(client).find(group), Deadline(60))
 
 
 def leave_at(
@@ -218,8 +247,7 @@ def leave_at(
 
 def delete_group(properties: Mapping[str, str], group: str) -> None:
     """Deletes a group without members."""
-    admin = make_admin(properties)
-    admin.delete_consumer_groups([group])[group].result(60)
+    verbs.delete_group(properties, group, Deadline(60))
 
 
 def delete_topic(properties: Mapping[str, str], topic: str) -> None:

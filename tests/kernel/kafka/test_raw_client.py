@@ -8,7 +8,14 @@ import pytest
 
 from backlogctl.clock import Deadline
 from backlogctl.kafka.group_types import list_groups
-from backlogctl.kafka.raw_client import RawClient, keep_clients, lend_client, translate_properties
+from backlogctl.kafka.leaders import ask_leader_epochs
+from backlogctl.kafka.raw_client import (
+    RawClient,
+    keep_clients,
+    lend_client,
+    translate_error,
+    translate_properties,
+)
 from backlogctl.sandbox.embedded import EmbeddedKafka
 
 
@@ -69,3 +76,13 @@ def test_one_that_is_closed_while_it_asks_says_so(settings: dict[str, Any]) -> N
         pytest.raises(ConnectionError, match="was closed"),
     ):
         client.run(be_closed, Deadline(60))
+
+
+def test_a_broker_that_is_in_no_metadata_may_come_back(settings: dict[str, Any]) -> None:
+    """Of two brokers one may name a leader that the other does not know, for a moment."""
+    with (
+        pytest.raises(Exception) as refused,  # noqa: PT011 - what it is, is translated
+        lend_client(settings, Deadline(60)) as client,
+    ):
+        client.run(lambda: ask_leader_epochs(client, "orders", 77), Deadline(60))
+    assert translate_error(refused.value, "look", "a cluster").retryable
