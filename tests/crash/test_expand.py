@@ -12,7 +12,6 @@ import pytest
 
 from backlogctl.fanout.launchers import Role
 from backlogctl.replay.engine.brakes import CancelRequested
-from backlogctl.replay.kinds.expand import canary
 from backlogctl.values import Recovery
 from tests.crash.points import RUNNER_POINTS
 from tests.kit.kafka import wait_until
@@ -73,7 +72,6 @@ def test_fault_01_43_a_cancel_that_is_killed_is_finished_by_the_next_run(world: 
 def test_fault_01_a_canary_that_was_read_to_its_end_meanwhile(world: World) -> None:
     """Control records alone are no share that a consumer could handle."""
     recovery = world.plan_approved()
-    world.patch.setattr(canary, "NOTHING_SECONDS", 30.0)
     killed = world.start("run", recovery.id, crash_at="p4.7.canary.started")
     killed.communicate(timeout=WITHIN)
     assert killed.returncode == -signal.SIGKILL

@@ -28,7 +28,7 @@ from backlogctl.ledger import TemporaryTopic
 from backlogctl.replay.consumers import fleet
 from backlogctl.replay.engine.brakes import check_brakes
 from backlogctl.replay.engine.kind import RunContext
-from backlogctl.replay.kinds.expand import closing
+from backlogctl.replay.kinds.expand import canary, closing
 from backlogctl.values import OffsetRange
 from backlogctl_delivery import crashpoints
 from tests.kit.kafka import read_all
@@ -46,6 +46,7 @@ WAVE, VERIFICATION = "wave", "verification"
 HELD_SECONDS = 240.0
 QUIET = 0.5
 MEASURED = 1.0
+FIRST_COMMIT = 240.0
 SESSION_MS = 2_000
 OFFSETS = 60.0  # a file of an archive; so that it takes several batches
 _TICK = 0.05
@@ -61,6 +62,7 @@ def shorten(patch: Patch, *, keep_topic: bool = True) -> None:
     """
     patch(fleet, "await_quiet", partial(await_quiet, quiet=QUIET))
     patch(speed, "ENOUGH_SECONDS", MEASURED)
+    patch(canary, "NOTHING_SECONDS", FIRST_COMMIT)  # consumers are started on a busy machine
     settings = {
         **guard._SETTINGS,
         "session.timeout.ms": SESSION_MS,
