@@ -252,7 +252,7 @@ def _relay_share(context: ExpandContext, look: CanaryLook) -> Speed | None:
     share = context.ask(context.read_lags).temporary_total + context.read_handled() - handled
     if share <= 0 or not (context.read_handled() - handled or context.find_unread()):
         return None  # control records alone are none
-    return _measure(context, Trial(share, begun), look, joined=has_joined)
+    return _measure(context, Trial(share, begun), look, joined=has_joined, handled=handled)
 
 
 def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
@@ -271,13 +271,16 @@ def _cut_ranges(context: ExpandContext) -> list[SourceRange]:
 
 
 @keep_clients()  # it asks again and again
-def _measure(context: ExpandContext, trial: Trial, look: CanaryLook, *, joined: bool) -> Speed:
+def _measure(
+    context: ExpandContext, trial: Trial, look: CanaryLook, *, joined: bool, handled: int
+) -> Speed:
     """Watches the consumer until its speed is known.
 
     Args:
         trial: of its share, from when the first of it was relayed. joined: it was there by then.
+        handled: offsets that its group had committed past before.
     """
-    planned = context.plan.rate_per_consumer
+    planned, started = context.plan.rate_per_consumer, trial.joined
     begun = asked_at = trial.joined
     has_joined, away = find_first(context).has_joined, context.brokers.away
     looked_at = trial.joined
@@ -306,6 +309,9 @@ def _measure(context: ExpandContext, trial: Trial, look: CanaryLook, *, joined: 
             if not context.find_unread():
                 return trial.measure(now, drained=True)
         if not trial.commits and now - begun > NOTHING_SECONDS:
+            # What it committed while this process stood still is in no trial.
+            if (unseen := context.read_handled() - handled) > 0:
+                return Speed(unseen, now - started, known=False)
             raise _say_nothing(context)
         time.sleep(_CANARY_POLL_SECONDS)
 

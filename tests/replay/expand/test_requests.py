@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.guards import refuse_active
 from backlogctl.replay.engine.interrupts import Interrupts
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.kinds.expand import canary
+from backlogctl.replay.kinds.expand import canary, closing
 from backlogctl.replay.kinds.expand.canary import CanaryFailed
 from backlogctl.replay.kinds.expand.context import ExpandContext
 from backlogctl.values import Cause, Certainty, Recovery, RecoveryState
@@ -119,6 +120,31 @@ def test_a_canary_that_is_slow_or_does_nothing(world: World) -> None:
     world.run(recovery, resumed=True)
     assert "as said by `resume`" in world.told.getvalue()
     assert judge(world, recovery) == []
+
+
+def test_what_a_canary_committed_while_its_runner_stood_still_is_not_nothing(world: World) -> None:
+    """It is done, but for the last messages, which it commits only when it is ended."""
+    recovery = world.plan_approved(rate=1)
+    world.patch.setattr(canary, "NOTHING_SECONDS", 3.0)
+    world.patch.setattr(canary, "COMMIT_SECONDS", 1.0)
+    world.patch.setattr(closing, "STALL_SECONDS", 3.0)
+    world.patch.setattr(closing, "LOOK_SECONDS", 0.5)
+    world.set_wrong(Role.RECOVERY, LATE=str(world.directory / "late"))
+    world.set_speed(Role.RECOVERY, 0)
+    topic = recovery.plan["temporary"]["topic"]
+    share = sum(recovery.plan["canary"]["partitions"].values())
+
+    def stand_still() -> None:
+        world.set_speed(Role.RECOVERY, None)
+        wait_until(lambda: [line.topic for line in read_log(world)].count(topic) >= share)
+        time.sleep(1.1)
+
+    world.at("p4.7.canary.started", stand_still)
+    world.run(recovery)
+    step = world.open().ledger.steps.get(recovery.id, "canary")
+    assert step is not None
+    assert step.detail["at_least"], step.detail
+    assert step.detail["handled"] > 0
 
 
 def test_a_canary_that_commits_every_five_seconds_is_not_taken_for_slow(world: World) -> None:
