@@ -454,3 +454,14 @@ assert open_session(SparkSection(master="local[1]"), "test").range(9).count() ==
     environment = {**os.environ, "JAVA_TOOL_OPTIONS": f"-Djdk.net.hosts.file={nobody}"}
     environment.pop("SPARK_LOCAL_IP", None)
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_workers_read_no_archives_again(spark: SparkSession) -> None:
+    """Python before 3.12 reads the directory of each archive on its path before each task."""
+
+    def list_archives(_: object) -> list[str]:
+        import sys
+
+        return [place for place in sys.path_importer_cache if place.endswith((".zip", ".jar"))]
+
+    assert spark.sparkContext.parallelize([1], 1).mapPartitions(list_archives).collect() == []
