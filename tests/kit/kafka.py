@@ -23,9 +23,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigEntry,
     ConfigResource,
 )
-from kafka import TopicPartition as PythonTopicPartition
-from kafka.errors import NoError
-from kafka.structs import OffsetAndMetadata
 
 from backlogctl.clock import Deadline
 from backlogctl.kafka import admin as verbs
@@ -207,9 +204,13 @@ def set_offsets_raw(
 
     By kafka-python: such a request of librdkafka's that is late ends the process (its issue 4605).
     """
+    # Here: to a script of this directory this module is `kafka`.
+    from kafka import TopicPartition as Place
+    from kafka.errors import NoError
+    from kafka.structs import OffsetAndMetadata
+
     wanted = {
-        PythonTopicPartition(topic, partition): OffsetAndMetadata(at, "", -1)
-        for partition, at in offsets.items()
+        Place(topic, partition): OffsetAndMetadata(at, "", -1) for partition, at in offsets.items()
     }
     settings, why = translate_properties(properties)
     assert settings is not None, why
