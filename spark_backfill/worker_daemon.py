@@ -7,12 +7,15 @@ place of `pyspark.daemon`, where tasks run on the driver's machine (`spark.pytho
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from importlib.machinery import PathFinder
 
-# Spark puts archives of itself in front, its core's jar among them. Python before 3.12 reads their
-# directories again for each task (gh-103200): 0.2 s. What is installed beside them is the same.
-_installed = [place for place in sys.path if not place.endswith((".zip", ".jar"))]
+# Spark puts archives of itself in front: pyspark.zip, py4j-0.10-src.zip, and its core's jar. Python
+# before 3.12 reads their directories again for each task (gh-103200): 0.2 s. What is installed
+# beside them is the same.
+_ARCHIVE = re.compile(r"(pyspark|py4j)[^/]*\.zip$|\.jar$")
+_installed = [place for place in sys.path if not _ARCHIVE.search(place)]
 if PathFinder.find_spec("pyspark", _installed) and PathFinder.find_spec("py4j", _installed):
     for place in set(sys.path) - set(_installed):
         sys.path_importer_cache.pop(place, None)
