@@ -52,8 +52,8 @@ def put_back(world: CrashWorld, *points: str) -> Recovery:
 
 @pytest.mark.parametrize(
     ("points", "back_points"),
-    [(OFFLOAD_POINTS[1::10], BACK_POINTS[1:]), (OFFLOAD_POINTS, BACK_POINTS)],
-    ids=["every tenth", "each"],
+    [(OFFLOAD_POINTS[1::20], BACK_POINTS[1:]), (OFFLOAD_POINTS, BACK_POINTS)],
+    ids=["every twentieth", "each"],
 )
 def test_fault_01_20_killed_at_one_step_after_the_other(
     world: CrashWorld, points: tuple[str, ...], back_points: tuple[str, ...]
