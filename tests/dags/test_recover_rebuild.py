@@ -81,7 +81,7 @@ def check_verified(airflow: Airflow, desk: Workspace, run: DagRun, recovery_id: 
     assert desk.ledger.recoveries.get(recovery_id).state is S.VERIFIED
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)  # a busy machine starts its many processes slowly
 def test_fault_38_39_from_the_form_to_verified_and_again(
     airflow: Airflow, take_shop: TakeShop, spark: SparkSession
 ) -> None:
