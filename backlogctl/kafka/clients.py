@@ -353,7 +353,7 @@ def _await_answer(admin: Admin, subject: str, doing: str, limit: Deadline) -> An
 
 def _describe_silence(addresses: str, subject: str) -> ClusterUnreachable:
     tried = {
-        place: why or "took a connection, and answered nothing"
+        place: why or "takes connections"
         for place, why in try_addresses(addresses, _PROBE_SECONDS).items()
     }
     return ClusterUnreachable(

@@ -229,12 +229,7 @@ def verify_injection(
         found = _read_topic(spark, properties, topic, manifest.recovery_id, starts, ends)
         try:
             unsent = sum(map(len, (left_out or {}).values()))
-            whole = sum(chunk.count for chunk in manifest.chunks) - unsent
-            compared = (
-                VerificationResult(whole, whole, whole, 0, 0, 0, 0, {}, starts, ends)
-                if _are_equal(staged, found, whole)
-                else _compare(staged, found, starts, ends)
-            )
+            compared = _compare(staged, found, starts, ends)
             return replace(compared, removed=removed, left_out=unsent)
         except PySparkException:
             # Spark turns an executor's error into text: a staged file's own error says more.
@@ -306,38 +301,6 @@ def _read_topic(
     return named.where(F.col("is_ours") | F.col("message_id").isNotNull()).withColumn(
         "message_id", F.coalesce("message_id", F.lit("(no message id)"))
     )
-
-
-def _are_equal(staged: DataFrame, found: DataFrame, whole: int) -> bool:
-    """Whether both are the same messages, each id once: sums of hashes do not depend on the order,
-    so no message is sent to where its like is. Else `_compare` says what differs."""
-    others = F.count_if(~F.col("is_ours")).alias("others")
-    read = found.agg(others, *_sum_up()).first()
-    if read is None or read["others"] or not whole or read["messages"] != whole:
-        return False
-    ids = staged.groupBy(F.xxhash64("message_id")).agg(*_sum_up())
-    most = F.max("messages").alias("most")
-    wanted = ids.agg(most, *(F.try_sum(name).alias(name) for name in _SUMS)).first()
-    return (
-        wanted is not None
-        and wanted["most"] == 1
-        and all(read[name] is not None and read[name] == wanted[name] for name in _SUMS)
-    )
-
-
-_SUMS = ("messages", "sum0", "sum1", "sum2", "sum3")
-
-
-def _sum_up() -> list[Column]:
-    """Of two hashes of an id and its SHA-256, by halves: sums of whole ones would overflow."""
-    hashes = F.xxhash64("message_id", "fingerprint"), F.xxhash64("fingerprint", "message_id")
-    halves = [
-        half
-        for one in hashes
-        for half in (one.bitwiseAND(F.lit(0xFFFFFFFF)), F.shiftrightunsigned(one, 32))
-    ]
-    columns = [F.count(F.lit(1)), *map(F.try_sum, halves)]
-    return [column.alias(name) for column, name in zip(columns, _SUMS, strict=True)]
 
 
 def _compare(
