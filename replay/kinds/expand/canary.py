@@ -322,8 +322,8 @@ def _hold_against_plan(context: ExpandContext, speed: Speed) -> None:
         return
     if not speed.known:
         context.say(
-            f"the first consumer handled {speed.handled:,} messages, in too few commits to tell its "
-            f"speed: {speed.rate:.0f} messages/s or more; the plan counts on {planned:.0f}"
+            f"the first consumer handled {speed.handled:,} messages, in too few commits to tell "
+            f"its speed: {speed.rate:.0f} messages/s or more; the plan counts on {planned:.0f}"
         )
         return
     told = (
