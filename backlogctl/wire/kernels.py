@@ -311,6 +311,66 @@ def encode_tails(key, value, lists, name, header, out, records):  # type: ignore
         records[row, LENGTH] = at - records[row, AT]
 
 
+@njit(nogil=True)
+def _differ(one, at, other, place, count):  # type: ignore[no-untyped-def]
+    """Whether so many bytes do; without an early end, which many can be compared at once."""
+    found = np.uint8(0)
+    for step in range(count):
+        found |= one[at + step] ^ other[place + step]
+    return found != 0
+
+
+@njit(nogil=True)
+def _is_named(data, at, end, name):  # type: ignore[no-untyped-def]
+    """Whether a tail that `place_records` has found has such a header."""
+    for _ in range(2):
+        count, at = _read_varint(data, at, end)
+        at += max(count, 0)
+    headers, at = _read_varint(data, at, end)
+    for _ in range(headers):
+        count, at = _read_varint(data, at, end)
+        if count == name.shape[0] and not _differ(data, at, name, 0, count):
+            return True
+        count, at = _read_varint(data, at + count, end)
+        at += max(count, 0)
+    return False
+
+
+@_kept
+def match_tails(data, records, wanted, rows, first, second):  # type: ignore[no-untyped-def]
+    """Goes through placed records as long as each is the next of the wanted ones, byte for byte
+    from its key on, or has neither of two headers.
+
+    Args:
+        wanted, rows: what `encode_tails` wrote.
+
+    Returns:
+        Of how many records, and of how many rows.
+    """
+    row = 0
+    for number in range(records.shape[0]):
+        at, length = records[number, AT], records[number, LENGTH]
+        if (
+            row < rows.shape[0]
+            and rows[row, LENGTH] == length
+            and not _differ(data, at, wanted, rows[row, AT], length)
+        ):
+            row += 1
+        elif _is_named(data, at, at + length, first) or _is_named(data, at, at + length, second):
+            return number, row
+    return records.shape[0], row
+
+
+@_kept
+def hash_texts(offsets, data, out):  # type: ignore[no-untyped-def]
+    """FNV-1a of 64 bits of each text (Fowler, Noll, Vo)."""
+    for row in range(out.shape[0]):
+        hashed = np.uint64(0xCBF29CE484222325)
+        for at in range(offsets[row], offsets[row + 1]):
+            hashed = (hashed ^ np.uint64(data[at])) * np.uint64(0x100000001B3)
+        out[row] = np.int64(hashed)
+
+
 def measure_output(records: Numbers) -> int:
     """Bytes that `write_batches` may need for these records."""
     return int(records[:, LENGTH].sum()) + _HEAD_BYTES * len(records)
@@ -329,6 +389,8 @@ def load_kernels() -> None:
     write_batches(data, records[:0], 1, 1, data, rows)
     column = np.frombuffer(bytes(8), np.int64), np.frombuffer(b"", np.uint8), data[:0]
     encode_tails(column, column, np.zeros(1, np.int64), column, column, data, records[:0])
+    match_tails(data, records[:0], data, records[:0], data, data)
+    hash_texts(column[0], column[1], rows[0, :0])
 
 
 def crc_table() -> Numbers:

@@ -120,14 +120,14 @@ class BatchRouter:
         Raises:
             BatchesUnreadable: a checksum is wrong, or records make no sense.
         """
-        table = self._unpack(batches, subject, at_once)
+        table = unpack(self._arena, batches, subject, at_once)
         batches = batches[: len(table)]
         records = np.empty((int(table[:, COUNT].sum()), RECORD_COLUMNS), np.int64)
         totals = np.zeros(TOTALS, np.int64)
         args = (self._partitions, self._turn, crc_table(), records, totals)
         bad = place_records(self._arena.data, table, start, end, self._how, *args)
         if bad >= 0:
-            raise _refuse(batches[bad][0], subject)
+            raise refuse_records(batches[bad][0], subject)
         records, self._turn = records[: totals[PLACED]], int(totals[TURN])
         whole: list[Unsent] = []
         if self._how == ROUND_ROBIN:
@@ -146,22 +146,6 @@ class BatchRouter:
             (int(totals[LARGEST]), int(totals[LARGEST_AT])),
             len(table),
         )
-
-    def _unpack(self, batches: Batches, subject: str, at_once: int) -> Numbers:
-        self._arena.clear()
-        table = np.empty((len(batches), BATCH_COLUMNS), np.int64)
-        for number, (header, batch) in enumerate(batches):
-            check_batch(batch, subject)
-            lies = self._arena.add(header, batch, subject)
-            if header.record_count * LEAST_RECORD_BYTES > lies[1] - lies[0]:
-                raise _refuse(header, subject)
-            appended = header.max_timestamp_ms if header.is_log_append_time else NOT_APPENDED
-            base = header.base_timestamp_ms
-            offsets = header.base_offset, header.last_offset
-            table[number] = (*lies, header.record_count, base, appended, *offsets, 0)
-            if self._arena.used >= at_once:
-                break
-        return table[: number + 1]
 
     def _write(self, records: Numbers) -> list[Unsent]:
         size = measure_output(records)
@@ -235,6 +219,26 @@ class BatchRouter:
         return places.astype(np.int64)
 
 
+def unpack(arena: Arena, batches: Batches, subject: str, at_once: int) -> Numbers:
+    """Decompresses batches for `place_records`, until there are `at_once` bytes; a row of
+    BATCH_COLUMNS for each. Raises BatchesUnreadable.
+    """
+    arena.clear()
+    table = np.empty((len(batches), BATCH_COLUMNS), np.int64)
+    for number, (header, batch) in enumerate(batches):
+        check_batch(batch, subject)
+        lies = arena.add(header, batch, subject)
+        if header.record_count * LEAST_RECORD_BYTES > lies[1] - lies[0]:
+            raise refuse_records(header, subject)
+        appended = header.max_timestamp_ms if header.is_log_append_time else NOT_APPENDED
+        base = header.base_timestamp_ms
+        offsets = header.base_offset, header.last_offset
+        table[number] = (*lies, header.record_count, base, appended, *offsets, 0)
+        if arena.used >= at_once:
+            break
+    return table[: number + 1]
+
+
 def seal_records(
     data: Bytes, records: Numbers, out: Bytes, topic: str, codec: str, partitions: int, limit: int
 ) -> list[Unsent]:
@@ -260,7 +264,7 @@ def seal_records(
     ]
 
 
-def _refuse(header: BatchHeader, subject: str) -> BatchesUnreadable:
+def refuse_records(header: BatchHeader, subject: str) -> BatchesUnreadable:
     return BatchesUnreadable(
         f"could not read the batch at offset {header.base_offset}: its records make no sense",
         subject=subject,

@@ -18,6 +18,7 @@ from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin
 from backlogctl.manifests import Manifest, read_chunk
 from backlogctl.spark_backfill.failures import list_secrets, translating
+from backlogctl.spark_backfill.injection.exact_match import count_exact
 from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, await_visible, check_target
 from backlogctl.spark_backfill.injection.newer import drop_rows
 from backlogctl.spark_backfill.spark.frames import last_header, make_empty
@@ -225,10 +226,22 @@ def verify_injection(
         kind=ReadBackFailed,
         secrets=list_secrets(properties),
     ):
+        unsent = sum(map(len, (left_out or {}).values()))
+        count = count_exact(
+            spark,
+            properties=properties,
+            topic=topic,
+            ranges=[OffsetRange(p, starts[p], ends[p]) for p in sorted(starts)],
+            manifest=manifest,
+            directory=directory,
+            left_out=left_out or {},
+        )
+        if count is not None:
+            counts = (count, count, count, 0, 0, 0, 0)
+            return VerificationResult(*counts, {}, starts, ends, unsent, removed)
         staged = _read_staged(spark, directory, manifest, left_out or {})
         found = _read_topic(spark, properties, topic, manifest.recovery_id, starts, ends)
         try:
-            unsent = sum(map(len, (left_out or {}).values()))
             compared = _compare(staged, found, starts, ends)
             return replace(compared, removed=removed, left_out=unsent)
         except PySparkException:

@@ -47,6 +47,7 @@ from backlogctl.spark_backfill.injection.transactional import (
 from backlogctl.spark_backfill.injection.verification import VerificationResult, verify_injection
 from backlogctl.spark_backfill.injection.waves import SparkChunkRunner, inject, inject_with
 from backlogctl.spark_backfill.spark import topic as spark_topic
+from backlogctl_delivery.stamps import MESSAGE_ID, RECOVERY_ID
 from tests.conftest import MakeTopic
 from tests.crash.scenario import make_table
 from tests.kit.kafka import delete_topic
@@ -77,8 +78,10 @@ def verify_job(spark: SparkSession, job: InjectionJob, **changes: Any) -> Verifi
 
 
 def test_spark_injects_once_and_verification_proves_it(
-    spark: SparkSession, scenario: MakeScenario
+    spark: SparkSession, scenario: MakeScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where all is exact nothing is compared by ids: what is aborted, or nobody's, changes that
+    as little as another recovery's own message, which is."""
     job = scenario(canary=True, chunks=2).job
     results: list[ChunkResult] = []
     result = inject(spark, job, on_chunk=results.append)
@@ -86,11 +89,29 @@ def test_spark_injects_once_and_verification_proves_it(
     assert all(r.last_offset is not None for r in results)
     assert inject(spark, job).skipped == 315
     assert_same_set(job)
-    proof = verify_job(spark, job)
-    assert proof.is_exact
-    assert (proof.staged, proof.found, proof.matched) == (315, 315, 315)
-    proof.require_exact("topic")
-    assert json.loads(json.dumps(proof.to_json()))["exact"] is True
+    row = read_chunk(job.directory, job.manifest.chunks[0]).to_pylist()[0]
+    headers: Any = {h["name"]: h["value"] for h in row["headers"]}
+    with open_transaction(job.properties, job.topic, 0) as stranger:
+        stranger.produce(job.topic, row["value"], row["key"], 0, headers=headers)
+        assert stranger.flush(60) == 0
+    producer = make_producer(job.properties)
+    producer.produce(job.topic, row["value"], row["key"], 0)
+    assert producer.flush(60) == 0
+
+    def check() -> None:
+        proof = verify_job(spark, job)
+        assert proof.is_exact
+        assert (proof.staged, proof.found, proof.matched) == (315, 315, 315)
+        proof.require_exact("topic")
+        assert json.loads(json.dumps(proof.to_json()))["exact"] is True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "_compare", None)
+        check()
+    another = {**headers, RECOVERY_ID: b"r-1", MESSAGE_ID: b"another"}
+    producer.produce(job.topic, row["value"], row["key"], 0, headers=another)
+    assert producer.flush(60) == 0
+    check()
 
 
 def test_an_executor_that_is_killed_in_mid_chunk_changes_nothing(
@@ -215,13 +236,13 @@ def test_what_is_staged_twice_and_there_twice_is_doubled(
 ) -> None:
     job = scenario(slots=2, chunks=2, messages=20).job
     inject_here(job)
-    (chunk, *others) = job.manifest.chunks
+    (*others, chunk) = job.manifest.chunks  # the last of its slot: the log has the plan's order
     producer = make_producer(job.properties)
     for row in read_chunk(job.directory, chunk).to_pylist():
         headers: Any = [(h["name"], h["value"]) for h in row["headers"]]
         producer.produce(job.topic, row["value"], row["key"], row["partition"], headers=headers)
     assert producer.flush(60) == 0
-    twice = replace(job.manifest, chunks=(chunk, chunk, *others))
+    twice = replace(job.manifest, chunks=(*others, chunk, chunk))
     doubled = verify_job(spark, job, manifest=twice)
     assert (doubled.doubled, doubled.matched) == (20, 60)
 
