@@ -159,7 +159,7 @@ def _render_properties() -> str:
         f"- Taken: {write(ALLOWED_PROPERTIES)}.\n"
         f"- Taken by reference only: {write(SECRET_PROPERTIES)}.\n"
         f"- Refused, since they load or run code: {write(CODE_PROPERTIES)}. "
-        "`sasl.mechanism: GSSAPI` runs `kinit` and is refused too.\n"
+        "`sasl.mechanism: GSSAPI` is refused: the wheels of confluent-kafka have no Kerberos.\n"
         f"- Set by backlogctl itself: {write(OWN_PROPERTIES)}.\n"
     )
 

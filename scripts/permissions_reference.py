@@ -1,4 +1,4 @@
-"""The table of docs/permissions.md: `python -m scripts.permissions_reference` writes it anew."""
+"""The tables of docs/permissions.md: `python -m scripts.permissions_reference` writes it anew."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from backlogctl.config import Config
-from backlogctl.kafka.rights import Resource, Right
+from backlogctl.kafka.rights import IAM_ACTIONS, Resource, Right
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.observe.rights import AIRFLOW, list_jobs, list_rights
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/permissions.md"
 _BEGIN, _END = "<!-- made by `python -m scripts.permissions_reference` -->", "<!-- end -->"
+_BEGIN_IAM = "<!-- made by `python -m scripts.permissions_reference`, too -->"
 _CONFIG = """
 ledger: "sqlite:///ledger.db"
 clusters: {main: {bootstrap.servers: "kafka:9092"}}
@@ -40,11 +41,23 @@ def render_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_actions() -> str:
+    """By right the actions of an IAM policy."""
+    lines = ["| on | operation | actions (`kafka-cluster:`) |", "|---|---|---|"]
+    lines += [
+        f"| {resource} | {operation.name} | {', '.join(f'`{name}`' for name in names)} |"
+        for (resource, operation), names in IAM_ACTIONS.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def render_page(page: str) -> str:
-    """The page with the table as it is now."""
-    head, _, rest = page.partition(_BEGIN)
-    tail = rest.partition(_END)[2]
-    return f"{head}{_BEGIN}\n\n{render_table()}\n{_END}{tail}"
+    """The page with the tables as they are now."""
+    for begin, table in ((_BEGIN, render_table()), (_BEGIN_IAM, render_actions())):
+        head, _, rest = page.partition(begin)
+        tail = rest.partition(_END)[2]
+        page = f"{head}{begin}\n\n{table}\n{_END}{tail}"
+    return page
 
 
 def _merge(rights: Iterable[Right]) -> list[Right]:

@@ -75,7 +75,7 @@ def check_property(name: str, value: str) -> str | None:
         return "refused: backlogctl sets this property itself"
     if name in ("sasl.mechanism", "sasl.mechanisms"):
         if value.upper() == "GSSAPI":
-            return "refused: GSSAPI runs kinit, which is not supported by this version yet"
+            return "refused: the wheels of confluent-kafka have no Kerberos (Cyrus SASL)"
         if value.upper() not in MECHANISMS:
             return f"must be one of {', '.join(MECHANISMS)}"
     if name == "sasl.oauthbearer.token.endpoint.url" and not value.startswith(

@@ -9,6 +9,7 @@ DESCRIBE, ALTER_CONFIGS implies DESCRIBE_CONFIGS).
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from backlogctl.kafka.raw_client import (
     translate_error,
     translate_properties,
 )
+from backlogctl_delivery.kafka import READER_GROUP, uses_msk
 from backlogctl_delivery.visible import quote_word
 
 
@@ -129,6 +131,65 @@ def read_rights(
     except Exception as error:
         raise translate_error(error, "ask what is allowed", subject) from error
     return _compare(rights, allowed)
+
+
+def make_grants(rights: Iterable[Right], principal: str, properties: Properties) -> list[str]:
+    """What allows these rights: lines of `kafka-acls.sh`, or what Amazon takes in their place."""
+    if uses_msk(properties):
+        return make_iam_statements(rights)
+    return make_acl_lines(rights, principal, find_addresses(properties))
+
+
+# By right the actions of Amazon MSK that are equivalent, with those that they require on the same
+# resource: https://docs.aws.amazon.com/msk/latest/developerguide/kafka-actions.html
+IAM_ACTIONS: Mapping[tuple[Resource, Operation], tuple[str, ...]] = {
+    (Resource.CLUSTER, Operation.DESCRIBE): ("DescribeCluster",),
+    (Resource.CLUSTER, Operation.ALTER): ("DescribeCluster", "AlterCluster"),
+    (Resource.CLUSTER, Operation.DESCRIBE_CONFIGS): ("DescribeClusterDynamicConfiguration",),
+    (Resource.TOPIC, Operation.CREATE): ("CreateTopic",),
+    (Resource.TOPIC, Operation.DESCRIBE): ("DescribeTopic",),
+    (Resource.TOPIC, Operation.DESCRIBE_CONFIGS): ("DescribeTopicDynamicConfiguration",),
+    (Resource.TOPIC, Operation.ALTER_CONFIGS): (
+        "DescribeTopicDynamicConfiguration",
+        "AlterTopicDynamicConfiguration",
+    ),
+    (Resource.TOPIC, Operation.READ): ("DescribeTopic", "ReadData"),
+    (Resource.TOPIC, Operation.WRITE): ("DescribeTopic", "WriteData"),
+    (Resource.TOPIC, Operation.DELETE): ("DescribeTopic", "DeleteTopic"),
+    (Resource.GROUP, Operation.DESCRIBE): ("DescribeGroup",),
+    (Resource.GROUP, Operation.READ): ("DescribeGroup", "AlterGroup"),
+    (Resource.GROUP, Operation.DELETE): ("DescribeGroup", "DeleteGroup"),
+    (Resource.TRANSACTIONAL_ID, Operation.DESCRIBE): ("DescribeTransactionalId",),
+    (Resource.TRANSACTIONAL_ID, Operation.WRITE): (
+        "DescribeTransactionalId",
+        "AlterTransactionalId",
+    ),
+}
+
+
+def make_iam_statements(rights: Iterable[Right]) -> list[str]:
+    """Statements of an IAM policy, each a line of JSON; who grants them fills in REGION, ACCOUNT,
+    NAME and UUID of the cluster. Every action requires Connect, and ReadData a group."""
+    actions: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    actions["cluster/NAME/UUID"]["Connect"] = None
+    reader = Right(Resource.GROUP, READER_GROUP, Operation.READ, "read without joining")
+    for given in rights:
+        reads = (given.resource, given.operation) == (Resource.TOPIC, Operation.READ)
+        for right in (given, reader) if reads else (given,):
+            path = f"{right.resource}/NAME/UUID"
+            if right.resource is not Resource.CLUSTER:
+                path += f"/{right.name}{'*' if right.prefixed else ''}"
+            actions[path] |= dict.fromkeys(IAM_ACTIONS[right.resource, right.operation])
+    return [
+        json.dumps(
+            {
+                "Effect": "Allow",
+                "Action": [f"kafka-cluster:{name}" for name in names],
+                "Resource": f"arn:aws:kafka:REGION:ACCOUNT:{path}",
+            }
+        )
+        for path, names in actions.items()
+    ]
 
 
 def make_acl_lines(

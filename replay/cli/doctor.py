@@ -155,10 +155,12 @@ def print_rights(
         ),
     ] = None,
 ) -> None:
-    """Print the kafka-acls lines for a job on a stream. Asks no broker, changes nothing."""
+    """Print what grants a job on a stream its rights. Asks no broker, changes nothing.
+
+    Lines of kafka-acls; for a login by AWS_MSK_IAM statements of an IAM policy.
+    """
     from backlogctl.errors import UsageError
-    from backlogctl.kafka.clients import find_addresses
-    from backlogctl.kafka.rights import make_acl_lines
+    from backlogctl.kafka.rights import make_grants
     from backlogctl.replay.kinds import KINDS
     from backlogctl.replay.observe.rights import find_principal, list_jobs, list_rights
 
@@ -170,7 +172,7 @@ def print_rights(
     properties = config.clusters[chosen.cluster].client_properties()
     who = principal or find_principal(properties)
     rights = list_rights(KINDS, job, config, chosen)
-    lines = make_acl_lines(rights, who, find_addresses(properties))
+    lines = make_grants(rights, who, properties)
     document = {
         "job": job,
         "stream": stream,

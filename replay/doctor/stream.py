@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
@@ -43,7 +43,12 @@ from backlogctl.monitoring.verdict.commands import create_index
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.look import StreamLook, look_at_stream
 from backlogctl.replay.consumers.members import count_rebalancing
-from backlogctl.replay.doctor.tool import judge_host, judge_rights
+from backlogctl.replay.doctor.tool import (
+    describe_takings,
+    judge_host,
+    judge_rights,
+    read_cluster_takings,
+)
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.next_commands import list_stream_commands
 from backlogctl.replay.engine.plan import ACTIVE
@@ -120,11 +125,13 @@ _STREAM_ROOMS = (CheckScope.TOPIC, CheckScope.RETENTION, CheckScope.GROUP, Check
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found, worst first; `name` is a stream's, an outbox's, a file's, or empty."""
+    """What was found, worst first; `name` is a stream's, an outbox's, a file's, or empty;
+    `requests` by cluster and request, of those that were asked for them."""
 
     about: Literal["tool", "stream", "client", "outbox", "look-back"]
     name: str
     findings: tuple[CheckFinding, ...]
+    requests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {**to_document(self), "findings": [one.to_json() for one in self.findings]}
@@ -150,8 +157,9 @@ def examine_tool(
     the streams are."""
     reached = clusters or {}
     there = [one for one in streams if not isinstance(reached.get(one.cluster), BacklogError)]
-    found = [*judge_clusters(reached), *judge_host(workspace, streams, there)]
-    return Examination("tool", "", sort_findings(found))
+    takings = read_cluster_takings(workspace, there)
+    found = [*judge_clusters(reached), *judge_host(workspace, streams, there, takings)]
+    return Examination("tool", "", sort_findings(found), describe_takings(takings))
 
 
 @CheckScope.TOOL.check(

@@ -6,7 +6,8 @@ import importlib.util
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from backlogctl.clock import Deadline, utc_now
@@ -14,9 +15,9 @@ from backlogctl.config import Stream
 from backlogctl.errors import BacklogError
 from backlogctl.formats import format_bytes, format_duration
 from backlogctl.jars import SUPPORTED_JAVA, find_java, find_java_version
-from backlogctl.kafka.capabilities import read_refusals
+from backlogctl.kafka.capabilities import Capability, Taking, read_takings
 from backlogctl.kafka.clients import Properties, find_addresses
-from backlogctl.kafka.rights import Right, make_acl_lines, read_rights
+from backlogctl.kafka.rights import Right, make_grants, read_rights
 from backlogctl.monitoring.doctor.checks import (
     CheckFinding,
     CheckLevel,
@@ -82,7 +83,7 @@ def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]
         if not missing:
             continue
         needed = any(right.needed for right in missing)
-        lines = make_acl_lines(missing, find_principal(properties), find_addresses(properties))
+        lines = make_grants(missing, find_principal(properties), properties)
         yield CheckFinding(
             "rights",
             CheckLevel.STOPS if needed else CheckLevel.UNKNOWN,
@@ -108,8 +109,33 @@ MESSAGE_BYTES = 2_000
 _SECONDS, _CHECK_SECONDS = 15.0, 30.0
 
 
+Takings = Mapping[str, Mapping[Capability, Taking] | UnreadablePart | None]
+"""By cluster what it takes, or why that is not known; None where its login cannot ask."""
+
+
+def read_cluster_takings(workspace: Workspace, streams: Sequence[Stream]) -> Takings:
+    """Each cluster of these streams once."""
+    clusters = {stream.cluster: workspace.properties(stream) for stream in streams}
+    return {
+        name: read_part(
+            "which requests the cluster takes",
+            partial(read_takings, properties, Deadline(_SECONDS)),
+        )
+        for name, properties in clusters.items()
+    }
+
+
+def describe_takings(takings: Takings) -> dict[str, dict[str, str]]:
+    """By cluster and request, as `--json` has it."""
+    return {
+        name: {one.request: taking.taken for one, taking in found.items()}
+        for name, found in takings.items()
+        if isinstance(found, Mapping)
+    }
+
+
 def judge_host(
-    workspace: Workspace, streams: Sequence[Stream], there: Sequence[Stream]
+    workspace: Workspace, streams: Sequence[Stream], there: Sequence[Stream], takings: Takings
 ) -> Iterator[CheckFinding]:
     """Everything that is the same for all streams; each cluster's clock once.
 
@@ -122,7 +148,7 @@ def judge_host(
     parts = [
         _judge_ledger_clock(workspace),
         *map(_judge_controller, clusters.values()),
-        *(_judge_requests(workspace, name, there) for name in clusters),
+        *(_judge_requests(workspace, name, there, takings[name]) for name in clusters),
         *([_judge_staging(workspace, rebuilds), _judge_spark()] if rebuilds else []),
     ]
     for part in parts:
@@ -187,29 +213,38 @@ def _judge_controller(properties: Properties) -> Iterator[CheckFinding]:
     "Requests that the cluster refuses",
     "Managed clusters and proxies refuse requests, some of them whatever rights are granted: what "
     "they would tell stays unknown, and a recovery that needs them cannot go on.",
-    "What the brokers have is what ApiVersions names; ListGroups and DescribeLogDirs are asked. "
-    "That a request is named is no proof that it is answered.",
+    "What one broker has is what its ApiVersions names: while a cluster is upgraded others may "
+    "differ. ListGroups and DescribeLogDirs are asked, each time. That a request is named is no "
+    "proof that it is answered. `--json` has all that are used, by cluster, in `requests`: "
+    "`answered`, `named` (not asked), `not there`, `refused`.",
 )
 def _judge_requests(
-    workspace: Workspace, cluster: str, streams: Sequence[Stream]
+    workspace: Workspace,
+    cluster: str,
+    streams: Sequence[Stream],
+    found: Mapping[Capability, Taking] | UnreadablePart | None,
 ) -> Iterator[CheckFinding]:
     """One finding for each; what was only not asked has none."""
     ours = [stream for stream in streams if stream.cluster == cluster]
     jobs = {job for stream in ours for job in list_wanted(workspace, stream)}
-    properties = workspace.properties(ours[0])
-    found = read_part(
-        "which requests the cluster takes",
-        lambda: read_refusals(properties, Deadline(_SECONDS)),
-    )
     if isinstance(found, UnreadablePart):
         yield found.to_finding()
         return
-    for capability, why in (found or {}).items():
+    if found is None:
+        yield CheckFinding(
+            *("requests", CheckLevel.UNKNOWN, f"cluster {cluster}"),
+            "which requests it takes cannot be asked for with this login",
+            "docs/clusters.md has the logins that can, and what services are known to refuse",
+        )
+        return
+    for capability, taking in found.items():
+        if not taking.why:
+            continue
         stopped = [job for job in capability.jobs if job in jobs]
         yield CheckFinding(
             *("requests", CheckLevel.STOPS if stopped else CheckLevel.UNKNOWN),
             f"cluster {cluster}",
-            f"{capability.request}: {why}; {capability.without}"
+            f"{capability.request}: {taking.why}; {capability.without}"
             + (f", which stops {', '.join(stopped)}" if stopped else ""),
             "docs/clusters.md says what each verb does without it",
         )

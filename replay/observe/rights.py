@@ -14,14 +14,14 @@ from backlogctl.errors import Refused
 from backlogctl.fanout.temporary_topic import name_temporary_topic
 from backlogctl.formats import format_plural
 from backlogctl.kafka.capabilities import find_absent
-from backlogctl.kafka.clients import Properties, find_addresses
+from backlogctl.kafka.clients import Properties
 from backlogctl.kafka.commit_log import COMMIT_LOG
 from backlogctl.kafka.rights import (
     CLUSTER_NAME,
     Operation,
     Resource,
     Right,
-    make_acl_lines,
+    make_grants,
     read_rights,
 )
 from backlogctl.replay.engine.kind import Registry, Workspace
@@ -201,8 +201,7 @@ def require_rights(workspace: Workspace, stream: Stream, rights: Sequence[Right]
     properties = workspace.properties(stream)
     found = read_rights(properties, rights, Deadline(_SECONDS))
     if needed := [right for right in found.missing if right.needed]:
-        principal = find_principal(properties)
-        lines = make_acl_lines(found.missing, principal, find_addresses(properties))
+        lines = make_grants(found.missing, find_principal(properties), properties)
         raise Refused(
             f"the tool misses {format_plural(len(needed), 'right')}: {describe_rights(needed)}",
             subject=f"stream {stream.name}",
@@ -228,17 +227,22 @@ def _require_requests(stream: Stream, properties: Properties, rights: Sequence[R
     for right in (right for right in rights if right.needed):
         match right.resource, right.operation:
             case Resource.TRANSACTIONAL_ID, Operation.WRITE:
-                used |= {"InitProducerId", "EndTxn"}
+                used |= {"InitProducerId", "AddPartitionsToTxn", "EndTxn"}
+            case Resource.GROUP, Operation.READ if right.prefixed:  # the relay's own
+                used |= {"AddOffsetsToTxn", "TxnOffsetCommit"}
+            case Resource.CLUSTER, Operation.ALTER:
+                used.add("WriteTxnMarkers")
             case Resource.TOPIC, Operation.CREATE:
                 used.add("CreateTopics")
-            case Resource.TOPIC, Operation.DELETE if right.name == stream.topic:
-                used.add("DeleteRecords")
+            case Resource.TOPIC, Operation.DELETE:
+                used.add("DeleteRecords" if right.name == stream.topic else "DeleteTopics")
     if absent := find_absent(properties, used, Deadline(_SECONDS)):
         what = ", ".join(f"{one.request} ({one.without})" for one in absent)
         raise Refused(
             f"the cluster does not take what this needs: {what}; nothing was changed",
             subject=f"stream {stream.name}",
-            hint=f"`backlogctl doctor {stream.name}` says what else it does not take",
+            hint=f"`backlogctl doctor {stream.name}` says what else it does not take; one "
+            "broker was asked: where the cluster is being upgraded, try again after that",
         )
 
 

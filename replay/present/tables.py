@@ -16,6 +16,7 @@ from backlogctl.formats import (
     format_moment,
     format_plural,
 )
+from backlogctl.kafka.capabilities import Taken
 from backlogctl.monitoring.doctor.checks import CheckLevel
 from backlogctl.replay.present.layout import Facts, Table, Text, make_line
 from backlogctl.replay.present.terminal import (
@@ -257,8 +258,21 @@ def render_examinations(document: Document) -> RenderableType:
         name = f"outbox {one['name']}" if one["about"] == "outbox" else one["name"]
         parts.append(Text(f"{name or 'the tool'}: {count}", "bold"))
         parts += [part for finding in findings for part in _doctor_draw_finding(finding)]
+        parts += [_doctor_count_requests(*each) for each in one["requests"].items()]
         parts.append(Text())
     return Group(*parts, Text(*_DOCTOR_ENDS[document["result"]]))
+
+
+def _doctor_count_requests(cluster: str, requests: Mapping[str, str]) -> Text:
+    """`--json` has each."""
+    by_state = {state: [name for name, one in requests.items() if one == state] for state in Taken}
+    named = len(requests) - len(by_state[Taken.NOT_THERE])
+    told = f"requests of cluster {cluster}: {named} of {len(requests)} named by one broker"
+    told += f", {len(by_state[Taken.ANSWERED])} asked and answered"
+    for state in (Taken.NOT_THERE, Taken.REFUSED):
+        if names := by_state[state]:
+            told += f"; {state}: {', '.join(names)}"
+    return _indent(told, "dim")
 
 
 def _doctor_fold(streams: Sequence[Document]) -> Iterator[RenderableType]:

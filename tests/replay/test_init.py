@@ -344,7 +344,7 @@ def write_properties(path: Path, properties: dict[str, str]) -> Path:
         ("client.id=a\nclient.id=b", "line 2: `client.id` stands twice"),
         ("ssl.truststore.location=hunter2", "line 1: ssl.truststore.location: unknown"),
         ("plugin.library.paths=hunter2", "loads or runs code"),
-        ("sasl.mechanism=GSSAPI", "kinit"),
+        ("sasl.mechanism=GSSAPI", "Kerberos"),
         ("client.id=a", "bootstrap.servers: is required"),
     ],
 )

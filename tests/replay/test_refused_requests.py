@@ -150,6 +150,9 @@ def test_fault_181_members_that_cannot_be_seen_are_not_taken_for_nobody(
         (PLANS[2], Api.INIT_PRODUCER_ID, "InitProducerId"),
         (PLANS[0], Api.CREATE_TOPICS, "CreateTopics"),
         (PLANS[1], Api.DELETE_RECORDS, "DeleteRecords"),
+        (PLANS[0], Api.DELETE_TOPICS, "DeleteTopics"),
+        (PLANS[0], Api.TXN_OFFSET_COMMIT, "TxnOffsetCommit"),
+        (PLANS[2], Api.ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn"),
     ],
 )
 def test_fault_182_what_needs_a_request_that_is_not_there_is_not_planned(
@@ -177,7 +180,7 @@ def test_fault_182_what_is_not_there_is_not_to_be_tried_again(
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        (Refusing.MISSING, "its brokers do not have it"),
+        (Refusing.MISSING, "the broker that was asked does not have it"),
         (
             Refusing.REFUSED,
             "refused: ClusterAuthorizationFailedError; a right may be missing (`backlogctl acl`)",
@@ -201,11 +204,27 @@ def test_the_doctor_names_what_the_cluster_refuses(
         ),
         ("unknown", f"DescribeLogDirs: {why}; whether the brokers' disks have room is unknown"),
     }
+    (requests,) = tool["requests"].values()
+    state = "not there" if how is Refusing.MISSING else "refused"
+    assert {name for name, one in requests.items() if one == state} == {
+        "ListGroups",
+        "DescribeLogDirs",
+    }
+    assert requests["EndTxn"] == "named"
+    proxy.refusals.refuse(how, ())
+    whole = flatten(call(behind, "doctor", "orders"))
+    every = len(CAPABILITIES)
+    assert f"main: {every} of {every} named by one broker, 2 asked and answered" in whole
 
 
 # As docs/clusters.md names them, by the services' own pages.
+_NEWER_GROUPS = {Api.CONSUMER_GROUP_HEARTBEAT, Api.CONSUMER_GROUP_DESCRIBE}
 SERVICES = {
     "StreamNative Ursa": {
+        *_NEWER_GROUPS,
+        Api.ADD_PARTITIONS_TO_TXN,
+        Api.ADD_OFFSETS_TO_TXN,
+        Api.WRITE_TXN_MARKERS,
         Api.OFFSET_FOR_LEADER_EPOCH,
         Api.END_TXN,
         Api.DESCRIBE_ACLS,
@@ -215,8 +234,19 @@ SERVICES = {
         Api.DESCRIBE_PRODUCERS,
         Api.DESCRIBE_TRANSACTIONS,
         Api.LIST_TRANSACTIONS,
-        Api.CONSUMER_GROUP_DESCRIBE,
     },
+    "WarpStream": {
+        *_NEWER_GROUPS,
+        Api.DELETE_RECORDS,
+        Api.OFFSET_FOR_LEADER_EPOCH,
+        Api.WRITE_TXN_MARKERS,
+        Api.DESCRIBE_LOG_DIRS,
+        Api.INCREMENTAL_ALTER_CONFIGS,
+        Api.DESCRIBE_CLIENT_QUOTAS,
+        Api.DESCRIBE_QUORUM,
+        Api.DESCRIBE_PRODUCERS,
+    },
+    "Redpanda": {*_NEWER_GROUPS, Api.WRITE_TXN_MARKERS, Api.DESCRIBE_QUORUM},
     "Redpanda 23.1": {Api.DELETE_RECORDS},
 }
 
@@ -225,15 +255,39 @@ SERVICES = {
 def test_a_service_is_looked_at_and_planned_for(
     proxy: RefusingKafka, behind: Path, service: str
 ) -> None:
-    """What it refuses is named, and only that; its losses are told."""
+    """What it refuses is named, and only that; its losses are told; what it stops is not planned,
+    and everything else is."""
     proxy.refusals.refuse(Refusing.MISSING, SERVICES[service])
     assert "3 messages lost at most" in flatten(call(behind, "status", "orders"))
     doctor = flatten(call(behind, "doctor", "orders"))
+    missed = {
+        one
+        for one in CAPABILITIES
+        if one.key in SERVICES[service] and one.beside not in SERVICES[service]
+    }
     for capability in CAPABILITIES:
-        is_named = f"{capability.request}: its brokers do not have it" in doctor
-        assert is_named is (capability.key in SERVICES[service]), capability
-    said = call(behind, *PLANS[0])
-    assert said.code == (5 if Api.END_TXN in SERVICES[service] else 0), said
+        is_named = f"{capability.request}: the broker that was asked does not have it" in doctor
+        assert is_named is (capability in missed), capability
+    # A plan is made where only the retention cannot be raised: its run says so before the cut-over.
+    stopped = {
+        job for one in missed if one.key != Api.INCREMENTAL_ALTER_CONFIGS for job in one.jobs
+    }
+    for plan in PLANS:
+        behind.joinpath("ledger.db").unlink(missing_ok=True)
+        said = call(behind, *plan)
+        assert said.code == (5 if plan[1] in stopped else 0), said
+
+
+# Only a run sends them.
+_OF_RUNS = {
+    Api.DELETE_TOPICS,
+    Api.ADD_PARTITIONS_TO_TXN,
+    Api.ADD_OFFSETS_TO_TXN,
+    Api.WRITE_TXN_MARKERS,
+    Api.TXN_OFFSET_COMMIT,
+    Api.DELETE_GROUPS,
+    Api.CONSUMER_GROUP_HEARTBEAT,
+}
 
 
 @pytest.mark.parametrize("how", Refusing)
@@ -243,7 +297,7 @@ def test_no_command_crashes_or_hides_a_loss(
     """Whichever request is answered so."""
     whole = "3 messages lost at most"
     assert whole in flatten(call(behind, "status", "orders"))
-    for api in Api:
+    for api in [api for api in Api if api not in _OF_RUNS]:
         if (api, how) == (Api.CONSUMER_GROUP_DESCRIBE, Refusing.REFUSED):
             continue  # kafka-python cannot make its answer
         proxy.refusals.refuse(how, [api], CODES.get(api, CLUSTER_DENIED))

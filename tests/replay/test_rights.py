@@ -162,6 +162,43 @@ def test_the_lines_work_as_they_are_printed(
     assert call_main(("status", "--json"), tmp_path, {})[0] == 0
 
 
+def test_with_iam_a_policy_is_printed_in_the_place_of_rules(tmp_path: Path) -> None:
+    """Rules of Kafka count for nobody who logs in so; not run on Amazon."""
+    document = {
+        "ledger": "sqlite:///ledger.db",
+        "clusters": {
+            "main": {
+                "bootstrap.servers": "b-1.shop.abc123.c2.kafka.eu-west-1.amazonaws.com:9098",
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "AWS_MSK_IAM",
+            }
+        },
+        "streams": {"orders": {"cluster": "main", "topic": "orders", "group": GROUP}},
+    }
+    (tmp_path / "backlog.yaml").write_text(json.dumps(document))
+    for job in list_jobs(KINDS):
+        code, out, _ = call_main(("acl", job, "orders"), tmp_path, {})
+        assert code == 0
+        assert "kafka-acls" not in out
+        granted = {
+            one["Resource"].removeprefix("arn:aws:kafka:REGION:ACCOUNT:"): one["Action"]
+            for one in map(json.loads, out.splitlines())
+        }
+        assert granted["cluster/NAME/UUID"][0] == "kafka-cluster:Connect"
+        assert "kafka-cluster:ReadData" in granted["topic/NAME/UUID/orders"]
+        assert "kafka-cluster:AlterGroup" in granted["group/NAME/UUID/backlogctl-reader"]
+    assert granted["topic/NAME/UUID/orders.recovery.*"] == [
+        *("kafka-cluster:CreateTopic", "kafka-cluster:DescribeTopic"),
+        *("kafka-cluster:DescribeTopicDynamicConfiguration", "kafka-cluster:WriteData"),
+        *("kafka-cluster:ReadData", "kafka-cluster:DeleteTopic"),
+        "kafka-cluster:AlterTopicDynamicConfiguration",
+    ]
+    assert granted["transactional-id/NAME/UUID/backlog:relay:orders.*"] == [
+        "kafka-cluster:DescribeTransactionalId",
+        "kafka-cluster:AlterTransactionalId",
+    ]
+
+
 def test_fault_85_readers_that_may_not_be_seen_are_unknown(
     secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,16 @@ def test_headers_that_may_not_be_read_are_said(
     assert any("the headers of its newest batches could not be read" in one for one in unread)
 
 
+def test_requests_that_a_login_cannot_ask_for_are_unknown(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCTOR_PASSWORD", PASSWORD)
+    theirs = {"sasl.password": "${env:DOCTOR_PASSWORD}", "ssl.cipher.suites": "DEFAULT"}
+    found = look_at_tool(make_workspace(tmp_path, {**secured.properties, **theirs}))["requests"]
+    assert found.level is CheckLevel.UNKNOWN
+    assert "cannot be asked for with this login" in found.found
+
+
 def run_doctor(directory: Path) -> dict[str, dict[str, str]]:
     """Its findings by check, of several the worst."""
     _, out, _ = call_main(("doctor", "--json"), directory, {})

@@ -256,7 +256,7 @@ def test_doctor(width: int) -> None:
         "mend": "see `kafka-configs.sh --describe --all`",
         "commands": [command],
     }
-    one = {"about": "stream", "name": "orders", "findings": [finding]}
+    one = {"about": "stream", "name": "orders", "findings": [finding], "requests": {}}
     document = {"examinations": [one], "result": 2}
     drawn = draw(render_examinations(document), width)
     lines = [line for line in drawn.splitlines() if line.strip() != command]
