@@ -61,7 +61,7 @@ case "${1:-}" in
 esac
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
 # The first relay of an emergency does not wait for a compiler.
-.venv/bin/python -c 'from backlogctl.wire.kernels import load_kernels; load_kernels()'
+.venv/bin/python -c 'import backlogctl.wire.kernels'
 # What could not be fetched is asked for again, and its absence explained, by what needs it.
 .venv/bin/python -c '
 from backlogctl.sandbox.embedded import ensure_kafka_jars

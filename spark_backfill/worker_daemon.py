@@ -6,6 +6,7 @@ place of `pyspark.daemon`, where tasks run on the driver's machine (`spark.pytho
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import sys
@@ -33,4 +34,6 @@ _NEEDED = (
 if __name__ == "__main__":
     for name in _NEEDED:
         importlib.import_module(name)
+    with contextlib.suppress(Exception):  # the extra `wire` is not here; who needs it says so
+        importlib.import_module("backlogctl.spark_backfill.injection.batch_producer")
     daemon.manager()  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import cramjam
@@ -76,6 +77,32 @@ def make_batch(
 def compress(codec: str, records: bytes | memoryview) -> bytes | memoryview:
     """What `codec`, one of CODECS, makes of them."""
     return _COMPRESS[codec](records)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A batch without its producer.
+
+    Attributes:
+        records: as `codec` makes them where `is_compressed`, else as they are.
+    """
+
+    topic: str
+    partition: int
+    records: bytes | memoryview
+    count: int
+    first_time: int
+    last_time: int
+    codec: str
+    is_compressed: bool = False
+
+    def pack(self) -> tuple[str, bytes | memoryview]:
+        """The codec, and its records; none where they would get no smaller."""
+        if self.is_compressed:
+            return self.codec, self.records
+        packed = compress(self.codec, self.records)
+        is_smaller = len(packed) < len(self.records)
+        return (self.codec, packed) if is_smaller else ("none", self.records)
 
 
 class Arena:

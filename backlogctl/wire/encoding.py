@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from backlogctl.wire.codecs import Unsent
 from backlogctl.wire.kernels import (
     PLACE,
     RECORD_COLUMNS,
@@ -17,7 +18,6 @@ from backlogctl.wire.kernels import (
     encode_tails,
     measure_output,
 )
-from backlogctl.wire.produce import Unsent
 from backlogctl.wire.routing import seal_records
 
 # Of a length, at most.

@@ -5,11 +5,17 @@ delta, key, value, headers; lengths and deltas are zigzag varints. Only what cha
 anew: the part from the key's length on is copied as it is.
 
 Every read is bounded by its batch, so bytes that make no sense end in an error, never elsewhere.
+
+Each kernel has one signature, and is loaded from numba's cache when this module is imported: a
+third of a second, or ten and more where the cache has none. The cache lies beside this file, or in
+`NUMBA_CACHE_DIR`; numba checks it against this file and this processor. What is called later never
+waits for a compiler: an open transaction would time out meanwhile.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +45,15 @@ _M = 0x5BD1E995
 _SEED = 0x9747B28C
 _CRC = np.array([zlib.crc32(bytes([one ^ 0xFF])) ^ 0xFF000000 for one in range(256)], np.int64)
 
+# Of arguments. What is only read may be read-only, as Arrow's buffers are; numba takes a writable
+# array for a read-only one.
+_BYTES, _NUMBERS, _ROWS = types.uint8[::1], types.int64[::1], types.int64[:, ::1]
+_READ_BYTES, _READ_NUMBERS, _READ_ROWS = (
+    types.Array(one.dtype, one.ndim, one.layout, readonly=True) for one in (_BYTES, _NUMBERS, _ROWS)
+)
+_COLUMN = types.Tuple((_READ_NUMBERS, _READ_BYTES, _READ_BYTES))
+_INT = types.int64
+
 
 @intrinsic
 def _copy(typing: Any, target: Any, to: Any, source: Any, at: Any, count: Any) -> Any:
@@ -57,12 +72,19 @@ def _copy(typing: Any, target: Any, to: Any, source: Any, at: Any, count: Any) -
     return signature, generate
 
 
-def _kept(kernel: Any) -> Any:
-    """Compiled, and kept in numba's cache where there is a place for one."""
-    try:
-        return njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # nowhere may be written: as in a zip, without a home directory
-        return njit(nogil=True)(kernel)
+def _kept(*arguments: Any) -> Callable[[Any], Any]:
+    """Compiled for these arguments alone, and kept in numba's cache where there is a place for one.
+
+    With others numba would compile it again, when it is called.
+    """
+
+    def compile_(kernel: Any) -> Any:
+        try:
+            return njit([arguments], nogil=True, cache=True)(kernel)
+        except RuntimeError:  # nowhere may be written: as in a zip, without a home directory
+            return njit([arguments], nogil=True)(kernel)
+
+    return compile_
 
 
 @njit(nogil=True, inline="never")
@@ -158,7 +180,10 @@ def _skip_headers(data, at, end):  # type: ignore[no-untyped-def]
     return at
 
 
-@_kept
+@_kept(
+    *(_READ_BYTES, _ROWS, _INT, _INT, _INT, _INT, _INT),
+    *(_READ_NUMBERS, _ROWS, _NUMBERS),
+)
 def place_records(data, batches, start, end, how, partitions, turn, crc, records, totals):  # type: ignore[no-untyped-def]
     """Finds the records with offsets in `[start, end)`, and chooses a partition for each.
 
@@ -229,7 +254,7 @@ def place_records(data, batches, start, end, how, partitions, turn, crc, records
     return np.int64(-1)
 
 
-@_kept
+@_kept(_READ_BYTES, _READ_ROWS, _INT, _INT, _BYTES, _ROWS)
 def write_batches(data, records, partitions, limit, out, rows):  # type: ignore[no-untyped-def]
     """Writes placed records into batches, each partition's in their order; none has more than
     `limit` bytes unless a single record does.
@@ -289,7 +314,7 @@ def _write_bytes(out, at, column, row):  # type: ignore[no-untyped-def]
     return at + count
 
 
-@_kept
+@_kept(_COLUMN, _COLUMN, _READ_NUMBERS, _COLUMN, _COLUMN, _BYTES, _ROWS)
 def encode_tails(key, value, lists, name, header, out, records):  # type: ignore[no-untyped-def]
     """Writes what follows a record's offset delta, row after row of Arrow columns.
 
@@ -336,7 +361,7 @@ def _is_named(data, at, end, name):  # type: ignore[no-untyped-def]
     return False
 
 
-@_kept
+@_kept(_READ_BYTES, _READ_ROWS, _READ_BYTES, _READ_ROWS, _READ_BYTES, _READ_BYTES)
 def match_tails(data, records, wanted, rows, first, second):  # type: ignore[no-untyped-def]
     """Goes through placed records as long as each is the next of the wanted ones, byte for byte
     from its key on, or has neither of two headers.
@@ -361,7 +386,7 @@ def match_tails(data, records, wanted, rows, first, second):  # type: ignore[no-
     return records.shape[0], row
 
 
-@_kept
+@_kept(_READ_NUMBERS, _READ_BYTES, _NUMBERS)
 def hash_texts(offsets, data, out):  # type: ignore[no-untyped-def]
     """FNV-1a of 64 bits of each text (Fowler, Noll, Vo)."""
     for row in range(out.shape[0]):
@@ -374,23 +399,6 @@ def hash_texts(offsets, data, out):  # type: ignore[no-untyped-def]
 def measure_output(records: Numbers) -> int:
     """Bytes that `write_batches` may need for these records."""
     return int(records[:, LENGTH].sum()) + _HEAD_BYTES * len(records)
-
-
-def load_kernels() -> None:
-    """Compiles them, or loads them from numba's cache; a third of a second where that has them.
-
-    The cache lies beside this file, or in `NUMBA_CACHE_DIR`; numba checks it against this file and
-    this processor.
-    """
-    data, records = np.zeros(1, np.uint8), np.zeros((1, RECORD_COLUMNS), np.int64)
-    none = np.zeros((0, BATCH_COLUMNS), np.int64)
-    place_records(data, none, 0, 0, MURMUR2, 1, 0, _CRC, records, np.zeros(TOTALS, np.int64))
-    rows = np.zeros((1, WRITTEN_COLUMNS), np.int64)
-    write_batches(data, records[:0], 1, 1, data, rows)
-    column = np.frombuffer(bytes(8), np.int64), np.frombuffer(b"", np.uint8), data[:0]
-    encode_tails(column, column, np.zeros(1, np.int64), column, column, data, records[:0])
-    match_tails(data, records[:0], data, records[:0], data, data)
-    hash_texts(column[0], column[1], rows[0, :0])
 
 
 def crc_table() -> Numbers:

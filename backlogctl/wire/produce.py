@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -37,13 +37,16 @@ from backlogctl.kafka.raw_client import (
     Coordinators,
     RawClient,
 )
-from backlogctl.wire.codecs import compress, make_batch
+from backlogctl.wire.codecs import Unsent, make_batch
 
 Result = TypeVar("Result")
 
 # The last versions before KIP-890, and before topics have ids in requests.
 _INIT, _ADD, _OFFSETS, _COMMIT, _END, _PRODUCE = 4, 3, 3, 3, 3, 9
 _IN_FLIGHT = 4  # of one broker; it knows the last five batches of a producer and partition again
+# Of the batches of a request; one that is larger goes alone. Brokers take 100 MiB of a request by
+# default (`socket.request.max.bytes`), and hold all of it in memory.
+_REQUEST_BYTES = 8 << 20
 _PAUSE, _LONG_PAUSE = 0.01, 0.1
 _ANSWER_SECONDS = 30.0
 _ACKS_ALL, _NOBODY = -1, -1
@@ -87,37 +90,25 @@ def read_membership(metadata: bytes) -> Membership:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
-    """A batch without its producer.
-
-    Attributes:
-        records: as `codec` makes them where `is_compressed`, else as they are.
-    """
-
-    topic: str
-    partition: int
-    records: bytes | memoryview
-    count: int
-    first_time: int
-    last_time: int
-    codec: str
-    is_compressed: bool = False
-
-    def pack(self) -> tuple[str, bytes | memoryview]:
-        """The codec, and its records; none where they would get no smaller."""
-        if self.is_compressed:
-            return self.codec, self.records
-        packed = compress(self.codec, self.records)
-        is_smaller = len(packed) < len(self.records)
-        return (self.codec, packed) if is_smaller else ("none", self.records)
-
-
-@dataclass(frozen=True, slots=True)
 class _Sealed:
     place: Place
     sequence: int
     count: int
     batch: bytearray
+
+
+def _cut(batches: Iterable[_Sealed], limit: int) -> Iterator[list[_Sealed]]:
+    """In their order; none has more than `limit` bytes unless a single batch does."""
+    some: list[_Sealed] = []
+    size = 0
+    for one in batches:
+        if some and size + len(one.batch) > limit:
+            yield some
+            some, size = [], 0
+        some.append(one)
+        size += len(one.batch)
+    if some:
+        yield some
 
 
 class WireProducer:
@@ -130,7 +121,8 @@ class WireProducer:
         timeout_ms: int,
         on_throttle: Callable[[float], object] = lambda _: None,
     ) -> None:
-        """`on_throttle`: called with the seconds for which a broker will take nothing more."""
+        """`on_throttle`: called with the seconds for which a broker will take nothing more, as soon
+        as it says so, in the client's thread: what is asked next may have no answer before."""
         self._client, self._id, self._timeout_ms = client, transactional_id, timeout_ms
         self._on_throttle = on_throttle
         self._transactions = Coordinators(client, "TRANSACTION")
@@ -437,14 +429,16 @@ class WireProducer:
                 self._failed.append(one)
         for node, batches in by_node.items():
             flying = self._flying[node]
-            while len(flying) >= _IN_FLIGHT:
-                self._land(node, limit)
-            # Behind one that failed the broker would refuse it.
-            if self._failed:
-                self._failed += batches
-                continue
-            request = self._make_request(batches)
-            flying.append((self._client.send_soon(request, node), batches))
+            for some in _cut(batches, _REQUEST_BYTES):
+                while len(flying) >= _IN_FLIGHT:
+                    self._land(node, limit)
+                # Behind one that failed the broker would refuse it.
+                if self._failed:
+                    self._failed += some
+                    continue
+                sent = self._client.send_soon(self._make_request(some), node)
+                sent.add_callback(self._note_throttle)
+                flying.append((sent, some))
 
     def _make_request(self, batches: Sequence[_Sealed]) -> Any:
         from kafka.protocol.producer import ProduceRequest
@@ -485,8 +479,6 @@ class WireProducer:
             self._failed += batches
             return
         self._flying[node].popleft()
-        if answer.throttle_time_ms:
-            self._on_throttle(answer.throttle_time_ms / 1000)
         by_place = {one.place: one for one in batches}
         worst: KafkaException | None = None
         for topic in answer.responses:
@@ -501,6 +493,10 @@ class WireProducer:
         self._failed += by_place.values()
         if worst is not None:
             raise worst
+
+    def _note_throttle(self, answer: Any) -> None:
+        if answer.throttle_time_ms:
+            self._on_throttle(answer.throttle_time_ms / 1000)
 
     def _note_offsets(self, sealed: _Sealed, base: int) -> None:
         if base < 0:
@@ -537,6 +533,7 @@ class WireProducer:
 
         async def once() -> tuple[Any, int]:
             answer = await self._client.send(make(), await coordinators.find(name))
+            self._note_throttle(answer)
             return answer, next((code for code in read_codes(answer) if code), 0)
 
         while True:

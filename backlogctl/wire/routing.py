@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from backlogctl.kafka.batches import BatchesUnreadable, BatchHeader
-from backlogctl.wire.codecs import HEADER_BYTES, Arena, check_batch
+from backlogctl.wire.codecs import HEADER_BYTES, Arena, Unsent, check_batch
 from backlogctl.wire.kernels import (
     BATCH_COLUMNS,
     COUNT,
@@ -41,7 +41,6 @@ from backlogctl.wire.kernels import (
     place_records,
     write_batches,
 )
-from backlogctl.wire.produce import Unsent
 
 _HOW: Mapping[str, int] = {"murmur2": MURMUR2, "crc32": CRC32}
 Batches = Sequence[tuple[BatchHeader, memoryview]]

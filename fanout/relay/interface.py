@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure
+from backlogctl.kafka.throttling import Throttling
 
 # How long failures without progress in between are tolerated.
 
@@ -159,6 +160,7 @@ class Position:
             carry the counts in the commit.
         last_offsets: the offset of the last data record that this run wrote, by temporary
             partition.
+        throttling: of its transactions, since its relay began.
     """
 
     partition: int
@@ -167,6 +169,7 @@ class Position:
     bytes: int = 0
     counts: Mapping[int, int] = field(default_factory=dict)
     last_offsets: Mapping[int, int] = field(default_factory=dict)
+    throttling: Throttling = field(default_factory=Throttling)
 
 
 Notify = Callable[[Position], None]

@@ -36,6 +36,7 @@ from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.clients import Admin, make_admin, wait_for_broker
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
 from backlogctl.kafka.markers import ProducerIdAndEpoch
+from backlogctl.kafka.throttling import ThrottleClock, Throttling, mention_quota
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
@@ -135,7 +136,8 @@ class Copied:
     bytes: int = 0
     counts: dict[int, int] = field(default_factory=dict)
     largest: tuple[int, int] = (0, 0)  # bytes and source offset of a message
-    throttled: float = 0.0  # seconds for which brokers said that they take nothing more
+    told: float = 0.0  # the throttle clock's, as it began
+    passed: float = 0.0
 
 
 class PartitionRelay(ABC):
@@ -156,6 +158,8 @@ class PartitionRelay(ABC):
         self._jumps = False  # retention was faster: it starts behind the group's commit
         self._epoch: int | None = None
         self._opened = Copied(0.0)
+        self._throttle = ThrottleClock()
+        self._throttling = Throttling()
         self._most_bytes = _FIRST_BYTES
         self._own_metadata: bytes | None = None
         self._watchdog: Watchdog | None = WATCHDOG
@@ -247,7 +251,9 @@ class PartitionRelay(ABC):
     def _copy(self, producer: TransactionalProducer, batch: SourceBatch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
         self._call(producer.begin_transaction, "begin")  # 5.
-        opened = self._opened = Copied(time.monotonic())
+        clock = self._throttle
+        opened = Copied(time.monotonic(), told=clock.told, passed=clock.passed)
+        self._opened = opened
         while True:
             if batch.count:
                 self._write(batch, opened)  # 6. bytes, headers and timestamp untouched
@@ -265,6 +271,8 @@ class PartitionRelay(ABC):
         self._call(lambda: producer.commit_transaction(CALL_SECONDS), "commit")  # 8.
         reach("p4.6.commit.after")
         self._learn_pace(opened)  # brokers throttle after they have answered
+        took = time.monotonic() - opened.began
+        self._throttling += Throttling(clock.passed - opened.passed, took)
         self._counters = after
         self._notify(self._position())
 
@@ -328,6 +336,7 @@ class PartitionRelay(ABC):
             counters.bytes,
             dict(counters.counts or {}),
             dict(self._last_offsets),
+            self._throttling,
         )
 
     def _call(
@@ -352,27 +361,17 @@ class PartitionRelay(ABC):
                 retryable=True,
             ) from error
 
-    def _note_throttle(self, seconds: float) -> None:
-        self._opened.throttled += seconds
-
     def _explain(self, error: KafkaException, doing: str) -> BacklogError:
         """The error of a failed call, whether to try again, and the quota that time went to."""
         failure = self._judge(error, doing)
         return self._mention_quota(failure) if is_fenced(error) or failure.retryable else failure
 
     def _mention_quota(self, failure: BacklogError) -> BacklogError:
-        opened = self._opened
-        if opened.throttled >= _QUICK and not isinstance(failure, GuardLost):
-            failure.message += (
-                f"; brokers throttled this client for {opened.throttled:.1f} s in a transaction of "
-                f"{format_bytes(opened.bytes)}, which may take "
-                f"{self._task.transaction_timeout_ms / 1000:g} s"
-            )
-            failure.hint = (
-                "raise the client quotas of the relay's user or client.id (kafka-configs.sh "
-                f"--describe --entity-type users, clients); {failure.hint}"
-            ).removesuffix("; ")
-        return failure
+        if isinstance(failure, GuardLost):
+            return failure
+        opened, timeout_ms = self._opened, self._task.transaction_timeout_ms
+        told, holds = self._throttle.told - opened.told, f" of {format_bytes(opened.bytes)}"
+        return mention_quota(failure, told, timeout_ms, holds)
 
     def _judge(self, error: KafkaException, doing: str) -> BacklogError:
         inner = unwrap(error)

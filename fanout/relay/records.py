@@ -191,7 +191,7 @@ class _RecordRelay(PartitionRelay):
             task.properties,
             {
                 **make_writer_settings(task.side_by_side),
-                "throttle_cb": lambda event: self._note_throttle(event.throttle_time),
+                "throttle_cb": lambda event: self._throttle.note(event.throttle_time),
             },
             **{
                 "transactional.id": task.transactional_id(self._part.partition),

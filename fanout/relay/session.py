@@ -23,6 +23,7 @@ from backlogctl.fanout.relay.interface import (
 from backlogctl.fanout.relay.pool import PATIENCE_SECONDS, RelayPool, Spares, count_processes
 from backlogctl.fanout.relay.worker import make_relay_engine
 from backlogctl.kafka.clients import make_admin, outlast, wait_for_broker
+from backlogctl.kafka.throttling import Throttling
 
 # A relay that is fenced twice within this time has a competing relay.
 FENCED_AGAIN_SECONDS = 60.0
@@ -136,6 +137,11 @@ class RelaySession:
         if self._pool is not None:
             self._known.update(self._pool.positions)
         return dict(self._known)
+
+    @property
+    def throttling(self) -> Throttling:
+        """Of all partitions' transactions together, which run side by side."""
+        return sum((one.throttling for one in self.positions.values()), Throttling())
 
     @property
     def last_offsets(self) -> dict[int, int]:

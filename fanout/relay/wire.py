@@ -25,14 +25,12 @@ from backlogctl.fanout.relay.partition import (
     PartitionRelay,
     SourceBatch,
 )
-from backlogctl.fanout.relay.records import RecordEngine
 from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.markers import UNMARKED_HINT, ProducerIdAndEpoch, Unmarked, is_pending
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlogctl.kafka.raw_fetch import ENDLESS, FetchedBatches, RawFetch
 from backlogctl.kafka.topics import read_topic_settings
 from backlogctl.values import OffsetRange
-from backlogctl.wire.kernels import load_kernels
 from backlogctl.wire.produce import WireProducer, read_membership
 from backlogctl.wire.routing import BatchRouter
 from backlogctl_delivery.crashpoints import reach
@@ -56,15 +54,14 @@ class _OldFormat(KafkaFailure):
 class WireEngine:
     name = "wire"
 
-    def __init__(self) -> None:
-        load_kernels()  # before there is a task: a spare has the time
-
     def relay(
         self, task: RelayTask, part: SourceRange, notify: Notify, should_stop: ShouldStop
     ) -> Position:
         try:
             return _WireRelay(task, part, notify, should_stop).run()
         except _OldFormat:  # which only the other one can read
+            from backlogctl.fanout.relay.records import RecordEngine
+
             return RecordEngine().relay(task, part, notify, should_stop)
 
     def take_over(self, task: RelayTask, partition: int, limit: Deadline, *, ends: bool) -> None:
@@ -105,7 +102,7 @@ class _WireRelay(PartitionRelay):
             raise translate_error(error, "connect", self._subject) from error
         name = task.transactional_id(self._part.partition)
         timeout_ms = task.transaction_timeout_ms
-        self._producer = WireProducer(self._client, name, timeout_ms, self._note_throttle)
+        self._producer = WireProducer(self._client, name, timeout_ms, self._throttle.note)
         return self._producer
 
     def _open_reader(self) -> None:

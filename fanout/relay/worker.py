@@ -38,6 +38,7 @@ from backlogctl.fanout.relay.interface import (
     UnexplainedRefusal,
 )
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.kafka.throttling import Throttling
 from backlogctl.wire import explain_absence
 from backlogctl_delivery.kafka import EncryptionRefused, LoginRefused
 
@@ -105,7 +106,8 @@ def read_position(document: dict[str, Any]) -> Position:
         name: {int(place): count for place, count in document[name].items()}
         for name in ("counts", "last_offsets")
     }
-    return Position(**{**document, **numbers})
+    throttling = Throttling(**document["throttling"])
+    return Position(**{**document, **numbers, "throttling": throttling})
 
 
 def read_error(document: dict[str, Any]) -> BacklogError:

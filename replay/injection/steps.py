@@ -227,17 +227,22 @@ class Inject(Step[InjectionContext]):
         context.bar.say("canary")
         tracker = _Tracker(context)
         with context.interrupts.deferred():
-            inject(
+            result = inject(
                 spark,
                 job,
                 CombinedBrakes(brakes, disk, on_wait=tracker.note_wait),
                 on_chunk=tracker.note_chunk,
                 on_progress=tracker.note_progress,
             )
+        if told := result.throttling.describe(_WRITERS):
+            context.say(told)
 
     def complete(self, context: InjectionContext) -> None:
         """The gaps' messages are in the topic."""
         context.advance_gaps(GapState.INJECTED, [GapState.PLANNED, GapState.STAGED])
+
+
+_WRITERS = "what was put back"  # whom brokers throttle
 
 
 class _RunBrake:
@@ -259,6 +264,7 @@ class _Tracker:
         self._context = context
         # The page measures the same rate of the ledger's copy.
         self._done: deque[tuple[datetime, int]] = deque(maxlen=_KEPT)
+        self._told: set[str] = set()
         self._counts = context.found.setdefault(
             "counts", {"injected": 0, "skipped": 0, "left_out": 0}
         )
@@ -277,6 +283,8 @@ class _Tracker:
         self._counts["left_out"] += len(result.left_out)
         if result.outcome is CommitOutcome.INJECTED:
             self._done.append((utc_now(), result.count))
+        if result.not_wire:
+            self._tell("writer", f"messages are sent one by one, slower: {result.not_wire}")
 
     def note_wait(self, why: str) -> None:
         """Called where a brake begins to hold."""
@@ -286,10 +294,19 @@ class _Tracker:
     def note_progress(self, progress: InjectionProgress) -> None:
         """Called after each wave."""
         bar = self._context.bar
-        bar.say("injecting")
+        throttled = progress.throttling.describe(_WRITERS)
+        if throttled:
+            self._tell("throttled", throttled)
+        bar.say("injecting, throttled by a quota" if throttled else "injecting")
         done = progress.injected + progress.skipped
         rate = measure_injection(self._done, utc_now())
         bar.move(done, rate=rate or 0.0, eta=progress.left / rate if rate else None)
+
+    def _tell(self, what: str, sentence: str) -> None:
+        """Once in a run."""
+        if what not in self._told:
+            self._told.add(what)
+            self._context.say(sentence)
 
 
 # Step 4: reads everything back; only then is a gap verified.

@@ -39,7 +39,9 @@ class BatchSlotProducer(SlotProducer):
             self._client = RawClient(settings, Deadline(self.timeout), self._properties)
         except Exception as error:
             raise translate_error(error, "reach the cluster", self.subject) from error
-        self._producer = self._wire = WireProducer(self._client, self._id, self._timeout_ms)
+        self._producer = self._wire = WireProducer(
+            self._client, self._id, self._timeout_ms, self._throttle.note
+        )
         self._call("take the slot over", self._wire.init_transactions, self._wait)
 
     def end_unmarked(

@@ -27,6 +27,7 @@ from backlogctl.kafka.clients import (
 from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.kafka.ranges import read_ranges
 from backlogctl.kafka.room import Read, Room, RoomWatch
+from backlogctl.kafka.throttling import Throttling
 from backlogctl.manifests import read_chunk
 from backlogctl.spark_backfill.injection.job import HIDDEN_SECONDS, PATIENCE, await_visible
 from backlogctl.spark_backfill.injection.newer import drop_rows
@@ -42,7 +43,7 @@ class InjectionProgress:
 
     `slots` holds the messages of each slot that are committed, skipped ones too, and `chunks` how
     many chunks they are. `next` is what comes next: by slot, the bytes of its chunk; empty while
-    nothing is to be sent.
+    nothing is to be sent. `throttling` is of the transactions of this run.
     """
 
     injected: int
@@ -52,6 +53,7 @@ class InjectionProgress:
     slots: Mapping[int, int] = field(default_factory=dict)
     chunks: Mapping[int, int] = field(default_factory=dict)
     next: Mapping[int, int] = field(default_factory=dict)
+    throttling: Throttling = field(default_factory=Throttling)
 
     @property
     def left(self) -> int:

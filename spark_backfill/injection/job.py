@@ -16,6 +16,7 @@ from backlogctl.kafka.clients import Connection, connect, outlast
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.markers import FIND_HINT, find_hidden
 from backlogctl.kafka.room import Room
+from backlogctl.kafka.throttling import Throttling
 from backlogctl.manifests import Manifest
 from backlogctl.spark_backfill.injection.newer import PlannedLog
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
@@ -327,3 +328,4 @@ class InjectionResult:
     waves: int
     seconds: float
     left_out: int = 0
+    throttling: Throttling = field(default_factory=Throttling)

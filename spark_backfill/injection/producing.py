@@ -20,6 +20,7 @@ from backlogctl.errors import BacklogError, KafkaFailure, Refused
 from backlogctl.kafka.clients import Properties, make_producer
 from backlogctl.kafka.errors import is_abortable, is_fenced, translate
 from backlogctl.kafka.markers import Place, ProducerIdAndEpoch, Unmarked, require_ended
+from backlogctl.kafka.throttling import ThrottleClock, Throttling, mention_quota
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
@@ -122,6 +123,8 @@ class SlotProducer:
         compression: str = "none",
     ) -> None:
         self.session = ""
+        self.not_wire = ""  # why it writes message by message
+        self.throttling = Throttling()  # of the last transaction
         self.subject = f"topic {topic}, transactional.id {transactional_id}"
         self.timeout = timeout_ms / 1000.0
         self._properties, self._topic, self._codec = properties, topic, compression
@@ -133,6 +136,8 @@ class SlotProducer:
         self._produced = 0
         self._failure: KafkaError | None = None
         self._begun = 0.0
+        self._throttle = ThrottleClock()
+        self._throttled_before = (0.0, 0.0)
         self._producer: Any = self._open(max_message_bytes)
 
     def _open(self, max_message_bytes: int) -> Any:
@@ -147,6 +152,7 @@ class SlotProducer:
                 "message.max.bytes": max(1000, min(max_message_bytes, 1_000_000_000)),
                 "queue.buffering.max.messages": 200_000,
                 "queue.buffering.max.kbytes": 256 * 1024,
+                "throttle_cb": lambda event: self._throttle.note(event.throttle_time),
             },
         )
 
@@ -175,6 +181,7 @@ class SlotProducer:
         self._delivered = self._produced = 0
         self._ends = []
         self._begun = time.monotonic()
+        self._throttled_before = (self._throttle.told, self._throttle.passed)
         self._call("begin a transaction", self._producer.begin_transaction)
 
     def produce(self, partition: int, table: pa.Table, pace: float | None) -> None:
@@ -208,26 +215,26 @@ class SlotProducer:
         left = self._call("deliver messages", self._producer.flush, self.timeout)
         self._check_reports()
         if left or self._delivered != self._produced:
-            raise AttemptError(
-                KafkaFailure(
-                    f"{self._produced - self._delivered} of {self._produced} messages were not "
-                    f"acknowledged within {self.timeout:g} s",
-                    subject=self.subject,
-                    hint="look at the brokers' health, then run again",
-                    retryable=True,
-                ),
-                abortable=True,
+            failure = KafkaFailure(
+                f"{self._produced - self._delivered} of {self._produced} messages were not "
+                f"acknowledged within {self.timeout:g} s",
+                subject=self.subject,
+                hint="look at the brokers' health, then run again",
+                retryable=True,
             )
+            raise AttemptError(self._mention_quota(failure), abortable=True)
 
     def commit(self) -> float:
-        """Commits; returns seconds since begin.
+        """Commits; returns seconds since begin. `throttling` says how many a quota took.
 
         Each commit gets a `session` of its own, so that "after the chunk of that session" is
         true of one moment only: a repeated request to go on after it must not find this producer.
         """
         self._call("commit the chunk", self._producer.commit_transaction, self.timeout + 5)
         self.session = uuid.uuid4().hex
-        return time.monotonic() - self._begun
+        throttled = self._throttle.passed - self._throttled_before[1]
+        self.throttling = Throttling(throttled, self._elapsed)
+        return self.throttling.seconds
 
     def abort(self) -> None:
         """Aborts, as a courtesy to read_committed readers, who would wait for the timeout.
@@ -312,6 +319,8 @@ class SlotProducer:
         if inner is None:
             return AttemptError(ours, abortable=False) if isinstance(error, SystemError) else ours
         code = inner.code()
+        if is_fenced(inner) or ours.retryable:
+            self._mention_quota(ours)
         if is_fenced(inner) and self._begun and self._elapsed >= self.timeout:
             # The coordinator timed this transaction out, or another runner fenced us while we
             # were stopped: the broker's answer is the same. Step 1 finds out, if the driver, who
@@ -325,6 +334,10 @@ class SlotProducer:
             ours.retryable = False
             return ours
         return AttemptError(ours, abortable=is_abortable(inner))
+
+    def _mention_quota(self, failure: BacklogError) -> BacklogError:
+        told = self._throttle.told - self._throttled_before[0]
+        return mention_quota(failure, told, self._timeout_ms)
 
     def _ask_reason(self) -> KafkaError | None:
         """The fatal error behind a second-hand one; an abort answers with it."""

@@ -77,6 +77,8 @@ class ChunkResult:
             producer whose last commit it is, and with no other. Empty where there is none.
         first_offset, last_offset: of its messages in the target partition, where known.
         seconds: of the last attempt, from begin to committed.
+        throttled: of these seconds, those in which brokers took nothing, by a quota.
+        not_wire: why it was written message by message; empty where it was not.
     """
 
     slot: int
@@ -89,6 +91,8 @@ class ChunkResult:
     seconds: float = 0.0
     attempts: int = 1
     left_out: tuple[int, ...] = ()
+    throttled: float = 0.0
+    not_wire: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +260,8 @@ class TransactionalWriter:
             seconds=seconds,
             attempts=attempt,
             left_out=sent.left_out,
+            throttled=producer.throttling.throttled,
+            not_wire=producer.not_wire,
         )
 
     def _find_committed(self, producer: SlotProducer, chunk: Chunk) -> CommittedChunk | None:
@@ -506,8 +512,10 @@ def _close_slot(
 
 def _make_producer(properties: Mapping[str, str], *arguments: Any) -> SlotProducer:
     """The faster one, where its client takes these properties."""
-    if explain_absence(properties):
-        return SlotProducer(properties, *arguments)
+    if why := explain_absence(properties):
+        producer = SlotProducer(properties, *arguments)
+        producer.not_wire = why
+        return producer
     from backlogctl.spark_backfill.injection.batch_producer import BatchSlotProducer
 
     return BatchSlotProducer(properties, *arguments)

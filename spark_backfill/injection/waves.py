@@ -27,6 +27,7 @@ from backlogctl.errors import (
 )
 from backlogctl.kafka.clients import make_admin, outlast
 from backlogctl.kafka.markers import find_hidden
+from backlogctl.kafka.throttling import Throttling
 from backlogctl.manifests import read_chunk
 from backlogctl.spark_backfill.injection.brakes import (
     Brakes,
@@ -325,6 +326,7 @@ class _Injection:
         self._follower: LogFollower | None = None
         self._left_out: dict[Chunk, tuple[int, ...]] = {}
         self._is_canary_proved = False
+        self._throttling = Throttling()
         self._injected = self._skipped = self._waves = 0
         self._began = time.monotonic()
 
@@ -341,11 +343,8 @@ class _Injection:
             self._send_wave(choose_slots(self._left, self._job.messages_per_second))
         self._follow(is_last=True)
         return InjectionResult(
-            self._injected,
-            self._skipped,
-            self._waves,
-            time.monotonic() - self._began,
-            self._count_left_out(),
+            *(self._injected, self._skipped, self._waves, time.monotonic() - self._began),
+            *(self._count_left_out(), self._throttling),
         )
 
     def _check_plan(self) -> None:
@@ -560,6 +559,7 @@ class _Injection:
             self._skipped += result.count
         else:
             self._injected += result.count
+            self._throttling += Throttling(result.throttled, result.seconds)
         self._slots[result.slot] = self._slots.get(result.slot, 0) + result.count
         self._chunks[result.slot] = self._chunks.get(result.slot, 0) + 1
         self._last_offsets[result.slot] = result.last_offset
@@ -577,6 +577,7 @@ class _Injection:
             slots=dict(self._slots),
             chunks=dict(self._chunks),
             next={slot: measure_chunk(self._left[slot][0]) for slot in slots},
+            throttling=self._throttling,
         )
 
     def _report(self) -> None:

@@ -11,8 +11,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from backlogctl.errors import BacklogError, KafkaFailure
 from backlogctl.kafka.clients import make_producer
+from backlogctl.spark_backfill.injection import transactional
 from backlogctl.spark_backfill.injection.ledger_topic import make_record
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
@@ -80,6 +83,7 @@ class StumblingWriter(TransactionalWriter):
         return super()._commit(producer, sent)
 
 
+WIRE, RECORD = CLIENTS = ("wire", "record")
 WRITERS: dict[str, type[TransactionalWriter]] = {
     "transactional": TransactionalWriter,
     "broken": BrokenWriter,
@@ -88,11 +92,17 @@ WRITERS: dict[str, type[TransactionalWriter]] = {
 
 
 def start_runner(
-    directory: Path, *, crash_at: str = "", writer: str = "transactional"
+    directory: Path, *, crash_at: str = "", writer: str = "transactional", client: str = WIRE
 ) -> BaseProcess:
     """Starts a runner of the scenario in `directory`; `crash_at` as BACKLOG_CRASH_AT."""
     log = directory / f"runner-{time.monotonic_ns()}.log"
-    return start_process(_run, directory, writer, crash_at=crash_at, log=log)
+    return start_process(_run, directory, writer, client, crash_at=crash_at, log=log)
+
+
+def take_client(client: str, patch: pytest.MonkeyPatch) -> None:
+    """What this process injects with: whole batches, or librdkafka message by message."""
+    if client == RECORD:
+        patch.setattr(f"{transactional.__name__}.explain_absence", lambda _: "as a test says")
 
 
 def read_words(directory: Path) -> str:
@@ -108,7 +118,8 @@ def read_copies(directory: Path) -> list[tuple[int, int, str]]:
     return [tuple(json.loads(line)) for line in lines]
 
 
-def _run(directory: Path, writer: str) -> None:
+def _run(directory: Path, writer: str, client: str) -> None:
+    take_client(client, pytest.MonkeyPatch())
     job = load_job(directory)
     settings: WriterSettings = job.writer_settings()
 

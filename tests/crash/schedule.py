@@ -28,7 +28,7 @@ from tests.crash.expand_schedule import ExpandSchedule, run_expansion
 from tests.crash.forking import kill_process
 from tests.crash.offload.schedule import OffloadSchedule, run_offload
 from tests.crash.points import POINTS
-from tests.crash.runner import start_runner
+from tests.crash.runner import CLIENTS, start_runner
 from tests.crash.scenario import Judgement, judge, judge_restated, make_scenario, send_newer
 
 # A run of this size takes about as long; later moments would kill nothing.
@@ -54,6 +54,7 @@ class Schedule:
     seed: int
     kills: tuple[Kill, ...]
     writer: str
+    client: str
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
@@ -65,10 +66,12 @@ class Schedule:
                 kills.append(Kill(point=f"{chance.choice(POINTS)}:{chance.randint(1, 4)}"))
             else:
                 kills.append(Kill(moment=chance.uniform(0.0, _LATEST_MOMENT)))
-        return cls(seed, tuple(kills), chance.choice(["transactional", "stumbling"]))
+        writer = chance.choice(["transactional", "stumbling"])
+        return cls(seed, tuple(kills), writer, chance.choice(CLIENTS))
 
     def __str__(self) -> str:
-        return f"seed {self.seed}: {self.writer}, killed at {', '.join(map(str, self.kills))}"
+        kills = ", ".join(map(str, self.kills))
+        return f"seed {self.seed}: {self.writer} by {self.client}, killed at {kills}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ def run_schedule(bootstrap: str, directory: Path, schedule: Schedule) -> Verdict
     moves_on = job.follows is not None
     killed = 0
     for kill in schedule.kills:
-        process = start_runner(directory, crash_at=kill.point, writer=schedule.writer)
+        how = {"writer": schedule.writer, "client": schedule.client}
+        process = start_runner(directory, crash_at=kill.point, **how)
         if moves_on:
             send_newer(job, chance, 20)
         process.join(kill.moment if not kill.point else _RUN_SECONDS)
@@ -108,7 +112,7 @@ def run_schedule(bootstrap: str, directory: Path, schedule: Schedule) -> Verdict
             kill_process(process)
         process.join(_RUN_SECONDS)
         killed += process.exitcode is not None and process.exitcode < 0
-    last = start_runner(directory, writer=schedule.writer)
+    last = start_runner(directory, writer=schedule.writer, client=schedule.client)
     if moves_on:
         send_newer(job, chance, 20)
     last.join(_RUN_SECONDS)

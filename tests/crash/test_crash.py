@@ -23,7 +23,7 @@ from tests.crash.delivery.schedule import (
     run_delivery,
 )
 from tests.crash.points import POINTS
-from tests.crash.runner import read_copies, read_words, start_runner
+from tests.crash.runner import CLIENTS, read_copies, read_words, start_runner
 from tests.crash.scenario import judge, judge_restated, make_scenario, send_newer
 from tests.crash.schedule import Kill, Schedule, run_schedule
 from tests.kit.kafka import wait_until
@@ -35,18 +35,19 @@ pytestmark = pytest.mark.timeout(900)
 WITHIN = 400.0  # seconds; the first runner waits for the imports
 
 
+@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("point", POINTS)
 def test_fault_01_killed_at_a_step_and_run_again_gives_the_same_set(
-    kafka: EmbeddedKafka, tmp_path: Path, point: str
+    kafka: EmbeddedKafka, tmp_path: Path, point: str, client: str
 ) -> None:
     scenario = make_scenario(kafka.bootstrap, tmp_path, chunks=1, messages=20)
     writer = "stumbling" if point.startswith("p3.6") else "transactional"
     # p3.6 happens once in a run; elsewhere the second slot is hit, with one already committed.
     times = 1 if point.startswith("p3.6") else 2
-    killed = start_runner(tmp_path, crash_at=f"{point}:{times}", writer=writer)
+    killed = start_runner(tmp_path, crash_at=f"{point}:{times}", writer=writer, client=client)
     killed.join(WITHIN)
     assert killed.exitcode == -9, "the point was not reached"
-    again = start_runner(tmp_path)
+    again = start_runner(tmp_path, client=client)
     again.join(WITHIN)
     assert again.exitcode == 0, read_words(tmp_path)
     assert judge(scenario.job).is_same_set

@@ -16,6 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
+from kafka.protocol.admin import AlterClientQuotasRequest
 
 from backlogctl.clock import Deadline
 from backlogctl.kafka.admin import list_offsets
@@ -94,6 +95,20 @@ def open_raw(properties: Mapping[str, str], seconds: float = 90.0) -> RawClient:
     settings, reason = translate_properties(properties)
     assert settings is not None, reason
     return RawClient(settings, Deadline(seconds))
+
+
+def limit_rates(properties: Mapping[str, str], client: str, **limits: float) -> dict[str, str]:
+    """The properties of a client that has quotas, in bytes a second."""
+    quotas = AlterClientQuotasRequest.EntryData
+    entity = quotas.EntityData(entity_type="client-id", entity_name=client)
+    ops = [quotas.OpData(key=key, value=value, remove=False) for key, value in limits.items()]
+    with open_raw(properties) as raw:
+        request = AlterClientQuotasRequest(
+            entries=[quotas(entity=[entity], ops=ops)], validate_only=False
+        )
+        answer = raw.run(lambda: raw.send(request), Deadline(30.0))
+        assert [entry.error_code for entry in answer.entries] == [0]
+    return {**properties, "client.id": client}
 
 
 def produce_raw(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,15 @@ import sqlalchemy as sa
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
+from backlogctl.kafka.throttling import Throttling
 from backlogctl.ledger.chunks import ChunkRecord
 from backlogctl.replay.audits.audit import AuditOptions
 from backlogctl.replay.audits.consumed import ConsumedAuditing
+from backlogctl.replay.injection.steps import _Tracker
 from backlogctl.replay.kinds.rebuild.losses import covers, is_there
 from backlogctl.replay.kinds.rebuild.plan import PlannedGap
+from backlogctl.spark_backfill.injection.brakes import InjectionProgress
+from backlogctl.spark_backfill.injection.transactional import ChunkResult, CommitOutcome
 from backlogctl.values import Chunk, ChunkState, PartitionSample
 from backlogctl_delivery.idempotent.sql import Marks
 from tests.kit.kafka import leave_at, move_log_start, read_all, set_offsets_raw
@@ -182,3 +187,30 @@ def test_an_audit_finds_what_is_not_marked(empty_shop: Shop) -> None:
         for item in finding.detail["ranges"]
         for at in range(item["first"], item["last"] + 1)
     } == unhandled
+
+
+# What a run says of the transactions that put messages back.
+
+
+def test_fault_174_a_run_says_once_that_a_quota_holds_it_up_and_what_writes() -> None:
+    said: list[str] = []
+    shown: list[str] = []
+    bar = SimpleNamespace(say=shown.append, move=lambda *_, **__: None)
+    marked = SimpleNamespace(chunks=SimpleNamespace(mark_injected=lambda *_: None))
+    context: Any = SimpleNamespace(
+        found={},
+        say=said.append,
+        bar=bar,
+        workspace=SimpleNamespace(ledger=marked),
+        recovery=SimpleNamespace(id="r-1"),
+    )
+    tracker = _Tracker(context)
+    for throttling in (Throttling(0.5, 10.0), Throttling(6.0, 10.0), Throttling(12.0, 20.0)):
+        tracker.note_chunk(ChunkResult(0, 0, 10, CommitOutcome.INJECTED, not_wire="no numba"))
+        tracker.note_progress(InjectionProgress(10, 0, 30, throttling=throttling))
+    assert [told.split(":")[0] for told in said] == [
+        "messages are sent one by one, slower",
+        "brokers throttled what was put back for 6 s of the 10 s that transactions took",
+    ]
+    throttled = "injecting, throttled by a quota"
+    assert shown == ["injecting", throttled, throttled]

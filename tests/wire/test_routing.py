@@ -19,8 +19,7 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 from backlogctl.kafka.batches import CODECS, BatchesUnreadable, scan_batches
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl.wire import codecs
-from backlogctl.wire.codecs import Arena, check_batch, compress, make_batch
-from backlogctl.wire.produce import Unsent
+from backlogctl.wire.codecs import Arena, Unsent, check_batch, compress, make_batch
 from backlogctl.wire.routing import BatchRouter, Routed
 
 Record = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]

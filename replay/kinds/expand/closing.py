@@ -197,6 +197,7 @@ def end_consumers(context: ExpandContext, look: Callable[[], None] | None = None
 def _end_relays(context: ExpandContext) -> dict[str, Any]:
     """Nobody relays any more, and nothing is unread; what was relayed."""
     context.session.stop_relays()  # 1. between two transactions
+    context.tell_throttling(is_last=True)
     reach("p4.8.relays.stopped")
     # 2. One that was forgotten can commit no more, and its offsets are decided.
     context.fence_relays(ends=True)

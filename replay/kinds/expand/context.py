@@ -80,6 +80,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
     _relayed_before: dict[int, int] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _sample_at: float = 0.0
+    _tells_throttling: bool = False
     _note_at: float = 0.0
     _reach_at: float = field(default_factory=lambda: time.monotonic() + _REACH_EACH)
     _topics_at: float = 0.0
@@ -433,7 +434,15 @@ class ExpandContext(StoppingContext[ExpandPlan]):
         )
         self.workspace.ledger.burndown.add(known)
         self.view.note_sample(known)
+        self.tell_throttling()
         return lags
+
+    def tell_throttling(self, *, is_last: bool = False) -> None:
+        """Says once that a quota holds the relays up, and `is_last` for how long it did."""
+        told = self.session.throttling.describe("the relays")
+        if told and (is_last or not self._tells_throttling):
+            self._tells_throttling = True
+            self.say(told)
 
     def read_lags(self, within: float = 30.0) -> Lags:
         """What is left in both topics now; `within` seconds, or an error."""

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from kafka.errors import KafkaConnectionError
-from kafka.protocol.admin import AlterClientQuotasRequest
 
 from backlogctl import wire
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, UsageError
 from backlogctl.fanout.relay.interface import RECORD, WIRE, Position, RelayEngine
 from backlogctl.fanout.relay.wire import WireEngine
-from backlogctl.fanout.relay.worker import choose_relay_engine
+from backlogctl.fanout.relay.worker import choose_relay_engine, read_position
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.batches import CODECS
 from backlogctl.kafka.raw_client import RawClient
 from backlogctl.kafka.raw_fetch import FetchedBatches, RawFetch
 from backlogctl.manifests import CHUNK_SCHEMA
+from backlogctl.wire import produce as wire_produce
 from backlogctl.wire.encoding import encode_table
 from backlogctl.wire.produce import Membership, WireProducer, read_membership
 from tests.fanout.relay.conftest import MakeWorld
 from tests.fanout.relay.doing import (
     OLD_MS,
-    RelayWorld,
     check_copied,
     fill,
     pin_nothing,
     relay,
 )
 from tests.fanout.relay.test_contract import produce
-from tests.kit.transactions import open_raw
+from tests.kit.transactions import limit_rates, open_raw
 
 COLUMNS = pa.schema([CHUNK_SCHEMA.field(name) for name in ("key", "value", "headers")])
 PLAIN = {"bootstrap.servers": "a:1"}
@@ -66,20 +66,6 @@ def test_answers_that_are_lost_are_asked_for_with_the_same_numbers(
     assert check_copied(here) == []
 
 
-def limit_rates(world: RelayWorld, client: str, **limits: float) -> RelayWorld:
-    """The world with a client that has quotas, in bytes a second."""
-    quotas = AlterClientQuotasRequest.EntryData
-    entity = quotas.EntityData(entity_type="client-id", entity_name=client)
-    ops = [quotas.OpData(key=key, value=value, remove=False) for key, value in limits.items()]
-    with open_raw(world.properties) as raw:
-        request = AlterClientQuotasRequest(
-            entries=[quotas(entity=[entity], ops=ops)], validate_only=False
-        )
-        answer = raw.run(lambda: raw.send(request), Deadline(30.0))
-        assert [entry.error_code for entry in answer.entries] == [0]
-    return replace(world, properties={**world.properties, "client.id": client})
-
-
 def test_fault_166_a_broker_that_throttles_is_waited_for(
     make_world: MakeWorld, unique: str
 ) -> None:
@@ -87,7 +73,8 @@ def test_fault_166_a_broker_that_throttles_is_waited_for(
     would not be through before its transaction's timeout."""
     here = make_world(partitions=1)
     produce(here, [(b"k%d" % n, random.Random(n).randbytes(2000), None) for n in range(4000)])
-    slow = limit_rates(here, unique, producer_byte_rate=330_000.0, consumer_byte_rate=390_000.0)
+    rates = {"producer_byte_rate": 330_000.0, "consumer_byte_rate": 390_000.0}
+    slow = replace(here, properties=limit_rates(here.properties, unique, **rates))
     began = time.monotonic()
     with slow.guarded(transaction_timeout_ms=15_000) as task:
         relay(WireEngine(), task, here.ranges())
@@ -100,13 +87,58 @@ def test_fault_174_a_quota_that_no_transaction_fits_is_told(
 ) -> None:
     here = make_world(partitions=1)
     produce(here, [(b"k%d" % n, random.Random(n).randbytes(2000), None) for n in range(700)])
-    slow = limit_rates(here, unique, producer_byte_rate=50_000.0)
+    limited = limit_rates(here.properties, unique, producer_byte_rate=50_000.0)
+    slow = replace(here, properties=limited)
     with (
         slow.guarded(transaction_timeout_ms=6_000) as task,
         pytest.raises(BacklogError, match=r"brokers throttled this client for [0-9]") as caught,
     ):
         relay(engine, task, here.ranges())
     assert "client quotas" in caught.value.hint
+
+
+def test_fault_174_a_relay_that_gets_through_is_told_what_a_quota_took(
+    make_world: MakeWorld, unique: str, engine: RelayEngine
+) -> None:
+    here = make_world(partitions=1)
+    # Brokers let a burst of ten seconds through, then nothing for as long as it was too large.
+    produce(here, [(b"k%d" % n, random.Random(n).randbytes(2000), None) for n in range(330)])
+    limited = limit_rates(here.properties, unique, producer_byte_rate=50_000.0)
+    slow = replace(here, properties=limited)
+    commits: list[Position] = []
+    with slow.guarded(transaction_timeout_ms=60_000) as task:
+        (position,) = relay(engine, task, here.ranges(), commits.append).values()
+    found = position.throttling
+    assert commits[-1].throttling == found
+    assert 0.5 * found.seconds < found.throttled <= found.seconds
+    assert "brokers throttled the relays for" in found.describe("the relays")
+    assert read_position(json.loads(json.dumps(asdict(position)))) == position
+
+
+def test_no_request_is_larger_than_brokers_take(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was small in the source becomes much, for many partitions at once."""
+    monkeypatch.setattr(wire_produce, "_REQUEST_BYTES", 60_000)
+    here = make_world(partitions=1, target_partitions=40)
+    fill(here.properties, here.source, {0: 3000}, size=100)
+    sizes: list[list[int]] = []
+    send_soon = RawClient.send_soon
+
+    def note(client: RawClient, request: Any, node: int) -> Any:
+        if type(request).__name__ == "ProduceRequest":
+            parts = [part for one in request.topic_data for part in one.partition_data]
+            assert len({part.index for part in parts}) == len(parts)
+            sizes.append([len(part.records) for part in parts])
+        return send_soon(client, request, node)
+
+    monkeypatch.setattr(RawClient, "send_soon", note)
+    with here.guarded() as task:
+        assert relay(WireEngine(), task, here.ranges())[0].relayed == 3000
+    assert max(map(sum, sizes)) <= 60_000
+    assert max(map(len, sizes)) > 1
+    assert sum(map(sum, sizes)) > 5 * 60_000
+    assert check_copied(here) == []
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4", "snappy"])

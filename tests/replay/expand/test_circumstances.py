@@ -67,6 +67,9 @@ def test_quotas_that_throttle_everybody(make_world: MakeWorld, tmp_path: Path) -
         recovery = world.plan_approved(rate=1)
         world.run(recovery)
         assert judge(world, recovery) == []
+        events = world.open().ledger.events.list(recovery.id)
+        said = [event.detail["message"] for event in events if event.action == "said"]
+        assert any("brokers throttled the relays for" in message for message in said)
         world.end()
 
 

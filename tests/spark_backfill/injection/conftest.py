@@ -8,9 +8,18 @@ from pathlib import Path
 import pytest
 
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from tests.crash.runner import CLIENTS, take_client
 from tests.crash.scenario import Scenario, make_scenario
 
 MakeScenario = Callable[..., Scenario]
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both have to pass; a runner in another process is to be given its name."""
+    name: str = request.param
+    take_client(name, monkeypatch)
+    return name
 
 
 @pytest.fixture

@@ -22,24 +22,29 @@ from backlogctl.spark_backfill.injection.transactional import (
     ChunkMessages,
     ChunkResult,
     CommitOutcome,
+    OutcomeUnknown,
     TransactionalWriter,
     fence_slots,
 )
 from tests.crash.forking import kill_process
-from tests.crash.runner import read_copies, read_words, start_runner
+from tests.crash.runner import WIRE, read_copies, read_words, start_runner
 from tests.crash.scenario import make_scenario, make_table
+from tests.kit.transactions import limit_rates
 from tests.spark_backfill.injection.conftest import MakeScenario
 from tests.spark_backfill.injection.doing import assert_same_set, await_condition, inject_here
 from tests.spark_backfill.world import await_decided
 
+pytestmark = pytest.mark.usefixtures("client")
+
 
 def test_every_message_is_committed_once_and_a_second_run_sends_nothing(
-    scenario: MakeScenario,
+    scenario: MakeScenario, client: str
 ) -> None:
     job = scenario().job
     results: list[ChunkResult] = []
     first = inject_here(job, on_chunk=results.append)
     assert (first.injected, first.skipped) == (300, 0)
+    assert {bool(r.not_wire) for r in results} == {client != WIRE}
     assert {r.outcome for r in results} == {CommitOutcome.INJECTED}
     assert [r.last_offset for r in results if r.slot == 0] == [49, 100]
     again: list[ChunkResult] = []
@@ -85,13 +90,13 @@ def test_a_request_that_is_repeated_after_its_commit_finds_the_chunk_committed(
 
 
 def test_fault_02_a_runner_that_was_stopped_writes_nothing_when_it_wakes_up(
-    kafka: EmbeddedKafka, tmp_path: Path
+    kafka: EmbeddedKafka, tmp_path: Path, client: str
 ) -> None:
     # Stopped with its transaction open for long enough that the coordinator has ended it.
     scenario = make_scenario(
         kafka.bootstrap, tmp_path, messages=200, messages_per_second=150, slots=2
     )
-    sleeper = start_runner(tmp_path)
+    sleeper = start_runner(tmp_path, client=client)
     assert sleeper.pid is not None
     try:
         topic = scenario.job.topic
@@ -263,12 +268,12 @@ def test_fault_10_a_transaction_timeout_above_the_brokers_is_refused(
     assert sum(list_offsets(job.properties, job.topic, range(3), "latest").values()) == 0
 
 
-def test_fault_11_the_broker_restarts_in_mid_run(tmp_path: Path) -> None:
+def test_fault_11_the_broker_restarts_in_mid_run(tmp_path: Path, client: str) -> None:
     with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
         scenario = make_scenario(
             kafka.bootstrap, tmp_path, chunks=6, messages=200, messages_per_second=900
         )
-        runner = start_runner(tmp_path)
+        runner = start_runner(tmp_path, client=client)
         try:
             await_condition(lambda: len(read_copies(tmp_path)) >= 3)
             kafka.kill()
@@ -355,3 +360,28 @@ def test_a_chunk_in_the_ledger_with_another_hash_is_refused(scenario: MakeScenar
     chunk = write_chunk(job.directory, 0, 0, other)
     with pytest.raises(PlanStale, match="another hash"):
         TransactionalWriter(job.writer_settings()).write(chunk, other)
+
+
+# Brokers let a burst of ten seconds through, then nothing for as long as it was too large.
+
+
+def test_fault_174_what_a_quota_took_is_told(scenario: MakeScenario, unique: str) -> None:
+    job = scenario(slots=1, chunks=1, messages=330, size=600).job
+    job = replace(job, properties=limit_rates(job.properties, unique, producer_byte_rate=50_000.0))
+    progress: list[InjectionProgress] = []
+    results: list[ChunkResult] = []
+    done = inject_here(job, on_chunk=results.append, on_progress=progress.append)
+    assert done.injected == 330
+    assert 0 < results[0].throttled <= results[0].seconds
+    assert progress[-1].throttling == done.throttling
+    assert "brokers throttled it for" in done.throttling.describe("it")
+
+
+def test_fault_174_a_quota_that_no_chunk_fits_is_told(scenario: MakeScenario, unique: str) -> None:
+    job = scenario(slots=1, chunks=1, messages=400, size=600, transaction_timeout_ms=2000).job
+    job = replace(job, properties=limit_rates(job.properties, unique, producer_byte_rate=50_000.0))
+    (chunk,) = job.manifest.chunks
+    with pytest.raises(OutcomeUnknown) as caught:
+        TransactionalWriter(job.writer_settings()).write(chunk, read_chunk(job.directory, chunk))
+    assert "brokers throttled this client for" in caught.value.error.message
+    assert "client quotas" in caught.value.error.hint

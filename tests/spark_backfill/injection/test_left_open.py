@@ -25,6 +25,7 @@ from backlogctl.spark_backfill.injection.transactional import (
     name_transactional_id,
 )
 from backlogctl.wire.produce import WireProducer
+from tests.crash.runner import RECORD, take_client
 from tests.kit.kafka import read_all
 from tests.kit.transactions import open_raw, write_hanging
 from tests.spark_backfill.injection.conftest import MakeScenario
@@ -143,9 +144,7 @@ def test_fault_183_librdkafka_refuses_to_go_on_behind_what_is_open(
     if not can_ask:
         monkeypatch.setattr(markers, "translate_properties", lambda _: (None, "so"))
     job = scenario(slots=1, transaction_timeout_ms=1500).job
-    monkeypatch.setattr(
-        "backlogctl.spark_backfill.injection.transactional.explain_absence", lambda _: "no"
-    )
+    take_client(RECORD, monkeypatch)
     monkeypatch.setattr(SlotProducer, "_wait", 20.0)
     first = job.manifest.chunks[0]
     TransactionalWriter(job.writer_settings()).write(first, read_chunk(job.directory, first))
