@@ -400,6 +400,7 @@ told = {
     "stored": stored,
     "called": sorted({task.dag_id for task in tasks if task.on_failure_callback}),
     "asked": {t.task_id: t.assigned_users for t in tasks if t.task_id.endswith(".approve")},
+    "notified": sorted({t.task_id for t in tasks if getattr(t, "notifiers", None)}),
     "late": [dag.dag_id for dag in bag.dags.values() if dag.deadline],
 }
 print("FOUND" + json.dumps(told))
@@ -419,4 +420,5 @@ def test_an_installation_adds_callbacks_people_and_deadlines(tmp_path: Path) -> 
     people = [{"id": "ada", "name": "Ada"}, {"id": "bob", "name": "Bob"}]
     assert told["asked"]
     assert all(one == people for one in told["asked"].values())
+    assert told["notified"] == sorted(told["asked"])
     assert told["late"] == ["recover_backlog"]
