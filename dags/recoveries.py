@@ -108,16 +108,16 @@ def choose(names: list[str]) -> list[str]:
 def _look(
     context: Context, workspace: Workspace, request: RecoveryRequest, kinds: Registry
 ) -> tuple[str, ...]:
-    """What `auto` means now. A hold comes first where a plan may be approved too late."""
+    """What `auto` means now; a hold is beside it where a plan may be approved too late."""
     found = detect_backlog(workspace, workspace.config.stream(request.stream))
     LOG.info("%s: %s", found.stream, found.sentence)
     wait = request.answer_within or workspace.config.guards.approval_expires
-    first = (HOLD,) if request.action == HOLD or comes_before_answer(found.ahead, wait) else ()
-    if first:
-        proposal = propose_hold(workspace, found)
+    beside = (HOLD,) if request.action == HOLD or comes_before_answer(found.ahead, wait) else ()
+    if beside:
+        proposal = propose_hold(workspace, found, wait)
         context["ti"].xcom_push(key=PROPOSED, value=proposal.to_json())
     suggested = found.actions if request.action == AUTO else ()
-    actions = (*first, *(name for name in suggested if name in kinds.names()))
+    actions = (*beside, *(name for name in suggested if name in kinds.names()))
     if not actions:
         keep_reason(context, f"nothing to do: {found.sentence}; {propose_instead(found)}")
     return actions
