@@ -202,7 +202,8 @@ def find_loss_ahead(entry: Mapping[str, Any], *, puts_back: bool = False) -> Los
     is_read = entry["group_state"] not in MEMBERLESS or any(
         part["consumed_per_second"] for part in parts
     )
-    if not is_read and entry["rhythm"] is None:
+    alone = not is_read and entry["rhythm"] is None
+    if alone:
         kept = [part["seconds_retained"] for part in parts if part["lag"]]
         # What is added now is as young as a message can be.
         kept += [entry["retention_seconds"]] if puts_back else []
@@ -216,7 +217,8 @@ def find_loss_ahead(entry: Mapping[str, Any], *, puts_back: bool = False) -> Los
     )
     when = f"in {format_duration(loss)} {earliest}" if loss > 0 else "at its next check"
     length = find_hold_seconds(loss, entry["seconds_to_drain"])
-    return LossAhead(loss, f"{who}, and retention takes what is unread {when}", length, puts_back)
+    told = f"{who}, and retention takes what is unread {when}"
+    return LossAhead(loss, told, length, puts_back and alone)
 
 
 def comes_before_answer(ahead: LossAhead | None, wait: timedelta) -> bool:

@@ -40,7 +40,7 @@ def propose_hold(workspace: Workspace, found: Detection, wait: timedelta) -> Hol
     """So long that what is unread now can be read, as far as that is known.
 
     Args:
-        wait: how long a plan waits for its answer: what it puts back comes no sooner.
+        wait: how long a plan waits for its answer, behind which it puts something back.
     """
     topic, length, within = workspace.config.stream(found.stream).topic, _LENGTH, None
     if found.ahead:
