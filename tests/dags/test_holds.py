@@ -73,8 +73,8 @@ def test_fault_143_auto_asks_for_a_hold_where_an_approval_may_come_too_late(
 
     def look(*_: Any) -> tuple[Any, dict[str, Any]]:
         words = {"verdict": "lagging", "course": "lagging", "sentence": "told", "warnings": []}
-        unknown = {"lost": None, "seconds_to_loss": None, "retention_bytes": None}
-        return Seen, {**QUIET, **words, **unknown, "lag_at_least": None, **seen}
+        unknown = dict.fromkeys(("lag_at_least", "lost", "seconds_to_loss"))
+        return Seen, {**QUIET, **words, **unknown, **seen}
 
     monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
     if not seen["lag"]:
