@@ -22,8 +22,10 @@ from airflow.sdk.exceptions import (
 
 import backlogctl.dags.bundle
 from backlogctl.clock import utc_now
+from backlogctl.config import load_config
 from backlogctl.dags import detection, nights, recoveries
 from backlogctl.dags.layout import ApprovePlan
+from backlogctl.dags.local.standalone import make_airflow_environment, make_users
 from backlogctl.dags.policies import APPROVE, EXPAND_POOL, REJECT, SPARK_POOL
 from backlogctl.dags.task_context import (
     RunbookError,
@@ -37,9 +39,13 @@ from backlogctl.replay.engine.kind import Kind, Registry, Workspace
 from backlogctl.replay.kinds import KINDS, OFFLOAD
 from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.kinds.rebuild.kind import Rebuild
+from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.runbooks.nights import Tonight
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Recovery, RecoveryState
+from tests.conftest import MakeTopic
 from tests.dags.airflow import no_such_run
+from tests.kit.kafka import publish
 from tests.replay.runbooks.desks import (
     MYSTERY,
     RUN,
@@ -228,6 +234,35 @@ def test_dags_load_whatever_the_file_is_like(tmp_path: Path) -> None:
     assert "not YAML" in found[no_yaml]["told"]
     assert found[good]["streams"] == ["a", "b", "c"]
     assert all(stored for one in found.values() for stored in one["stored"])
+
+
+def test_a_detection_is_tried_without_a_scheduler(
+    kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """`airflow dags test`, in an Airflow that has nothing but its tables."""
+    name = topic(partitions=1, name="orders")
+    publish({"bootstrap.servers": kafka.bootstrap}, name, {0: 3})
+    document = {
+        "ledger": f"sqlite:///{tmp_path}/ledger.db",
+        "clusters": {"main": {"bootstrap.servers": kafka.bootstrap}},
+        "streams": {"orders": {**_STREAM, "topic": name, "auto_plan": True}},
+    }
+    file = Path(write(tmp_path / "backlog.yaml", document))
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = make_airflow_environment(home, (0, 0), file, make_users())
+    for words in (["db", "migrate"], ["dags", "test", "detect_backlog"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    ledger = open_workspace(load_config(file)).ledger
+    assert ledger.samples.latest("orders") is not None, "it looked"
 
 
 @pytest.mark.parametrize(
