@@ -236,6 +236,7 @@ def test_dags_load_whatever_the_file_is_like(tmp_path: Path) -> None:
     assert all(stored for one in found.values() for stored in one["stored"])
 
 
+@pytest.mark.timeout(900)
 def test_a_detection_is_tried_without_a_scheduler(
     kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
 ) -> None:
@@ -257,7 +258,7 @@ def test_a_detection_is_tried_without_a_scheduler(
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=400,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
