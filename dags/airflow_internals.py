@@ -43,7 +43,8 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, with its types
     )
     from airflow.utils.session import create_session as create_session
 
-# Between which all of this was tried, by `make test-airflow-versions`.
+# The lowest and the newest that `make test-airflow-versions` tries; docs/deployment.md says what
+# was tried with each.
 LOWEST, NEWEST = "3.3.0", "3.3.2"
 _TOO_OLD = (
     "its tasks keep nothing from try to try, so that an answer it has accepted could be lost, and "

@@ -20,6 +20,7 @@ from airflow.triggers.base import TriggerEvent
 from asgiref.sync import sync_to_async
 
 from backlogctl.clock import parse_duration, utc_now
+from backlogctl.config import mask_secrets
 from backlogctl.dags.airflow_internals import HITLTrigger
 from backlogctl.dags.configuration import load
 from backlogctl.dags.links import find_recovery_page, publish_links
@@ -51,6 +52,7 @@ from backlogctl.replay.runbooks.descriptions import describe_body, describe_subj
 from backlogctl.replay.runbooks.detection import describe_loss_ahead
 from backlogctl.values import Recovery, RecoveryState
 
+LOG = logging.getLogger(__name__)
 # The event of an answer that was not given in Airflow; the ledger has it.
 ELSEWHERE = "elsewhere"
 _LOOK_SECONDS = 3.0
@@ -121,6 +123,7 @@ def ask_once(
             )
             fail(context, RunbookRefusal(told))
         states.set(ASKED, about)
+        _notify(operator, context)
     operator.defer(
         trigger=AnswerTrigger(
             recovery_id=recovery_id,
@@ -134,6 +137,16 @@ def ask_once(
         ),
         method_name="execute_complete",
     )
+
+
+def _notify(operator: HITLOperator, context: Context) -> None:
+    """As Airflow's own `execute` does, which puts the question and calls them itself."""
+    for notifier in operator.notifiers:
+        try:
+            notifier(context)
+        except Exception as error:  # noqa: BLE001 the question is there without it
+            name, told = type(notifier).__name__, f"{type(error).__name__}: {error}"
+            LOG.warning("%s told nobody of the question: %s", name, mask_secrets(told))
 
 
 def forget_question(context: Context) -> None:
@@ -194,7 +207,6 @@ class AnswerTrigger(HITLTrigger):
 
 # What the approval does: asks about the plan that was made, and records the answer.
 
-LOG = logging.getLogger(__name__)
 __all__ = ["ELSEWHERE", "ApprovalQuestion"]
 REJECTED, TIMED_OUT = "rejected", "nobody answered in time"
 _CLOSED = (RecoveryState.REJECTED, RecoveryState.CANCELLED)

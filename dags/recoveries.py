@@ -14,7 +14,7 @@ from backlogctl.clock import format_time
 from backlogctl.dags.configuration import find_deployment
 from backlogctl.dags.lineage import report_recovery
 from backlogctl.dags.links import find_report, publish_links
-from backlogctl.dags.policies import ASKING, CHOSEN, HOLD_TASKS, PROPOSED, REASON
+from backlogctl.dags.policies import APPROVE, ASKING, CHOSEN, HOLD_TASKS, PROPOSED, REASON
 from backlogctl.dags.submission import call
 from backlogctl.dags.task_context import (
     ENDED,
@@ -77,7 +77,10 @@ _GIVEN_BACK = (
     "It is ended, and its consumers are started, by this run's task restore_layout, or else by the "
     "next run of detect_backlog"
 )
-UNANSWERED = "its question was ended, and nobody had answered"
+# Airflow may have an answer, which only the question's own task may ask it for.
+UNANSWERED = "its question was ended before an answer counted"
+
+_NOT_RAISED = "this run raised no retention"
 
 
 def choose(names: list[str]) -> list[str]:
@@ -105,16 +108,16 @@ def choose(names: list[str]) -> list[str]:
 def _look(
     context: Context, workspace: Workspace, request: RecoveryRequest, kinds: Registry
 ) -> tuple[str, ...]:
-    """What `auto` means now. A hold comes first where a plan may be approved too late."""
+    """What `auto` means now; a hold is beside it where a plan may be approved too late."""
     found = detect_backlog(workspace, workspace.config.stream(request.stream))
     LOG.info("%s: %s", found.stream, found.sentence)
     wait = request.answer_within or workspace.config.guards.approval_expires
-    first = (HOLD,) if request.action == HOLD or comes_before_answer(found.ahead, wait) else ()
-    if first:
-        proposal = propose_hold(workspace, found)
+    beside = (HOLD,) if request.action == HOLD or comes_before_answer(found.ahead, wait) else ()
+    if beside:
+        proposal = propose_hold(workspace, found, wait)
         context["ti"].xcom_push(key=PROPOSED, value=proposal.to_json())
     suggested = found.actions if request.action == AUTO else ()
-    actions = (*first, *(name for name in suggested if name in kinds.names()))
+    actions = (*beside, *(name for name in suggested if name in kinds.names()))
     if not actions:
         keep_reason(context, f"nothing to do: {found.sentence}; {propose_instead(found)}")
     return actions
@@ -201,11 +204,9 @@ def report() -> dict[str, Any]:
         *(outcome["problem"] for outcome in outcomes if outcome["problem"]),
     ]
     still = [*(end.sentence for end in ends), *(f"loss ahead: {text}" for text in ahead if text)]
+    held = _describe_hold(context)
     if problems:
-        fail(context, RunbookRefusal("\n".join(dict.fromkeys([*problems, *still]))))
-    held = [found] if (found := _pull(context, HOLD_TASKS[1], REASON)) else []
-    if not held and _pull(context, "choose", PROPOSED):
-        held = ["the hold that was asked about was not approved: retention is as it was"]
+        fail(context, RunbookRefusal("\n".join(dict.fromkeys([*problems, *held, *still]))))
     told = "; ".join([*held, *still])
     told = told or _pull(context, "choose", REASON) or "nothing"
     LOG.info("%s", told)
@@ -291,6 +292,21 @@ def _list_failures(context: Context) -> list[str]:
     found = [f"{name}: {_describe_failure(context, name)}" for name in failed]
     refused = (_pull(context, name, REFUSED) for name in states if name.endswith(".plan"))
     return found + [told for told in refused if told]
+
+
+def _describe_hold(context: Context) -> list[str]:
+    """What came of the hold that the first task proposed; its failure is told with the others."""
+    asked, done = HOLD_TASKS
+    proposed = context["ti"].xcom_pull(task_ids="choose", key=PROPOSED)
+    if not proposed or any(_pull(context, task_id, ENDED) for task_id in HOLD_TASKS):
+        return []
+    counted = context["ti"].xcom_pull(task_ids=asked, key="return_value")
+    if counted is None:
+        return [f"the hold of {proposed['stream']}: {UNANSWERED}; {_NOT_RAISED}"]
+    if counted["chosen_options"] != [APPROVE]:
+        return [f"the hold that was asked about was not approved; {_NOT_RAISED}"]
+    unsure = "the hold was approved, and its task was ended: `backlogctl hold` says what is held"
+    return [_pull(context, done, REASON) or unsure]
 
 
 def _describe_failure(context: Context, task_id: str) -> str:

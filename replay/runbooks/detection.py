@@ -14,7 +14,7 @@ from backlogctl.errors import BacklogError
 from backlogctl.formats import format_duration
 from backlogctl.ledger import OPERATOR
 from backlogctl.monitoring.offsets.history import MEMBERLESS
-from backlogctl.monitoring.verdict.commands import find_hold_seconds, round_hold
+from backlogctl.monitoring.verdict.commands import find_hold_seconds
 from backlogctl.monitoring.verdict.status import Urgency, Verdict, find_urgency
 from backlogctl.replay.engine.approval import NOBODY
 from backlogctl.replay.engine.kind import Workspace
@@ -98,11 +98,16 @@ CANCELLED = "cancelled"
 
 @dataclass(frozen=True, slots=True)
 class LossAhead:
-    """What retention takes next of what the group has not read; `hold_for` would keep it."""
+    """What retention takes next of what the group has not read; `hold_seconds` would keep it.
+
+    Attributes:
+        puts_back: what is to be added counts too, from then on.
+    """
 
     seconds: float
     sentence: str
-    hold_for: str
+    hold_seconds: float
+    puts_back: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,8 @@ class Detection:
         occasion: what a run would be for: the newest open gap, or `behind`; where only a hold can
             help, that.
         alarming: a new gap, or a loss ahead: worth an event.
-        ahead: what retention takes next, where the group goes on like this.
+        ahead: what retention takes next, where the group goes on like this and the actions put
+            back what they can.
         warnings: what else was seen, one sentence each.
     """
 
@@ -158,8 +164,10 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
     gaps = _list_gaps(workspace, stream)
     new = _find_new(gaps, before[-1].id if told is None and before else told or "")
     lag = entry["lag"] or entry["lag_at_least"] or 0
-    course, ahead = Verdict(entry["course"]), find_loss_ahead(entry)
+    course = Verdict(entry["course"])
     actions = choose_actions(workspace, stream, course, lag, seen.sample.topic_id)
+    injects = any(workspace.kinds.get(name).traits.injects for name in actions)
+    ahead = find_loss_ahead(entry, puts_back=injects)
     lost = next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), BEHIND)
     return Detection(
         stream=stream.name,
@@ -194,7 +202,8 @@ def find_loss_ahead(entry: Mapping[str, Any], *, puts_back: bool = False) -> Los
     is_read = entry["group_state"] not in MEMBERLESS or any(
         part["consumed_per_second"] for part in parts
     )
-    if not is_read and entry["rhythm"] is None:
+    alone = not is_read and entry["rhythm"] is None
+    if alone:
         kept = [part["seconds_retained"] for part in parts if part["lag"]]
         # What is added now is as young as a message can be.
         kept += [entry["retention_seconds"]] if puts_back else []
@@ -207,8 +216,9 @@ def find_loss_ahead(entry: Mapping[str, Any], *, puts_back: bool = False) -> Los
         "or sooner by its size" if puts_back and entry["retention_bytes"] else "at the earliest"
     )
     when = f"in {format_duration(loss)} {earliest}" if loss > 0 else "at its next check"
-    length = round_hold(find_hold_seconds(loss, entry["seconds_to_drain"]))
-    return LossAhead(loss, f"{who}, and retention takes what is unread {when}", length)
+    length = find_hold_seconds(loss, entry["seconds_to_drain"])
+    told = f"{who}, and retention takes what is unread {when}"
+    return LossAhead(loss, told, length, puts_back and alone)
 
 
 def comes_before_answer(ahead: LossAhead | None, wait: timedelta) -> bool:

@@ -1,4 +1,4 @@
-"""A hold of a topic's retention that a person is asked about, before any plan is made."""
+"""A hold of a topic's retention that a person is asked about, beside the plans."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from backlogctl.clock import parse_duration
 from backlogctl.errors import Refused
 from backlogctl.formats import format_moment
 from backlogctl.ledger import OPERATOR
+from backlogctl.monitoring.verdict.commands import round_hold
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.retention import hold_stream
 from backlogctl.replay.present.markdown import make_plain
@@ -35,10 +36,17 @@ class HoldProposal:
         return asdict(self)
 
 
-def propose_hold(workspace: Workspace, found: Detection) -> HoldProposal:
-    """So long that what is unread now can be read, as far as that is known."""
-    topic = workspace.config.stream(found.stream).topic
-    length = found.ahead.hold_for if found.ahead else _LENGTH
+def propose_hold(workspace: Workspace, found: Detection, wait: timedelta) -> HoldProposal:
+    """So long that what is unread now can be read, as far as that is known.
+
+    Args:
+        wait: how long a plan waits for its answer, behind which it puts something back.
+    """
+    topic, length, within = workspace.config.stream(found.stream).topic, _LENGTH, None
+    if found.ahead:
+        later = wait.total_seconds() if found.ahead.puts_back else 0.0
+        length = round_hold(later + found.ahead.hold_seconds)
+        within = max(later + found.ahead.seconds, _CHECK_SECONDS)
     body = (
         f"**Raises** the retention of topic {make_plain(topic)} for {length}, so that it deletes "
         "nothing meanwhile, and gives it back then. It is refused where the disks have no room. "
@@ -46,7 +54,6 @@ def propose_hold(workspace: Workspace, found: Detection) -> HoldProposal:
     )
     if found.ahead:
         body = f"**Loss ahead:** {make_plain(found.ahead.sentence)}.\n\n{body}"
-    within = max(found.ahead.seconds, _CHECK_SECONDS) if found.ahead else None
     return HoldProposal(found.stream, length, body, within)
 
 

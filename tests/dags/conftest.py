@@ -155,8 +155,8 @@ def desk(
     workspace = open_shop(tmp_path, auto_plan=True)
 
     @contextmanager
-    def open_it(_: Context, person: Approver | None = None) -> Iterator[Workspace]:
-        with translated_errors(), acting_as(person or AIRFLOW_USER):
+    def open_it(context: Context, person: Approver | None = None) -> Iterator[Workspace]:
+        with translated_errors(context), acting_as(person or AIRFLOW_USER):
             yield workspace
 
     def look(desk: Workspace, stream: Any, *_: Any) -> tuple[Any, dict[str, Any]]:

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import pytest
 from airflow.providers.standard.triggers import hitl
-from airflow.sdk import Context
+from airflow.sdk import BaseNotifier, Context
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
 
 from backlogctl.clock import utc_now
@@ -28,7 +28,7 @@ from backlogctl.dags import airflow_internals, questions
 from backlogctl.dags.layout import ApprovePlan
 from backlogctl.dags.policies import APPROVE, REJECT
 from backlogctl.dags.task_context import RunbookError, RunbookRefusal, translated_errors
-from backlogctl.errors import LedgerError
+from backlogctl.errors import KafkaFailure, LedgerError
 from backlogctl.fanout.launchers import Role
 from backlogctl.replay.engine.approval import approve_plan, check_approval, reject_plan
 from backlogctl.replay.engine.cancelling import cancel_work
@@ -362,6 +362,46 @@ def test_fault_139_an_answer_outlives_the_try_that_was_to_count_it(
     assert len(ask(planned, states, monkeypatch)) == 1
     newer = store_plan(desk)
     assert len(ask(newer, states, monkeypatch)) == 1, "another plan is another question"
+
+
+class Note(BaseNotifier):
+    """Tells `told` what a question is about; one without it is out of order."""
+
+    def __init__(self, told: list[str] | None = None) -> None:
+        super().__init__()
+        self.told = told
+
+    def notify(self, context: Context) -> None:
+        assert self.told is not None, "no such channel"
+        self.told.append(cast("Any", context)["task"].subject)
+
+
+class Broken(Note):
+    """One that fails before it sends anything, such as by its template."""
+
+    def __call__(self, *_: Any) -> None:
+        raise RuntimeError("no such field")
+
+
+def test_a_question_is_told_by_its_notifiers_once(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Airflow's own operator, once it is there to be answered. One that fails keeps neither
+    the others nor the question away."""
+    planned, states, told = store_plan(desk), TaskStates(), list[str]()
+    monkeypatch.setattr(questions, "put_question", lambda *_: not told.append("asked"))
+    look = MagicMock(side_effect=KafkaFailure("away", subject="main"))
+    monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
+    plan = {"recovery": planned.id, "plan_hash": planned.plan_hash}
+    task = ApprovePlan(task_id="approve", plan=plan)
+    task.notifiers = [Broken(), Note(), Note(told)]  # as a `task_policy` sets them
+    context = cast("Context", {**make_context(states), "task": task})
+    for _ in range(2):
+        with pytest.raises(TaskDeferred):
+            task.execute(context)
+    assert len(told) == 2
+    assert told[0] == "asked"
+    assert planned.id in told[1]
 
 
 def test_fault_158_nobody_is_asked_under_the_text_of_another_plan(

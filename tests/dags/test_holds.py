@@ -1,4 +1,4 @@
-"""A hold of the retention, which a run asks about before any plan is made."""
+"""A hold of the retention, which a run asks about beside its plans."""
 
 from __future__ import annotations
 
@@ -28,20 +28,33 @@ from tests.dags.airflow import Airflow, DagRun
 from tests.dags.slots import Slots
 from tests.kit.kafka import leave_at, publish, set_config
 from tests.kit.shop import PARTITIONS
-from tests.replay.runbooks.desks import QUIET, TOPIC_ID
+from tests.replay.runbooks.desks import QUIET, TOPIC_ID, lose
 
 HOUR = 3_600.0
 ASK, CARRY_OUT = HOLD_TASKS
 
 
+BEHIND = {"lag": 10}
+# Nothing is unread, nobody reads, and a gap is open: a rebuild would put it back.
+UNREAD_SOON = {"lag": 0, "group_state": "empty", "retention_seconds": HOUR}
+
+
 @pytest.mark.parametrize(
-    ("form", "seconds", "chosen"),
+    ("form", "seen", "chosen"),
     [
-        ({"action": "hold"}, None, [ASK]),
-        ({"action": "auto"}, None, ["expand.plan"]),
-        ({"action": "auto"}, HOUR, [ASK, "expand.plan"]),
-        ({"action": "auto"}, 25 * HOUR, ["expand.plan"]),
-        ({"action": "auto", "answer_within": "30m"}, HOUR, ["expand.plan"]),
+        ({"action": "hold"}, BEHIND, [ASK]),
+        ({"action": "auto"}, BEHIND, ["expand.plan"]),
+        ({"action": "auto"}, {**BEHIND, "seconds_to_loss": HOUR}, [ASK, "expand.plan"]),
+        ({"action": "auto"}, {**BEHIND, "seconds_to_loss": 25 * HOUR}, ["expand.plan"]),
+        (
+            {"action": "auto", "answer_within": "30m"},
+            {**BEHIND, "seconds_to_loss": HOUR},
+            ["expand.plan"],
+        ),
+        ({"action": "auto"}, UNREAD_SOON, [ASK, "rebuild.plan"]),
+        ({"action": "auto"}, {**UNREAD_SOON, "group_state": "stable"}, ["rebuild.plan"]),
+        ({"action": "auto"}, {**UNREAD_SOON, "retention_seconds": 25 * HOUR}, ["rebuild.plan"]),
+        ({"action": "auto"}, {**UNREAD_SOON, "retention_seconds": None}, ["rebuild.plan"]),
     ],
 )
 def test_fault_143_auto_asks_for_a_hold_where_an_approval_may_come_too_late(
@@ -49,7 +62,7 @@ def test_fault_143_auto_asks_for_a_hold_where_an_approval_may_come_too_late(
     mystery_context: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     form: dict[str, str],
-    seconds: float | None,
+    seen: dict[str, Any],
     chosen: list[str],
 ) -> None:
     """A plan waits for its approval as long as the form, or the configuration, says."""
@@ -60,9 +73,12 @@ def test_fault_143_auto_asks_for_a_hold_where_an_approval_may_come_too_late(
 
     def look(*_: Any) -> tuple[Any, dict[str, Any]]:
         words = {"verdict": "lagging", "course": "lagging", "sentence": "told", "warnings": []}
-        return Seen, {**QUIET, **words, "lag": 10, "lost": None, "seconds_to_loss": seconds}
+        unknown = dict.fromkeys(("lag_at_least", "lost", "seconds_to_loss"))
+        return Seen, {**QUIET, **words, **unknown, **seen}
 
     monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
+    if not seen["lag"]:
+        lose(desk)
     mystery_context["params"] |= form
     assert recoveries.choose(["expand", "rebuild"]) == chosen
     pushed = {

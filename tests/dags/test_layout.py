@@ -22,8 +22,10 @@ from airflow.sdk.exceptions import (
 
 import backlogctl.dags.bundle
 from backlogctl.clock import utc_now
+from backlogctl.config import load_config
 from backlogctl.dags import detection, nights, recoveries
 from backlogctl.dags.layout import ApprovePlan
+from backlogctl.dags.local.standalone import make_airflow_environment, make_users
 from backlogctl.dags.policies import APPROVE, EXPAND_POOL, REJECT, SPARK_POOL
 from backlogctl.dags.task_context import (
     RunbookError,
@@ -37,9 +39,13 @@ from backlogctl.replay.engine.kind import Kind, Registry, Workspace
 from backlogctl.replay.kinds import KINDS, OFFLOAD
 from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.kinds.rebuild.kind import Rebuild
+from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.runbooks.nights import Tonight
+from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Recovery, RecoveryState
+from tests.conftest import MakeTopic
 from tests.dags.airflow import no_such_run
+from tests.kit.kafka import publish
 from tests.replay.runbooks.desks import (
     MYSTERY,
     RUN,
@@ -230,6 +236,36 @@ def test_dags_load_whatever_the_file_is_like(tmp_path: Path) -> None:
     assert all(stored for one in found.values() for stored in one["stored"])
 
 
+@pytest.mark.timeout(900)
+def test_a_detection_is_tried_without_a_scheduler(
+    kafka: EmbeddedKafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """`airflow dags test`, in an Airflow that has nothing but its tables."""
+    name = topic(partitions=1, name="orders")
+    publish({"bootstrap.servers": kafka.bootstrap}, name, {0: 3})
+    document = {
+        "ledger": f"sqlite:///{tmp_path}/ledger.db",
+        "clusters": {"main": {"bootstrap.servers": kafka.bootstrap}},
+        "streams": {"orders": {**_STREAM, "topic": name, "auto_plan": True}},
+    }
+    file = Path(write(tmp_path / "backlog.yaml", document))
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = make_airflow_environment(home, (0, 0), file, make_users())
+    for words in (["db", "migrate"], ["dags", "test", "detect_backlog"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    ledger = open_workspace(load_config(file)).ledger
+    assert ledger.samples.latest("orders") is not None, "it looked"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -400,6 +436,7 @@ told = {
     "stored": stored,
     "called": sorted({task.dag_id for task in tasks if task.on_failure_callback}),
     "asked": {t.task_id: t.assigned_users for t in tasks if t.task_id.endswith(".approve")},
+    "notified": sorted({t.task_id for t in tasks if getattr(t, "notifiers", None)}),
     "late": [dag.dag_id for dag in bag.dags.values() if dag.deadline],
 }
 print("FOUND" + json.dumps(told))
@@ -419,4 +456,5 @@ def test_an_installation_adds_callbacks_people_and_deadlines(tmp_path: Path) -> 
     people = [{"id": "ada", "name": "Ada"}, {"id": "bob", "name": "Bob"}]
     assert told["asked"]
     assert all(one == people for one in told["asked"].values())
+    assert told["notified"] == sorted(told["asked"])
     assert told["late"] == ["recover_backlog"]

@@ -40,6 +40,7 @@ QUIET: dict[str, Any] = {
     "unseen": [],
     "seconds_to_drain": None,
     "retention_seconds": None,
+    "retention_bytes": None,
 }
 SOURCE = {
     "database": "shop",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from backlogctl.errors import KafkaFailure
+from backlogctl.kafka.admin import read_topic_id
+from backlogctl.kafka.clients import make_admin
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.retention import release_stream
 from backlogctl.replay.runbooks.descriptions import describe_body
@@ -17,12 +21,14 @@ from backlogctl.replay.runbooks.detection import (
     should_plan,
 )
 from backlogctl.replay.runbooks.holds import hold_topic, propose_hold
+from backlogctl.values import Cause
 from tests.kit.kafka import join, leave_at, publish, set_config
+from tests.kit.ledger import make_gap
 from tests.kit.recoveries import make_recovery, open_desk
 from tests.kit.shop import PARTITIONS, Shop
 from tests.replay.runbooks.desks import make_rebuild
 
-MINUTES = 60_000
+MINUTES, DAY = 60_000, timedelta(days=1)
 NOBODY = "nobody is in the group, and retention takes what is unread in"
 
 
@@ -37,6 +43,19 @@ def test_fault_143_nobody_reads_and_retention_comes(empty_shop: Shop) -> None:
     assert describe_loss_ahead(workspace, "orders") == ""
     told = describe_loss_ahead(workspace, "orders", puts_back=True)
     assert told == f"{NOBODY} 19 min at the earliest"
+    # The choice: nothing is to be kept, unless a rebuild is about to put it back.
+    stream = workspace.config.stream("orders")
+    assert detect_backlog(workspace, stream).ahead is None
+    topic_id = read_topic_id(make_admin(properties), shop.topic)[0]
+    lost = make_gap(topic_id=topic_id, cause=Cause.EXPIRED)
+    workspace.ledger.gaps.record(replace(lost, topic=shop.topic, group=shop.group))
+    found = detect_backlog(workspace, stream)
+    assert found.actions == ("rebuild",)
+    assert found.ahead is not None
+    assert found.ahead.sentence == told
+    proposed = propose_hold(workspace, found, DAY)
+    # It is put back at the end of the day, at the latest, and unread for 19 minutes from then on.
+    assert (proposed.length, proposed.within) == ("2d", 86_400 + 19 * 60)
 
     publish(properties, shop.topic, {0: 10})
     told = describe_loss_ahead(workspace, "orders")
@@ -71,7 +90,7 @@ def test_fault_143_163_what_is_ahead_can_be_held(empty_shop: Shop) -> None:
     found = detect_backlog(workspace, workspace.config.stream("orders"))
     assert found.ahead is not None
     assert found.ahead.sentence.startswith(NOBODY)
-    proposed = propose_hold(workspace, found)
+    proposed = propose_hold(workspace, found, DAY)
     assert proposed.length == "6h"
     assert proposed.within == found.ahead.seconds <= 19 * 60
     assert proposed.body.startswith("**Loss ahead:** nobody is in the group")
