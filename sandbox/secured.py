@@ -197,9 +197,14 @@ class Security:
         return (self.directory / name).read_bytes()
 
 
-def add_user(admin: AdminClient, user: str, password: str) -> None:
+def add_user(
+    admin: AdminClient,
+    user: str,
+    password: str,
+    mechanism: ScramMechanism = ScramMechanism.SCRAM_SHA_512,
+) -> None:
     """A user with a password, or another password for one that is there."""
-    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
+    credential = ScramCredentialInfo(mechanism, _ITERATIONS)
     change = UserScramCredentialUpsertion(user, credential, password.encode())
     for future in admin.alter_user_scram_credentials([change]).values():
         future.result(_SECONDS)

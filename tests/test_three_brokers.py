@@ -16,7 +16,12 @@ from confluent_kafka import KafkaError, KafkaException
 from backlogctl.clock import Deadline
 from backlogctl.errors import ClusterUnreachable, KafkaFailure
 from backlogctl.fanout.relay import guard, partition
-from backlogctl.fanout.relay.interface import RECORD, WIRE, SourceRange
+from backlogctl.fanout.relay.interface import (
+    RECORD,
+    WIRE,
+    SourceRange,
+    name_relay_transactional_id,
+)
 from backlogctl.fanout.relay.session import RelaySession
 from backlogctl.fanout.relay.worker import make_relay_engine
 from backlogctl.kafka.admin import (
@@ -37,7 +42,11 @@ from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.injection.brakes import Brake, CombinedBrakes, InjectionProgress
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
-from backlogctl.spark_backfill.injection.transactional import ChunkMessages, TransactionalWriter
+from backlogctl.spark_backfill.injection.transactional import (
+    ChunkMessages,
+    TransactionalWriter,
+    name_transactional_id,
+)
 from backlogctl.wire.produce import WireProducer
 from tests.crash.scenario import make_scenario
 from tests.delivery.kit import FAST, Shop
@@ -50,7 +59,7 @@ from tests.fanout.relay.doing import (
     relay,
 )
 from tests.fanout.relay.test_guard import session_of
-from tests.kit.disturbing import KINDS, Cluster, Disturber, disturb
+from tests.kit.disturbing import KINDS, UNCOORDINATED, Cluster, Disturber, disturb
 from tests.kit.kafka import StreamStub, commit, set_offsets_raw
 from tests.spark_backfill.injection.doing import assert_same_set, inject_here
 
@@ -84,20 +93,27 @@ def test_fault_176_a_relay(
     # A machine that stands still lets a transaction time out more than once.
     monkeypatch.setattr("backlogctl.fanout.relay.session.FENCED_AGAIN_SECONDS", 0.0)
     source, target, group = f"orders-{name}", f"orders-{name}.recovery", f"shop-{name}"
-    for topic, count in ((source, 3), (target, 9)):
-        create_topic(cluster.properties, topic, partitions=count, config={"retention.ms": "-1"})
+    cluster.make_topic(source, 3)
+    cluster.make_topic(target, 9, kind)
     set_offsets_raw(cluster.properties, group, source, dict.fromkeys(range(3), 0))
     world = RelayWorld(cluster.properties, source, target, group, 3, 9)
+    first = name_relay_transactional_id("backlog", source, 0)
     stopped = threading.Event()
 
+    def await_transactions(session: RelaySession) -> None:
+        """One of each relay, from now on."""
+        before = session.positions
+        while any(session.positions.get(part) == before.get(part) for part in range(3)):
+            if stopped.wait(0.05):
+                return
+
     def disturb_each(session: RelaySession) -> None:
-        for step in disturb(cluster, kind, target, group):
-            before = session.positions
-            while session.positions == before and not stopped.wait(0.05):
-                pass
+        for step in disturb(cluster, kind, target, {group: "GROUP", first: "TRANSACTION"}):
+            await_transactions(session)
             if stopped.is_set():
                 return
             step()
+        await_transactions(session)
 
     with (
         ThreadPoolExecutor(1) as beside,
@@ -120,24 +136,30 @@ def test_fault_176_a_relay(
     assert world.commits() == world.ends()
 
 
+CHUNKS = 6  # of each slot
+
+
 class EachWave(Brake):
-    """Tells of each wave before it."""
+    """Tells of each wave before it, while the first slot is between two of its transactions."""
 
     def __init__(self, come_on: Callable[[], object]) -> None:
         self._come_on = come_on
 
     def look(self, progress: InjectionProgress) -> str:
-        self._come_on()
+        if 0 < progress.chunks.get(0, 0) < CHUNKS:
+            self._come_on()
         return ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fault_176_an_injection(cluster: Cluster, name: str, kind: str, tmp_path: Path) -> None:
-    bootstrap = cluster.kafka.bootstrap
+    topic = f"orders-{name}"
+    cluster.make_topic(topic, 3, kind)
     job = make_scenario(
-        bootstrap, tmp_path, chunks=6, topic=f"orders-{name}", ledger=f"ledger-{name}"
+        cluster.kafka.bootstrap, tmp_path, chunks=CHUNKS, topic=topic, ledger=f"ledger-{name}"
     ).job
-    disturber = Disturber(disturb(cluster, kind, job.topic, f"nobody-{name}"))
+    first = name_transactional_id(job.prefix, topic, 0)
+    disturber = Disturber(disturb(cluster, kind, topic, {first: "TRANSACTION"}))
     inject_here(job, CombinedBrakes([EachWave(disturber.come_on)]))
     disturber.end(cluster, job.topic)
     assert_same_set(job)
@@ -217,10 +239,10 @@ def test_fault_183_a_relay_ends_while_nobody_leads(
 def test_fault_176_no_gap_is_seen(cluster: Cluster, name: str, kind: str, ledger: Ledger) -> None:
     """A sample may fail, and then says so; none takes what it could not see for lost."""
     topic, group = f"orders-{name}", f"shop-{name}"
-    create_topic(cluster.properties, topic, partitions=3, config={"retention.ms": "-1"})
+    cluster.make_topic(topic, 3, kind)
     fill(cluster.properties, topic, dict.fromkeys(range(3), 100))
     commit(cluster.properties, group, topic, dict.fromkeys(range(3), 40))
-    disturber = Disturber(disturb(cluster, kind, topic, group))
+    disturber = Disturber(disturb(cluster, kind, topic, {group: "GROUP"}))
     stream, seen = StreamStub(topic, group), list[Any]()
     for _ in range(12):
         with suppress(ClusterUnreachable):
@@ -233,16 +255,17 @@ def test_fault_176_no_gap_is_seen(cluster: Cluster, name: str, kind: str, ledger
     assert {count_lag(part, "read_committed") for part in parts} == {60}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", UNCOORDINATED)
 def test_fault_176_an_outbox(cluster: Cluster, name: str, kind: str, pg_url: str) -> None:
     topic = f"orders-{name}"
-    create_topic(cluster.properties, topic, partitions=3)
+    cluster.make_topic(topic, 3, kind)
     shop = Shop(pg_url, cluster.kafka.bootstrap)
-    disturber = Disturber(disturb(cluster, kind, topic, f"nobody-{name}"))
+    disturber = Disturber(disturb(cluster, kind, topic))
     with shop.sending(FAST):
         for at in range(1, 9):
             shop.add(topic, *(f"k{number % 7}" for number in range(20)))
-            disturber.come_on()
+            if at > 1:
+                disturber.come_on()
             shop.await_sent(20 * at)
     disturber.end(cluster, topic)
     ids = shop.read_ids(topic, 3)

@@ -3,7 +3,8 @@
 Of an injection: a small staged recovery; the runner's process group is killed with SIGKILL at a
 named point or a random moment, one to three times, and then it runs to the end; in every second one
 rows move on meanwhile. The oracle compares what a read_committed reader sees with what was staged.
-With `--brokers 3` one of three brokers is killed in each schedule, too, and comes back.
+With `--brokers 3` one of three brokers is killed in each schedule, too, and comes back; how many of
+these kills came before the work had ended is printed.
 Of an expansion: see `expand_schedule`; of an offload and what is put back after it:
 `offload.schedule`; of outbox, look-back and idempotent consumer: `delivery.schedule`.
 """
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +133,16 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[str, Path, Any], Any]]] =
 
 
 @contextmanager
-def broker_away(kafka: EmbeddedKafka, chance: random.Random) -> Iterator[None]:
-    """One of three brokers is killed at some moment, and comes back."""
+def broker_away(kafka: EmbeddedKafka, chance: random.Random) -> Iterator[list[int]]:
+    """One of three brokers is killed at some moment, and comes back; yields those that were: none
+    where the work had ended before that moment."""
     broker, at = chance.randint(1, 3), chance.uniform(0, chance.choice((3, 30)))
     away = chance.uniform(0.3, 12)
-    ended = threading.Event()
+    ended, struck = threading.Event(), list[int]()
 
     def act() -> None:
         if not ended.wait(at):
+            struck.append(broker)
             kafka.kill(broker)
             time.sleep(away)
             kafka.restart(broker)
@@ -147,7 +150,7 @@ def broker_away(kafka: EmbeddedKafka, chance: random.Random) -> Iterator[None]:
     thread = threading.Thread(target=act)
     thread.start()
     try:
-        yield
+        yield struck
     finally:
         ended.set()
         thread.join()
@@ -174,23 +177,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run_all(kind: str, kafka: EmbeddedKafka, root: Path, first: int, n: int) -> int:
     draw, run = KINDS[kind]
-    bad, killed, began = [], 0, time.monotonic()
+    bad, killed, brokers, began = [], 0, 0, time.monotonic()
+    several = len(kafka.pids) > 1
     for seed in range(first, first + n):
         schedule = draw(seed)
+        if several and isinstance(schedule, DeliverySchedule):
+            schedule = replace(schedule, broker="")  # not on one of its own: one of these dies
         directory = root / f"{kind}-{seed}"
         directory.mkdir()
-        away = broker_away(kafka, random.Random(seed)) if kafka.pids[1:] else nullcontext()
-        with away:
+        away = broker_away(kafka, random.Random(seed)) if several else nullcontext(list[int]())
+        with away as struck:
             verdict = run(kafka.bootstrap, directory, schedule)
         killed += verdict.killed
-        print(f"{'ok  ' if verdict.is_good else 'FAIL'} {schedule}", flush=True)
+        brokers += len(struck)
+        print(f"{'ok  ' if verdict.is_good else 'FAIL'} {schedule}", end="", flush=True)
+        print("".join(f"; broker {number} killed" for number in struck), flush=True)
         if not verdict.is_good:
             bad.append(seed)
             print(f"     {verdict}", flush=True)
             for failure in directory.glob("error-*.json"):
                 print(f"     {failure.read_text()}", flush=True)
     seconds = time.monotonic() - began
-    print(f"{kind}: {n - len(bad)} of {n} schedules good, {killed} kills, {seconds:.0f} s")
+    struck_by = f"{killed} kills" + (f", {brokers} of {n} brokers' kills" if several else "")
+    print(f"{kind}: {n - len(bad)} of {n} schedules good, {struck_by} struck, {seconds:.0f} s")
     for seed in bad:
         print(f"to see it again: make crash N=1 SEED={seed} ARGS='--only {kind}'")
     return 1 if bad else 0

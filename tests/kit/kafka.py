@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import pytest
 from confluent_kafka import (
@@ -30,13 +31,17 @@ from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import make_admin, make_consumer, make_producer
 from backlogctl.kafka.raw_client import (
     Coordinators,
+    RawClient,
     lend_client,
     translate_error,
     translate_properties,
 )
+from backlogctl.kafka.transactions import describe_transaction
 from backlogctl.sandbox.embedded import kafka_version
 
 HOUR_MS = 3_600_000
+Coordinated = Literal["GROUP", "TRANSACTION"]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -229,12 +234,29 @@ def set_offsets_raw(
     wait_until(is_set, what="offsets are set")
 
 
-def find_coordinator(properties: Mapping[str, str], group: str) -> int:
-    """The broker that coordinates a group."""
+def find_coordinator(properties: Mapping[str, str], name: str, of: Coordinated = "GROUP") -> int:
+    """The broker that coordinates a group, or the transactions of a transactional.id."""
+    return _ask_coordinators(properties, of, lambda _, coordinators: coordinators.find(name))
+
+
+def is_transactional_id(properties: Mapping[str, str], name: str) -> bool:
+    """Whether somebody had it."""
+
+    def describe(client: RawClient, coordinators: Coordinators) -> Coroutine[Any, Any, Any]:
+        return describe_transaction(client, coordinators, name)
+
+    return _ask_coordinators(properties, "TRANSACTION", describe) is not None
+
+
+def _ask_coordinators(
+    properties: Mapping[str, str],
+    of: Coordinated,
+    ask: Callable[[RawClient, Coordinators], Coroutine[Any, Any, Result]],
+) -> Result:
     settings, why = translate_properties(properties)
     assert settings is not None, why
     with lend_client(settings, Deadline(60), properties) as client:
-        return client.run(lambda: Coordinators(client).find(group), Deadline(60))
+        return client.run(lambda: ask(client, Coordinators(client, of)), Deadline(60))
 
 
 def leave_at(

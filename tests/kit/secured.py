@@ -14,16 +14,26 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclPermissionType,
     ResourcePatternType,
     ResourceType,
+    ScramMechanism,
 )
 
+from backlogctl.clock import Deadline
+from backlogctl.kafka.admin import describe_topic, list_offsets
 from backlogctl.kafka.clients import Admin, make_admin
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.kafka.raw_fetch import fetch_batches
 from backlogctl.kafka.rights import Right, make_bindings, read_rights
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import add_rules, add_user
+from backlogctl.values import OffsetRange
+from backlogctl.wire import explain_absence
 from examples.issuer import Issuer, make_settings
-from tests.kit.kafka import wait_until
+from tests.kit.kafka import publish, wait_until
 
 PASSWORD = "a-long-password"
+PASSWORDS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+TLS, MUTUAL_TLS = "TLS", "mTLS"
+LOGINS = (*PASSWORDS, TLS, MUTUAL_TLS)
 
 
 class SecuredKafka:
@@ -38,6 +48,14 @@ class SecuredKafka:
         """A client's properties."""
         assert self._kafka.security is not None
         return {**self.properties, **self._kafka.security.client_properties(user, password)}
+
+    def login_by(self, way: str, user: str) -> dict[str, str]:
+        """A client's properties; `way` is one of LOGINS, of `start_with_each_login`."""
+        if way in PASSWORDS:
+            return {**self.login(user), "sasl.mechanism": way}
+        found = self._kafka.mutual_properties(user)
+        shown = ("ssl.certificate.location", "ssl.key.location") if way == TLS else ()
+        return {name: value for name, value in found.items() if name not in shown}
 
     def write_java_properties(self) -> str:
         """The administrator's client properties, as Kafka's own tools take them."""
@@ -65,6 +83,40 @@ def start_secured(folder: Path) -> Iterator[SecuredKafka]:
     """Nobody may do what no rule allows."""
     with EmbeddedKafka.start(folder / "kafka", secured=True) as kafka:
         yield SecuredKafka(kafka)
+
+
+@contextmanager
+def start_with_each_login(
+    folder: Path, user: str, rights: Sequence[Right]
+) -> Iterator[SecuredKafka]:
+    """Brokers that take the user's PASSWORD in each way, a certificate, or none: who shows none is
+    ANONYMOUS, who may do everything here."""
+    package, listener = "org.apache.kafka.common.security", "listener.name.sasl_ssl"
+    plain = f'{package}.plain.PlainLoginModule required user_{user}="{PASSWORD}";'
+    properties = {
+        "sasl.enabled.mechanisms": ",".join(PASSWORDS),
+        f"{listener}.plain.sasl.jaas.config": plain,
+        f"{listener}.scram-sha-256.sasl.jaas.config": f"{package}.scram.ScramLoginModule required;",
+        "listener.name.ssl.ssl.client.auth": "requested",
+    }
+    with EmbeddedKafka.start(folder, secured=True, properties=properties) as kafka:
+        secured = SecuredKafka(kafka)
+        secured.add_user(user, rights)
+        add_user(make_admin(secured.properties), user, PASSWORD, ScramMechanism.SCRAM_SHA_256)
+        yield secured
+
+
+def use_both_clients(properties: Mapping[str, str], topic: str, rights: Sequence[Right]) -> None:
+    """What each can do with a topic of one partition is done."""
+    before = list_offsets(properties, topic, [0], "latest")[0]
+    publish(properties, topic, {0: 10})
+    assert describe_topic(make_admin(properties), topic).partitions == 1
+    seen = read_log_dirs(properties, topic, Deadline(30))
+    assert (seen.reason, len(seen.brokers or ())) == ("", 1)
+    assert read_rights(properties, rights).missing == ()
+    (found,) = fetch_batches(properties, topic, [OffsetRange(0, before, before + 10)])
+    assert sum(one.record_count for one in found.headers) == 10
+    assert explain_absence(properties) == ""
 
 
 @contextmanager

@@ -137,29 +137,14 @@ class EmbeddedPostgres(Server, Postgres):
 
     def start(self) -> Self:
         """Make a cluster and start its server on a free port; again after `kill`, with its data."""
-        programs = find_postgres()
-        assert programs is not None, "no PostgreSQL server here: run scripts/need.sh postgres"
-        as_user = []
-        if os.geteuid() == 0:
-            # The server refuses to run as root.
-            owner = pwd.getpwnam("postgres")
-            os.chown(self._data, owner.pw_uid, owner.pw_gid)
-            as_user = ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}"]
-            as_user.append("--clear-groups")
+        programs, as_user = self._prepare()
         database = str(self._data / "db")
         if not self.port:
             self.port = free_port()
-            subprocess.run(
-                [
-                    *as_user,
-                    str(programs / "initdb"),
-                    *("-D", database, "-U", "postgres", "--auth=trust"),
-                    *("-E", "UTF8", "--locale=C.UTF-8", "--no-sync"),
-                ],
-                check=True,
-                cwd="/",
-                capture_output=True,
-            )
+            words = ["-D", database, "-U", "postgres", "--auth=trust", "--no-sync"]
+            words += ["-E", "UTF8", "--locale=C.UTF-8"]
+            command = [*as_user, str(programs / "initdb"), *words]
+            subprocess.run(command, check=True, cwd="/", capture_output=True)
         options = {
             "listen_addresses": HOST,
             "port": str(self.port),
@@ -172,6 +157,33 @@ class EmbeddedPostgres(Server, Postgres):
         }
         settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         return self._launch(*as_user, str(programs / "postgres"), "-D", database, *settings)
+
+    def make_standby(self) -> EmbeddedPostgres:
+        """Another server, to be started; it follows this one until `SELECT pg_promote()`. From now
+        on this one commits nothing that the other does not have."""
+        other = EmbeddedPostgres()
+        programs, as_user = other._prepare()
+        other.port = free_port()
+        words = ["-D", str(other._data / "db"), "-h", HOST, "-p", str(self.port), "-U", "postgres"]
+        words += ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        command = [*as_user, str(programs / "pg_basebackup"), *words]
+        subprocess.run(command, check=True, cwd="/", capture_output=True)
+        self.execute("ALTER ROLE postgres SET synchronous_commit = on")
+        self.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.execute("SELECT pg_reload_conf()")
+        return other
+
+    def _prepare(self) -> tuple[Path, list[str]]:
+        """Its programs, and what they are started by."""
+        programs = find_postgres()
+        assert programs is not None, "no PostgreSQL server here: run scripts/need.sh postgres"
+        if os.geteuid() != 0:
+            return programs, []
+        # The server refuses to run as root.
+        owner = pwd.getpwnam("postgres")
+        os.chown(self._data, owner.pw_uid, owner.pw_gid)
+        ids = [f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}"]
+        return programs, ["setpriv", *ids, "--clear-groups"]
 
     def _answers(self) -> bool:
         with contextlib.suppress(psycopg.OperationalError):

@@ -106,7 +106,7 @@ class Chain(ABC):
     def make_topic(self, name: str) -> str:
         """One of its own."""
         made = f"{self.name}-{name}"
-        create_topic(self.client, made, partitions=PARTITIONS, replication=1)
+        create_topic(self.client, made, partitions=PARTITIONS)
         return made
 
     def kill(self, names: Sequence[str], seconds: float = 0.0) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -17,12 +18,12 @@ from pyspark.sql import SparkSession
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, ConfigurationError
-from backlogctl.kafka.admin import create_topic, describe_topic
-from backlogctl.kafka.clients import make_admin
+from backlogctl.kafka.admin import create_topic, describe_topic, list_offsets
+from backlogctl.kafka.clients import make_admin, make_producer
 from backlogctl.kafka.leaders import read_leaders
 from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.kafka.raw_client import RawClient, translate_properties
-from backlogctl.kafka.raw_fetch import fetch_batches
+from backlogctl.kafka.raw_fetch import ENDLESS, RawFetch, fetch_batches
 from backlogctl.kafka.rights import Operation, Resource, Right, read_rights
 from backlogctl.kafka.tokens import find_tokens
 from backlogctl.spark_backfill.spark.kafka_options import make_java_options
@@ -32,7 +33,7 @@ from backlogctl.wire import explain_absence
 from backlogctl_delivery.kafka import TOKEN_COMMAND, LoginRefused, sign_msk_token
 from examples.issuer import Issuer, start_issuer
 from tests.kit.kafka import publish
-from tests.kit.secured import SecuredKafka, start_with_tokens
+from tests.kit.secured import SecuredKafka, start_with_tokens, use_both_clients
 
 TOPIC = "orders"
 
@@ -45,9 +46,11 @@ def issuer() -> Iterator[Issuer]:
 
 @pytest.fixture(scope="module")
 def kafka(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    """A connection lives no longer than three seconds without a new login (KIP-368)."""
+    """A connection lives no longer than three seconds without a new login (KIP-368); and a token
+    no longer than it says, which Kafka's validator would stretch by half a minute."""
     place = tmp_path_factory.mktemp("tokens")
-    with start_with_tokens(place, issuer, {"connections.max.reauth.ms": "3000"}) as found:
+    strict = {"connections.max.reauth.ms": "3000", "sasl.oauthbearer.clock.skew.seconds": "0"}
+    with start_with_tokens(place, issuer, strict) as found:
         create_topic(found.properties, TOPIC, partitions=1)
         yield found
 
@@ -69,15 +72,8 @@ def properties(kafka: SecuredKafka, issuer: Issuer) -> dict[str, str]:
 
 
 def test_both_clients_log_in(properties: dict[str, str], issuer: Issuer) -> None:
-    publish(properties, TOPIC, {0: 10})
-    assert describe_topic(make_admin(properties), TOPIC).partitions == 1
-    seen = read_log_dirs(properties, TOPIC, Deadline(30))
-    assert (seen.reason, len(seen.brokers or ())) == ("", 1)
-    assert read_rights(properties, RIGHTS).missing == ()
-    (found,) = fetch_batches(properties, TOPIC, [OffsetRange(0, 0, 10)])
-    assert sum(one.record_count for one in found.headers) == 10
+    use_both_clients(properties, TOPIC, RIGHTS)
     assert set(issuer.given) == {"ada"}
-    assert explain_absence(properties) == ""
 
 
 @pytest.fixture
@@ -164,6 +160,46 @@ def test_a_token_is_kept_for_as_long_as_it_is_good(
     now[0] += 2
     tokens.token()
     assert len(issuer.given) == given + 1
+
+
+LIFE = 5.0  # seconds of a token
+
+
+def test_work_goes_on_while_tokens_expire(
+    properties: dict[str, str], issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By each client: one that sends, one that follows the log. The issuer is away for one life."""
+    monkeypatch.setattr(issuer, "seconds", LIFE)
+    own = {**properties, "sasl.oauthbearer.scope": "short"}  # no token is kept of that
+    end = list_offsets(properties, TOPIC, [0], "latest")[0]
+    producer = make_producer(own)
+    follower = RawFetch(own, TOPIC, [OffsetRange(0, end, ENDLESS)])
+
+    def work(seconds: float, within: float) -> bool:
+        """Whether what was sent meanwhile has come, and was read."""
+        nonlocal end
+        limit = Deadline(seconds)
+        while not limit.expired:
+            producer.produce(TOPIC, b"value", partition=0)
+            end += 1
+            time.sleep(0.2)
+        limit = Deadline(within)
+        is_sent = producer.flush(within) == 0
+        read = 0
+        while read < end and not limit.expired:
+            read = max((one.next_offset for one in follower.read(0.2)), default=read)
+        return is_sent and read == end
+
+    with closing(follower):
+        given = len(issuer.given)
+        for _ in range(3):
+            assert work(LIFE, within=60.0)
+        assert len(issuer.given) - given >= 2 * 3
+        monkeypatch.setattr(issuer, "is_away", True)
+        time.sleep(LIFE + 1.0)
+        assert not work(0.1, within=1.0)
+        monkeypatch.setattr(issuer, "is_away", False)
+        assert work(LIFE, within=60.0)
 
 
 @pytest.mark.parametrize("way", ["secret", "away", "nobody"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -19,9 +20,10 @@ from backlogctl.replay.consumers import kept_copy
 from backlogctl.replay.engine import brakes
 from backlogctl.replay.engine.plan import REWIND
 from backlogctl.replay.kinds.expand.closing import LONGEST_HOLD
+from backlogctl.sandbox.secured import HOST
 from backlogctl.values import Certainty, Recovery
 from tests.kit.kafka import move_log_start, set_config, wait_until
-from tests.kit.services import Postgres
+from tests.kit.services import EmbeddedPostgres, Postgres
 from tests.replay.expand.oracle import await_handled, find_unhandled, judge
 from tests.replay.expand.test_outsiders import leave_in_the_drain
 from tests.replay.expand.test_requests import find_left
@@ -110,6 +112,43 @@ def test_fault_121_a_ledger_that_stays_away_ends_the_run(
         return world.read(recovery).state == "verified"
 
     wait_until(run)
+    assert judge(world, recovery) == []
+
+
+@pytest.fixture
+def servers() -> Iterator[list[EmbeddedPostgres]]:
+    """Two, of which the second follows the first."""
+    with EmbeddedPostgres() as primary, primary.make_standby() as standby:
+        yield [primary, standby]
+
+
+@pytest.mark.postgres
+def test_fault_121_a_ledger_that_fails_over(servers: list[EmbeddedPostgres], world: World) -> None:
+    """To its standby, which the run finds by the second address when it takes the other's place."""
+    primary, standby = servers
+    hosts = "&".join(f"host={HOST}:{one.port}" for one in servers)
+    url = f"postgresql+psycopg://postgres@/postgres?{hosts}&target_session_attrs=read-write"
+    upgrade(url)
+    path = world.directory / "backlog.yaml"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ledger": url}))
+    recovery = world.plan_approved(rate=1)
+    world.set_speed(Role.RECOVERY, SLOW)
+
+    def promote() -> None:
+        wait_until(lambda: "has not answered since" in world.told.getvalue(), 60)
+        standby.execute("SELECT pg_promote()")
+        world.set_speed(Role.RECOVERY, None)
+
+    promoting = threading.Thread(target=promote, daemon=True)
+
+    def begin() -> None:
+        primary.kill()
+        promoting.start()
+
+    world.at("p4.7.consumers.started", begin)
+    world.run(recovery)
+    promoting.join()
+    assert "answers again, after" in world.told.getvalue()
     assert judge(world, recovery) == []
 
 
