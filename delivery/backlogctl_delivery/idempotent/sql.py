@@ -51,15 +51,15 @@ MYSQL = ("mysql", "mariadb")
 DUPLICATE, NO_SAVEPOINT, DEADLOCK, LOCK_TIMEOUT = 1062, 1305, 1213, 1205
 
 
-class utc_now(sa.sql.functions.FunctionElement[datetime]):  # noqa: N801 - as functions of SQL are
+class handled_now(sa.sql.functions.FunctionElement[datetime]):  # noqa: N801 - as functions of SQL are
     """The database's clock, as `handled_at` is kept, so that hosts need not agree."""
 
     type = sa.DateTime(timezone=True)
     inherit_cache = True
 
 
-@compiles(utc_now)
-def _read_clock(element: utc_now, compiler: Any, **_: Any) -> str:
+@compiles(handled_now)
+def _read_clock(element: handled_now, compiler: Any, **_: Any) -> str:
     return _CLOCKS[compiler.dialect.name]
 
 
@@ -93,7 +93,7 @@ def make_insert(table: sa.Table, dialect: str) -> Insert:
     """Adds a row where there is none of its id: writes no row then, or says `is_duplicate`.
     Raises UsageError: no such statement is known of this database.
     """
-    now = {"handled_at": utc_now()}
+    now = {"handled_at": handled_now()}
     if dialect == "postgresql":
         added = postgresql.insert(table).values(now)
         return added.on_conflict_do_nothing(index_elements=["message_id"])
@@ -163,7 +163,7 @@ def purge_table(
             hint="give an engine, or a connection that has just been opened",
         )
     with bind.begin():
-        limit = bind.execute(sa.select(utc_now())).scalar_one() - older_than
+        limit = bind.execute(sa.select(handled_now())).scalar_one() - older_than
     removed = 0
     while removed < most:
         wanted = min(batch, most - removed)
