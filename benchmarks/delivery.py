@@ -1,7 +1,8 @@
 """What outbox, look-back and idempotent consumer do and cost, on one broker and one machine.
 
-`python -m benchmarks.delivery [--messages 20000] [--repeat 3]`. All ways take turns, so that ratios
-are those of one run. The servers wait for no disk (`fsync` off), so that what is added weighs most.
+`python -m benchmarks.delivery [--messages 20000] [--repeat 3] [--queued 1000000]`. All ways take
+turns, so that ratios are those of one run. The servers wait for no disk (`fsync` off), so that what
+is added weighs most.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ ROWS: tuple[tuple[str, str, str, str | None], ...] = (
     ),
     ("polling_missed", "– never sent, of 1,000 that commit out of order", "", None),
     ("outbox_missed", "– by the outbox", "", None),
+    ("claim_ms", "outbox: a claim of an ordinary queue", "ms", None),
+    ("claim_parked_ms", "– half of it waits behind one that is parked", "ms", "claim_ms"),
+    ("claim_hot_ms", "– its first rows are all of one key", "ms", "claim_ms"),
     ("insert_ms", "business transaction: an insert", "ms", None),
     ("insert_with_message_ms", "– with a message added", "ms", "insert_ms"),
     ("look_back_per_second", "look-back: read, stored, forwarded and marked", "/s", None),
@@ -74,6 +78,9 @@ def measure(options: Namespace, say: Say) -> Figures:
         }
         ways: dict[str, Callable[[], float]] = {
             **delivery_outbox.make_ways(engines["postgresql"], broker, options.messages),
+            **delivery_outbox.make_claim_ways(
+                engines["postgresql"], options.queued, options.queued_of_key
+            ),
             **delivery_look_back.make_ways(
                 *(postgres.url(), broker.bootstrap, options.messages // 2, options.one_by_one)
             ),
@@ -122,8 +129,18 @@ def draw(document: Figures) -> Iterable[Table]:
 
 
 BENCHMARK = Benchmark(
-    *("delivery", __doc__, {"messages": 20_000, "repeat": 3, "one_by_one": 60}),
-    *({"messages": 200, "repeat": 0, "one_by_one": 5}, measure, draw),
+    "delivery",
+    __doc__,
+    {
+        "messages": 20_000,
+        "repeat": 3,
+        "one_by_one": 60,
+        "queued": 1_000_000,
+        "queued_of_key": 30_000,
+    },
+    {"messages": 200, "repeat": 0, "one_by_one": 5, "queued": 2_000, "queued_of_key": 500},
+    measure,
+    draw,
 )
 
 if __name__ == "__main__":

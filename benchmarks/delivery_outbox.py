@@ -11,13 +11,28 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from confluent_kafka import Producer
-from sqlalchemy import Column, Integer, MetaData, String, Table, func, insert, select
-from sqlalchemy.engine import Engine
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    case,
+    cast,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+)
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateSchema
 
 from backlogctl.kafka.clients import make_producer
 from backlogctl_delivery.outbox import Outbox, OutboxSender, Settings
-from backlogctl_delivery.outbox.database import State, messages
+from backlogctl_delivery.outbox.claims import Claims
+from backlogctl_delivery.outbox.database import NEVER, OutboxDatabase, State, messages
 from benchmarks.harness import Broker
 
 KEYS = 5_000
@@ -156,3 +171,82 @@ def write_orders(engine: Engine, outbox: Outbox | None, topic: str, count: int) 
             if outbox is not None:
                 outbox.add(session, topic=topic, key=f"k{number}", value=VALUE)
     return (time.perf_counter() - began) / count * 1_000
+
+
+_OF_KEY = 10  # rows of each key of an ordinary queue
+_CLAIMS = 20
+
+
+def make_claim_ways(engine: Engine, rows: int, hot: int) -> dict[str, Callable[[], float]]:
+    """Milliseconds of a claim where the oldest rows are of one key, beside an ordinary queue.
+
+    Each queue is filled once, in a schema of its own: a turn claims a part of it and marks nothing.
+
+    Args:
+        rows: how many each queue has; half of them wait behind a parked one.
+        hot: how many of them one key has.
+    """
+    queues = {
+        "claim_ms": (0, False),
+        "claim_parked_ms": (rows // 2, True),
+        "claim_hot_ms": (min(hot, rows // 2), False),
+    }
+    return {
+        name: make_claim_way(engine, name, rows, own, is_parked=is_parked)
+        for name, (own, is_parked) in queues.items()
+    }
+
+
+def make_claim_way(
+    engine: Engine, schema: str, rows: int, own: int, *, is_parked: bool
+) -> Callable[[], float]:
+    """Of a queue whose first `own` rows are of one key; `is_parked`: the first of them."""
+    with engine.begin() as connection:
+        connection.execute(CreateSchema(schema))
+    there = engine.execution_options(schema_translate_map={None: schema})
+    Outbox(there).create()
+    with there.begin() as connection:
+        queue_up(connection, rows, own)
+        if is_parked:
+            parked = {"state": str(State.PARKED), "due_at": NEVER}
+            connection.execute(messages.update().where(messages.c.id == 1).values(**parked))
+        connection.execute(text("ANALYZE"))
+    given = Settings()
+    claims = Claims(
+        OutboxDatabase(there),
+        lease=timedelta(hours=1),  # what is claimed stays so until the end
+        most=given.most,
+        most_of_key=given.most_of_key,
+        first_interval=given.first_interval,
+        longest_interval=given.longest_interval,
+    )
+    if not claims.claim_due():
+        sys.exit(f"{schema}: nothing was claimed")
+
+    def claim() -> float:
+        began = time.perf_counter()
+        for _ in range(_CLAIMS):
+            claims.claim_due()
+        return (time.perf_counter() - began) / _CLAIMS * 1_000
+
+    return claim
+
+
+def queue_up(connection: Connection, rows: int, own: int) -> None:
+    """Rows that are all due, the first one first; `own` of one key before those of other keys."""
+    number = func.generate_series(1, rows).column_valued("number")
+    key = case((number <= own, -1), else_=number % (rows // _OF_KEY))
+    row = {
+        "message_id": func.md5(cast(number, String)),
+        "topic": literal("orders"),
+        "message_key": literal(b"key"),
+        "value": literal(VALUE.encode()),
+        "ordering_key": func.hashint8extended(key, 0),
+        "state": literal(str(State.PENDING)),
+        "due_at": number,
+        "attempts": literal(0),
+        "max_attempts": literal(10),
+        "interval_ms": literal(0),
+        "created_at": literal(1),
+    }
+    connection.execute(messages.insert().from_select(list(row), select(*row.values())))

@@ -96,7 +96,11 @@ class _Difference:
 def _list_differences(counting: Counting, counted: RowCount) -> Iterator[_Difference]:
     name, source = counting.stream.name, counting.source
     level = AuditLevel.SUSPECT
-    mend = "each may never have been sent, or its transaction was aborted: look at its producer"
+    mend = (
+        "each may never have been sent, or its transaction was aborted: look at its producer. "
+        "Where that numbers, the first command finds what a plan puts back; else send the rows of "
+        "these times again from where they came, with their own ids, and count again by the second"
+    )
     if source.mutable and not counted.judged.is_whole:
         mend += "; or it was sent long ago, has expired, and the row has changed since"
     if counted.span.is_compacted and source.identity.header is not None:
@@ -109,7 +113,7 @@ def _list_differences(counting: Counting, counted: RowCount) -> Iterator[_Differ
         "row has no message in the topic or an archive",
         "rows have no message in the topic or an archive",
         mend,
-        (f"backlogctl audit sequence {name}",),
+        (f"backlogctl audit sequence {name}", *_count_again(name, counted)),
     )
     yield _Difference(
         "messages-not-handled",
@@ -131,6 +135,14 @@ def _list_differences(counting: Counting, counted: RowCount) -> Iterator[_Differ
         "or something else writes to the topic",
         (),
     )
+
+
+def _count_again(name: str, counted: RowCount) -> Iterator[str]:
+    """The times of the rows without a message alone."""
+    hit = [w for w in counted.found.windows if w.rows_without_message] if counted.found else []
+    if hit:
+        since, until = format_time(hit[0].start), format_time(hit[-1].end)
+        yield f"backlogctl audit counts {name} --since {since} --until {until}"
 
 
 def _judge(counting: Counting, counted: RowCount) -> Iterator[AuditFinding]:

@@ -194,7 +194,9 @@ def _tell(
             AuditLevel.UNKNOWN,
             f"none of {format_plural(found.counts.read, 'message')} has a legible stamp of this "
             "topic",
-            "take the sequenced producer in: until then losses on the way to Kafka leave no trace",
+            "take the sequenced producer in: until then losses on the way to Kafka leave no trace"
+            + (" here, and only rows beside messages show them" if stream.source else ""),
+            (f"backlogctl audit counts {stream.name}",) if stream.source else (),
         )
     if found.counts.foreign:
         yield AuditFinding(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from backlogctl.errors import UsageError
+from backlogctl_delivery.idempotent import sql
 from backlogctl_delivery.idempotent.attempts import NoMessageId
 from backlogctl_delivery.idempotent.sql import Marks
 from backlogctl_delivery.stamps import EVENT_ID, MESSAGE_ID
@@ -272,6 +273,37 @@ def test_old_marks_go_in_batches_with_a_bound(engine: sa.Engine, marks: Marks) -
     for wrong in ({"older_than": timedelta(0)}, {"batch": 0}, {"most": 0}):
         with pytest.raises(UsageError, match="above zero"):
             marks.purge(engine, **{"older_than": week, **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hours", [5, -5])
+def test_fault_146_the_clock_of_a_worker_purges_neither_early_nor_late(
+    engine: sa.Engine, marks: Marks, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """Early: what comes again would be handled twice."""
+
+    class OwnClock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:  # the drivers know a datetime only
+            return datetime.now(tz) + timedelta(hours=hours)
+
+    def is_first(message_id: str) -> bool:
+        with Session(engine) as session, session.begin():
+            return pay(marks, session, message_id)
+
+    old = datetime.now(UTC) - timedelta(hours=3)
+    with engine.begin() as connection:
+        connection.execute(sa.insert(marks.table), {"message_id": "old", "handled_at": old})
+    monkeypatch.setattr(sql, "datetime", OwnClock)
+    assert is_first("m-1")
+    assert marks.purge(engine, timedelta(hours=4)) == 0
+    assert not is_first("m-1")
+    assert marks.purge(engine, timedelta(hours=2)) == 1
+    monkeypatch.undo()
+    assert marks.purge(engine, timedelta(hours=2)) == 0
+    with engine.connect() as connection:
+        written = connection.execute(sa.select(marks.table.c.handled_at)).scalar_one()
+    assert abs(written.replace(tzinfo=UTC) - datetime.now(UTC)) < timedelta(minutes=1)
+    assert list_marks(engine, marks) == ["m-1"]
 
 
 def test_workers_that_start_at_once_make_one_table(engine: sa.Engine) -> None:

@@ -37,6 +37,7 @@ from backlogctl_delivery.lookback.producer import LookBackProducer
 from backlogctl_delivery.lookback.service import make_sender
 from backlogctl_delivery.lookback.tables import LookBackDatabase
 from backlogctl_delivery.outbox.sender import OutboxSender, Settings
+from backlogctl_delivery.stamps import OF_ONE_MESSAGE
 from tests.conftest import MakeTopic
 from tests.delivery.kit import (
     Answerer,
@@ -369,7 +370,9 @@ def test_fault_45_sent_and_not_marked_is_sent_again_with_the_same_id(
     kafka: EmbeddedKafka, topic: MakeTopic, teller: Teller
 ) -> None:
     out = topic(2)
-    teller.prepare("1", topic=out, headers=(("type", b"Paid"), ("backlog-event-id", b"false")))
+    # Copied from the message that is being handled: what is of that one only is left out.
+    copied = [(name, b"false") for name in sorted(OF_ONE_MESSAGE)]
+    teller.prepare("1", topic=out, headers=(("type", b"Paid"), *copied))
     teller.commit("1")
 
     with crashing_at("p8.4.mark.before"):

@@ -21,12 +21,13 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, overload
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 
 from backlogctl_delivery.errors import UsageError
@@ -50,9 +51,29 @@ MYSQL = ("mysql", "mariadb")
 DUPLICATE, NO_SAVEPOINT, DEADLOCK, LOCK_TIMEOUT = 1062, 1305, 1213, 1205
 
 
+class handled_now(sa.sql.functions.FunctionElement[datetime]):  # noqa: N801 - as functions of SQL are
+    """The database's clock, as `handled_at` is kept, so that hosts need not agree."""
+
+    type = sa.DateTime(timezone=True)
+    inherit_cache = True
+
+
+@compiles(handled_now)
+def _read_clock(element: handled_now, compiler: Any, **_: Any) -> str:
+    return _CLOCKS[compiler.dialect.name]
+
+
+_CLOCKS = {
+    "postgresql": "clock_timestamp()",
+    "mysql": "UTC_TIMESTAMP(6)",
+    "mariadb": "UTC_TIMESTAMP(6)",
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%f000', 'now')",  # as SQLAlchemy writes a time
+}
+
+
 def make_table(name: str, metadata: sa.MetaData, schema: str | None) -> sa.Table:
-    """`message_id` (the key) and `handled_at` (UTC, of the worker's clock), with an index to purge
-    by."""
+    """`message_id` (the key) and `handled_at` (UTC, of the database's clock), with an index to
+    purge by."""
     # Elsewhere texts are compared exactly by default.
     exact = mysql.VARCHAR(LONGEST, charset="utf8mb4", collation="utf8mb4_bin")
     text = sa.String(LONGEST).with_variant(exact, "mysql", "mariadb")
@@ -72,13 +93,16 @@ def make_insert(table: sa.Table, dialect: str) -> Insert:
     """Adds a row where there is none of its id: writes no row then, or says `is_duplicate`.
     Raises UsageError: no such statement is known of this database.
     """
+    now = {"handled_at": handled_now()}
     if dialect == "postgresql":
-        return postgresql.insert(table).on_conflict_do_nothing(index_elements=["message_id"])
+        added = postgresql.insert(table).values(now)
+        return added.on_conflict_do_nothing(index_elements=["message_id"])
     if dialect == "sqlite":
-        return sqlite.insert(table).on_conflict_do_nothing(index_elements=["message_id"])
+        new = sqlite.insert(table).values(now)
+        return new.on_conflict_do_nothing(index_elements=["message_id"])
     if dialect in MYSQL:
         # IGNORE would also cut or change what does not fit, and two ids could become one.
-        return sa.insert(table)
+        return sa.insert(table).values(now)
     raise UsageError(
         f"marks cannot be kept in {escape_name(dialect)}",
         subject=f"table {escape_name(table.name)}",
@@ -138,7 +162,8 @@ def purge_table(
             subject=f"table {escape_name(table.name)}",
             hint="give an engine, or a connection that has just been opened",
         )
-    limit = datetime.now(UTC) - older_than
+    with bind.begin():
+        limit = bind.execute(sa.select(handled_now())).scalar_one() - older_than
     removed = 0
     while removed < most:
         wanted = min(batch, most - removed)
@@ -339,7 +364,7 @@ class Marks:
         try:
             written = connection.execute(
                 self._inserts[dialect],
-                {"message_id": message_id, "handled_at": datetime.now(UTC)},
+                {"message_id": message_id},
                 execution_options={"preserve_rowcount": True},
             ).rowcount
         except sa.exc.DBAPIError as error:

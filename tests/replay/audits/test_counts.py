@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import socket
 import subprocess
 import sys
@@ -203,7 +204,12 @@ def test_what_was_not_sent_or_not_handled_is_in_its_window(
     assert missing.count == 7
     stretch = f"{format_moment(began + 75 * MINUTE)} to {format_moment(began + 79 * MINUTE)}"
     assert missing.found == f"7 rows have no message in the topic or an archive: 7 of {stretch}"
-    assert missing.commands == ("backlogctl audit sequence orders",)
+    first, again = missing.commands
+    assert first == "backlogctl audit sequence orders"
+    # Its producer does not number: that says where to look instead.
+    (unnumbered,) = shop.call(*shlex.split(first)[1:], "--json", code=2).document["findings"]
+    assert unnumbered["check"] == "not-stamped"
+    assert unnumbered["commands"] == ["backlogctl audit counts orders"]
     minutes = [began + minute * MINUTE for minute in (75, 76, 77, 78)]
     assert [(one["start"], one["count"]) for one in missing.detail["windows"]] == [
         (format_time(at), count) for at, count in zip(minutes, (2, 2, 2, 1), strict=True)
@@ -234,6 +240,11 @@ def test_what_was_not_sent_or_not_handled_is_in_its_window(
     mended = audit(shop)
     assert list_checks(mended)[0] == ("messages-not-handled", "suspect")
     assert sum_up(mended, "messages") == sum_up(mended, "rows")
+    # Sent again with others of these times, and counted again as printed.
+    send(shop, rows[140:160], late=55 * MINUTE)
+    narrow = shop.call(*shlex.split(again)[1:], "--json", code=None).document
+    assert "rows-without-messages" not in {one["check"] for one in narrow["findings"]}
+    assert (narrow["figures"]["rows"], narrow["figures"]["messages"]) == (8, 8)
 
 
 def test_fault_150_a_late_row_whose_message_came_meanwhile_is_no_loss(

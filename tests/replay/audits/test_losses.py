@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from confluent_kafka import Consumer, Producer
 
+from backlogctl.clock import Deadline
 from backlogctl.errors import InvalidTransition
+from backlogctl.monitoring.offsets.observation import observe_stream
 from backlogctl.replay.engine.plan import RunOrigin
 from backlogctl.replay.kinds.redrive import planning
 from backlogctl.replay.kinds.redrive.plan import RedriveOptions
 from backlogctl.replay.runbooks.nights import NightWork, Tonight, find_night_work
 from backlogctl.values import Cause, GapState
 from backlogctl_delivery.sequenced.sequence import Stamp, hash_topic, write_stamp
+from tests.kit.following import follow
 from tests.kit.kafka import commit, move_log_start, set_config, set_offsets_raw, wait_until
-from tests.kit.shop import PROCESSED, Shop, place
+from tests.kit.shop import PROCESSED, Said, Shop, place
 from tests.spark_backfill.world import ORDERS, encode_order, fill_table, make_order, open_database
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("spark")]
@@ -388,6 +392,48 @@ def read_and_commit(shop: Shop) -> None:
     wait_until(lambda: consumer.poll(1.0) is not None, what="the copy is read")
     consumer.commit(asynchronous=False)
     consumer.close()
+
+
+def list_printed(said: Said) -> list[list[str]]:
+    """The commands among what was printed, as a shell reads them."""
+    lines = [line.strip() for line in said.out.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("backlogctl ")]
+
+
+def age_samples(shop: Shop) -> None:
+    """As if the stream had been looked at half an hour ago, too."""
+    workspace = shop.open()
+    stream = workspace.config.stream(shop.stream)
+    seen = observe_stream(workspace.ledger, stream, shop.properties, Deadline(30)).sample
+    before = replace(seen, taken_at=seen.taken_at - timedelta(minutes=30))
+    workspace.ledger.samples.add(before)
+
+
+def test_counts_lead_to_the_repair_of_what_was_never_sent_and_never_handled(
+    empty_shop: Shop,
+) -> None:
+    """By the commands that are printed, word for word."""
+    shop, unhandled = empty_shop, {7, 60, 61}
+    describe_events(shop, consumed=CONSUMED)
+    fill_table(shop.url, ORDERS, [make_order(number) for number in range(TOTAL)])
+    handled = set(range(TOTAL)) - NEVER_SENT - unhandled
+    fill_table(shop.url, PROCESSED, [{"order_id": n} for n in sorted(handled)], "processed")
+    send_orders(shop, range(TOTAL), leave_out=NEVER_SENT)
+    set_offsets_raw(shop.properties, shop.group, shop.topic, shop.read_ends())
+    age_samples(shop)
+    sequence, again, consumed = list_printed(shop.call("audit", "counts", shop.stream, code=1))
+    assert [words[1] for words in (sequence, again, consumed)] == ["sequence", "counts", "consumed"]
+    for words in (sequence, consumed):
+        plan = list_printed(shop.call(*words, code=1))[-1]
+        assert plan[0] == "plan"
+        said = shop.call(*plan)
+        (planned,) = (one for one in shop.open().ledger.recoveries.list() if one.state == "planned")
+        follow(shop.call, planned.id, first=said)
+    put_back = Counter(key for _, key, _ in shop.read_injected())
+    assert put_back == Counter(str(number).encode() for number in NEVER_SENT | unhandled)
+    handle(shop, *NEVER_SENT, *unhandled)
+    assert shop.call(*again, "--json").document["verdict"] == "clean"
+    assert shop.call("audit", "counts", shop.stream, "--json").document["verdict"] == "clean"
 
 
 def test_without_the_consumers_table_nothing_is_put_back_by_guess(empty_shop: Shop) -> None:
