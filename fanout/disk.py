@@ -209,16 +209,19 @@ def _compare(
     if log_dirs.brokers is None:
         return DiskCheck(None, None, None, log_dirs.reason)
     # A replica is on one broker: more brokers than replicas share them.
-    share = min(1.0, replication / len(log_dirs.brokers))
+    share = min(1.0, replication / (len(log_dirs.brokers) + len(log_dirs.silent)))
     needed = math.ceil(bytes_once * share * factor)
     if usable is None:
         reason = "the brokers do not report their free disk space (Kafka before 3.3)"
         return DiskCheck(needed, None, None, reason)
-    return DiskCheck(needed, usable, needed <= usable, _describe(needed, usable))
+    enough = needed <= usable
+    if log_dirs.silent and enough:
+        return DiskCheck(needed, usable, None, log_dirs.reason)
+    return DiskCheck(needed, usable, enough, _describe(needed, usable))
 
 
 def _find_usable(log_dirs: LogDirs, floor: DiskFloor) -> int | None:
-    """Above the floor, of the broker that has the least."""
+    """Above the floor, of the broker that has the least, of those that told."""
     free = [
         broker.usable_bytes - floor.count_bytes(broker.total_bytes)
         for broker in log_dirs.brokers or ()

@@ -160,7 +160,7 @@ def _find_broker(there: Path, log_dirs: LogDirs) -> tuple[int | None, str]:
                     return broker.broker, ""
             except OSError:
                 continue
-    return None, "" if seen else "the brokers' folders are not on this machine"
+    return None, log_dirs.reason if seen else "the brokers' folders are not on this machine"
 
 
 # Which other groups a deletion would cut: DeleteRecords deletes for every group.
@@ -326,7 +326,7 @@ def look_at_disks(
         log_dirs = read_disks(workspace, stream)
     now = utc_now()
     history = workspace.ledger.disks.history(stream.cluster, now - WINDOW)
-    return log_dirs, forecast_full(history, now)
+    return log_dirs, forecast_full(history, now, log_dirs.reason)
 
 
 def read_disks(workspace: Workspace, stream: Stream) -> LogDirs:
