@@ -63,11 +63,15 @@ class LogDirs:
         brokers: those that told theirs; None where none did.
         reason: why those of some, or all, are unknown; "" where all told.
         silent: of the brokers that the cluster names, those that did not tell.
+        local_starts: of a tiered topic (KIP-405), by partition the offset where its bytes on the
+            brokers' own disks begin; a partition that is not in it is unknown. None for any other
+            topic, and where nobody has looked; see `fanout.disk.find_local_part`.
     """
 
     brokers: tuple[BrokerLogDirs, ...] | None
     reason: str = ""
     silent: tuple[int, ...] = ()
+    local_starts: Mapping[int, int] | None = None
 
     def partition_bytes(self, partition: int) -> int | None:
         """Bytes of one replica of a partition, the largest; None where no broker that told has

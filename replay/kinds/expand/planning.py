@@ -18,6 +18,7 @@ from backlogctl.fanout.disk import (
     combine_checks,
     estimate_copy,
     estimate_hold,
+    find_local_part,
     measure_growth,
 )
 from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
@@ -137,6 +138,7 @@ def inspect_backlog(draft: Draft, snapshot: StreamSnapshot, start_at: str) -> St
     peeked = peek_at(properties, stream.topic, starts, _PEEKED, Deadline(20.0))
     dated = tuple(_date(part, peeked, snapshot.history, sample.topic_id) for part in behind)
     log_dirs = read_log_dirs(properties, stream.topic, Deadline(10.0))
+    log_dirs = find_local_part(log_dirs, properties, snapshot.topic, Deadline(10.0))
     return StreamBacklog(
         snapshot=snapshot,
         group=group,
@@ -542,6 +544,7 @@ def _check_disk(
         *(backlog.log_dirs, growth, timedelta(seconds=seconds)),
         replication=replication,
         floor=floor,
+        config=backlog.topic.config,
     )
     return combine_checks(copy, kept)
 
