@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from backlogctl.clock import Deadline
+from backlogctl.errors import BacklogError
 from backlogctl.formats import format_bytes
+from backlogctl.kafka.admin import TopicInfo
+from backlogctl.kafka.clients import Properties
 from backlogctl.kafka.log_dirs import LogDirs
 from backlogctl.values import DiskFloor, Sample
 
 SAFETY = 1.2
+TIERED = "remote.storage.enable"
+LOCAL_MS, LOCAL_BYTES = "local.retention.ms", "local.retention.bytes"
 NO_FLOOR = DiskFloor(0, "B")
 _SHORTEST = 30.0  # seconds that samples must span to give a rate
 
@@ -59,18 +66,65 @@ def estimate_copy(
     for part in backlog:
         share = measure_share(log_dirs, part)
         if share is None:
-            reason = log_dirs.reason or f"no broker reports the size of partition {part.partition}"
+            reason = _explain(log_dirs, part.partition)
             return DiskCheck(None, _find_usable(log_dirs, floor), None, reason)
         needed += share
     return _compare(log_dirs, needed, replication, factor, floor)
 
 
-def measure_share(log_dirs: LogDirs, part: PartitionBacklog) -> float | None:
-    """Bytes of one replica that these messages take, about; None where that is unknown."""
+def measure_share(
+    log_dirs: LogDirs, part: PartitionBacklog, *, is_local: bool = False
+) -> float | None:
+    """Bytes of one replica that these messages take, about; None where that is unknown.
+
+    The bytes of an offset on the brokers' own disks stand for all.
+
+    Args:
+        is_local: only what of them lies on the brokers' own disks; of any but a tiered topic, all.
+    """
     if part.lag <= 0 or part.high <= part.low:
         return 0.0
-    size = log_dirs.partition_bytes(part.partition)
-    return None if size is None else size * min(1.0, part.lag / (part.high - part.low))
+    size, start = log_dirs.partition_bytes(part.partition), _find_start(log_dirs, part)
+    count = min(part.lag, part.high - part.low)
+    if is_local and start is not None:
+        count = max(0, part.low + count - start)
+    if not count:
+        return 0.0
+    if size is None or start is None or start >= part.high:
+        return None
+    return size * (count / (part.high - start))
+
+
+def _find_start(log_dirs: LogDirs, part: PartitionBacklog) -> int | None:
+    """Where its bytes on the brokers' own disks begin."""
+    if log_dirs.local_starts is None:
+        return part.low
+    start = log_dirs.local_starts.get(part.partition)
+    return None if start is None else max(start, part.low)
+
+
+def _explain(log_dirs: LogDirs, partition: int) -> str:
+    if log_dirs.partition_bytes(partition) is None:
+        return log_dirs.reason or f"no broker reports the size of partition {partition}"
+    return (
+        f"the topic is tiered, and what of partition {partition} lies on the brokers' own disks is "
+        "not known"
+    )
+
+
+def find_local_part(
+    log_dirs: LogDirs, properties: Properties, topic: TopicInfo, limit: Deadline
+) -> LogDirs:
+    """With where the part of a tiered topic begins that brokers tell the size of; that of any other
+    topic is all of it."""
+    if topic.config.get(TIERED) != "true":
+        return log_dirs
+    from backlogctl.kafka.bulk import read_local_starts  # numpy takes a while
+
+    starts: Mapping[int, int] = {}
+    with suppress(BacklogError):  # unknown
+        starts = read_local_starts(properties, topic.name, limit)
+    return replace(log_dirs, local_starts=starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +150,7 @@ def estimate_freed(
     """What brokers free where the offsets `[low, low + lag)` of each partition are deleted.
 
     Whole segments only: the one in which a cut lies stays, and is at most `segment_bytes` large.
+    Of a tiered topic only what lies on the brokers' own disks.
 
     Args:
         segment_bytes: the topic's `segment.bytes`; None where it is unknown.
@@ -103,10 +158,9 @@ def estimate_freed(
     """
     most = kept = 0.0
     for cut in cuts:
-        share = measure_share(log_dirs, cut)
+        share = measure_share(log_dirs, cut, is_local=True)
         if share is None:
-            why = log_dirs.reason or f"no broker reports the size of partition {cut.partition}"
-            return FreedEstimate(None, None, why)
+            return FreedEstimate(None, None, _explain(log_dirs, cut.partition))
         most += share
         if cut.partition not in ended:
             kept += share if segment_bytes is None else min(share, segment_bytes)
@@ -155,12 +209,24 @@ def estimate_hold(
     replication: int,
     factor: float = SAFETY,
     floor: DiskFloor = NO_FLOOR,
+    config: Mapping[str, str] | None = None,
 ) -> DiskCheck:
-    """What a topic grows by on each broker while nothing of it is deleted."""
+    """What a topic grows by on each broker while nothing of it is deleted.
+
+    Args:
+        config: the topic's settings: of a tiered one brokers move on what is beyond their local
+            retention, also while the retention of all of it is raised.
+    """
     if bytes_per_second is None:
         reason = log_dirs.reason or "how fast the topic grows is not known yet"
         return DiskCheck(None, _find_usable(log_dirs, floor), None, reason)
     grown = bytes_per_second * duration.total_seconds()
+    if log_dirs.local_starts is not None:
+        time, size = (int((config or {}).get(name, "-2")) for name in (LOCAL_MS, LOCAL_BYTES))
+        if time >= 0:  # -2 is as long as all of it
+            grown = min(grown, bytes_per_second * time / 1000)
+        if size >= 0:
+            grown = min(grown, size * len(log_dirs.local_starts))
     return _compare(log_dirs, grown, replication, factor, floor)
 
 
@@ -193,9 +259,10 @@ def measure_growth(log_dirs: LogDirs, samples: Sequence[Sample]) -> float | None
     total = 0.0
     for part in samples[-1].partitions:
         grown = max(0, part.high - before.get(part.partition, 0))
-        size = log_dirs.partition_bytes(part.partition)
         if not grown:
             continue
+        held = PartitionBacklog(part.partition, part.high - part.low, part.low, part.high)
+        size = measure_share(log_dirs, held)
         if size is None or part.high <= part.low:
             return None
         total += grown * size / (part.high - part.low)
@@ -209,16 +276,19 @@ def _compare(
     if log_dirs.brokers is None:
         return DiskCheck(None, None, None, log_dirs.reason)
     # A replica is on one broker: more brokers than replicas share them.
-    share = min(1.0, replication / len(log_dirs.brokers))
+    share = min(1.0, replication / (len(log_dirs.brokers) + len(log_dirs.silent)))
     needed = math.ceil(bytes_once * share * factor)
     if usable is None:
         reason = "the brokers do not report their free disk space (Kafka before 3.3)"
         return DiskCheck(needed, None, None, reason)
-    return DiskCheck(needed, usable, needed <= usable, _describe(needed, usable))
+    enough = needed <= usable
+    if log_dirs.silent and enough:
+        return DiskCheck(needed, usable, None, log_dirs.reason)
+    return DiskCheck(needed, usable, enough, _describe(needed, usable))
 
 
 def _find_usable(log_dirs: LogDirs, floor: DiskFloor) -> int | None:
-    """Above the floor, of the broker that has the least."""
+    """Above the floor, of the broker that has the least, of those that told."""
     free = [
         broker.usable_bytes - floor.count_bytes(broker.total_bytes)
         for broker in log_dirs.brokers or ()

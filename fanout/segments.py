@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure
+from backlogctl.fanout.disk import TIERED
 from backlogctl.fanout.retention import explain_change, find_lost
 from backlogctl.formats import Say
 from backlogctl.kafka.admin import (
@@ -31,7 +32,6 @@ from backlogctl.kafka.raw_client import translate_properties
 from backlogctl.kafka.transactions import write_empty_transaction
 
 SEGMENT_MS, SEGMENT_BYTES = "segment.ms", "segment.bytes"
-_TIERED = "remote.storage.enable"
 ROLL_MS = 1_000
 ROLLED_SECONDS = 15.0
 # Until every broker has the lowered value.
@@ -75,7 +75,7 @@ def foresee_roll(properties: Properties, connection: Connection, topic: TopicInf
 
 
 def _find_obstacle(properties: Properties, admin: Admin, topic: TopicInfo, limit: Deadline) -> str:
-    if topic.config.get(_TIERED) == "true":
+    if topic.config.get(TIERED) == "true":
         return "the topic is tiered: its brokers keep a segment until it is uploaded"
     settings, why = translate_properties(properties)
     if settings is None:

@@ -13,6 +13,11 @@ from fnmatch import fnmatchcase
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import KafkaFailure, Refused, UsageError
+from backlogctl.fanout.temporary_settings import (
+    agree_on_config,
+    find_unsafe,
+    make_temporary_config,
+)
 from backlogctl.kafka.admin import (
     TopicInfo,
     committed_offsets,
@@ -30,12 +35,9 @@ from backlogctl.ledger import Ledger, TemporaryTopic
 
 RECOVERY = "recovery"
 LONGEST_NAME = 249
-LARGEST_MESSAGE = 32 * 2**20
 CREATE_SECONDS = 60.0
-_FOREVER = "9223372036854775807"
-# What a person may change meanwhile: it deletes nothing.
-_FREE = ("max.message.bytes", "min.insync.replicas", "compression.type")
 _LEGAL = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_NAME}}}")
+_ASK_SECONDS = 20.0
 _TRY_SECONDS = 10.0
 _PAUSE = 0.3
 _ABSENT_SECONDS = 5.0
@@ -53,35 +55,6 @@ def name_temporary_topic(topic: str, recovery_id: str, word: str = RECOVERY) -> 
             subject=f"topic {topic}",
         )
     return name
-
-
-def make_temporary_config(source: TopicInfo, keep_ms: int | None = None) -> dict[str, str]:
-    """Settings with which nothing of the temporary topic is deleted, refused or given a new time.
-
-    Each is set by name, so that the brokers' own limits do not hold (fault 67).
-
-    Args:
-        keep_ms: after so long its messages are deleted after all.
-    """
-    config = {
-        "cleanup.policy": "delete",
-        "retention.ms": str(-1 if keep_ms is None else keep_ms),
-        "retention.bytes": "-1",
-        "message.timestamp.type": "CreateTime",
-        "message.timestamp.before.max.ms": _FOREVER,
-        "message.timestamp.after.max.ms": _FOREVER,
-        "compression.type": "producer",
-        "max.message.bytes": str(
-            max(int(source.config.get("max.message.bytes", "0")), LARGEST_MESSAGE)
-        ),
-    }
-    if "min.insync.replicas" in source.config:
-        config["min.insync.replicas"] = source.config["min.insync.replicas"]
-    # Brokers before 3.6 know neither, and refuse a topic with settings that they do not know.
-    if "message.timestamp.before.max.ms" not in source.config:
-        del config["message.timestamp.before.max.ms"], config["message.timestamp.after.max.ms"]
-        config["message.timestamp.difference.max.ms"] = _FOREVER
-    return config
 
 
 def create_temporary_topic(
@@ -102,7 +75,7 @@ def create_temporary_topic(
     record, is that of a run that crashed before it recorded the id.
 
     Args:
-        word: of its name. keep_ms: see `make_temporary_config`.
+        word: of its name. keep_ms: see `temporary_settings`.
 
     Returns:
         The topic, with its id.
@@ -149,9 +122,11 @@ def create_empty_topic(
         KafkaFailure: it could not be created until the deadline.
     """
     admin, limit = connect(connection), deadline or Deadline(CREATE_SECONDS)
-    config = make_temporary_config(source, keep_ms)
+    config = wanted = make_temporary_config(source, keep_ms)
+    with suppress(KafkaFailure):  # it cannot be asked; the creation itself tells
+        config = agree_on_config(admin, source, name, partitions, keep_ms, limit.part(_ASK_SECONDS))
     topic_id = _create(admin, name, partitions, source.replication, config, limit)
-    _refuse_foreign(admin, name, topic_id, partitions, config, limit)
+    _refuse_foreign(admin, source, name, topic_id, partitions, wanted, limit)
     return topic_id
 
 
@@ -183,11 +158,9 @@ def find_changed_settings(
     """
     found = describe_topic(connection, name, deadline or Deadline(CREATE_SECONDS))
     ours = make_temporary_config(found)
-    return {
-        key: (found.config[key], value)
-        for key, value in ours.items()
-        if key not in _FREE and found.config.get(key, value) != value
-    }
+    # Of those that only keep something from being written, any value is its own.
+    unsafe = find_unsafe({**ours, **found.config}, ours, found.config)
+    return {key: (found.config[key], ours[key]) for key in unsafe}
 
 
 def find_deleted(
@@ -270,7 +243,7 @@ def delete_temporary_topic(
         return
     if known.topic_id is None:  # it crashed between the creation and the record
         config = make_temporary_config(source, keep_ms)
-        _refuse_foreign(admin, known.name, found, known.partitions, config, limit)
+        _refuse_foreign(admin, source, known.name, found, known.partitions, config, limit)
         known = ledger.temporary_topics.record_id(recovery_id, found)
     if found != known.topic_id:
         raise _refuse_id(known.name, found, known.topic_id)
@@ -354,15 +327,16 @@ def _create(
 
 def _refuse_foreign(
     admin: Admin,
+    source: TopicInfo,
     name: str,
     topic_id: str,
     partitions: int,
     config: Mapping[str, str],
     limit: Deadline,
 ) -> None:
-    """Refuses a topic that has other settings than ours, or ever had a record."""
+    """Refuses a topic with settings that are not as safe as ours, or that ever had a record."""
     found = describe_topic(admin, name, limit)
-    differs = [key for key, value in config.items() if found.config.get(key) != value]
+    differs = find_unsafe(found.config, config, source.config)
     if found.topic_id != topic_id or found.partitions != partitions or differs:
         why = f"its {', '.join(differs)} differ" if differs else "it is not as we make it"
     elif any(list_offsets(admin, name, range(found.partitions), "latest", deadline=limit).values()):

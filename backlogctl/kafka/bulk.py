@@ -11,6 +11,7 @@ import threading
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -375,3 +376,12 @@ def _list_by_leader(layout: ClusterLayout) -> Iterator[tuple[int, list[tuple[str
             if leader >= 0:
                 places[leader].append((name, number))
     yield from places.items()
+
+
+def read_local_starts(properties: Properties, topic: str, limit: Deadline) -> dict[int, int]:
+    """By partition where the part begins that is on the brokers' own disks, where a leader tells.
+    Raises ConfigurationError, ClusterUnreachable, KafkaFailure.
+    """
+    with closing(BulkReader(properties, limit.remaining())) as reader:
+        found = reader.read_local_starts(reader.read_layout([topic]))[topic]
+    return {number: int(at) for number, at in enumerate(found) if at >= 0}

@@ -1,7 +1,8 @@
 """Sizes and free disk space of the brokers: DescribeLogDirs, which confluent-kafka lacks.
 
 Asked through kafka-python, whose properties have other names. What cannot be asked is unknown with
-a reason, never an error: a disk that cannot be seen must not stop an emergency by itself.
+a reason, never an error: a disk that cannot be seen must not stop an emergency by itself. All
+brokers are asked at once, so one that hangs hides only its own disks.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from backlogctl.clock import Deadline
 from backlogctl.kafka.clients import Properties, find_addresses
-from backlogctl.kafka.raw_client import lend_client, translate_properties
+from backlogctl.kafka.raw_client import RawClient, give_back, take_client, translate_properties
 
 _SECRETS = ("sasl.password", "ssl.key.password", "sasl.username")
 _SAME_VOLUME = 1 << 20
+# For one broker, which tells it from memory.
+_ANSWER_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,25 @@ class BrokerLogDirs:
 
 @dataclass(frozen=True, slots=True)
 class LogDirs:
-    """The brokers' disks; `brokers` is None where they are unknown, and `reason` says why."""
+    """The brokers' disks.
+
+    Attributes:
+        brokers: those that told theirs; None where none did.
+        reason: why those of some, or all, are unknown; "" where all told.
+        silent: of the brokers that the cluster names, those that did not tell.
+        local_starts: of a tiered topic (KIP-405), by partition the offset where its bytes on the
+            brokers' own disks begin; a partition that is not in it is unknown. None for any other
+            topic, and where nobody has looked; see `fanout.disk.find_local_part`.
+    """
 
     brokers: tuple[BrokerLogDirs, ...] | None
     reason: str = ""
+    silent: tuple[int, ...] = ()
+    local_starts: Mapping[int, int] | None = None
 
     def partition_bytes(self, partition: int) -> int | None:
-        """Bytes of one replica of a partition, the largest; None where no broker has it."""
+        """Bytes of one replica of a partition, the largest; None where no broker that told has
+        it."""
         sizes = [broker.partitions.get(partition) for broker in self.brokers or ()]
         return max((size for size in sizes if size is not None), default=None)
 
@@ -112,28 +128,83 @@ def _ask(
     settings: Mapping[str, Any], properties: Properties, topics: Collection[str], limit: Deadline
 ) -> dict[str, LogDirs]:
     try:
-        with lend_client(settings, limit, properties) as client:
-            answers = client.admin.describe_log_dirs([topic for topic in topics if topic])
-        return {topic: _to_log_dirs(answers, topic) for topic in topics}
+        client = take_client(settings, limit, properties)
     except Exception as error:  # noqa: BLE001 - an answer about disks is never worth a failure
         why = f"the disks cannot be read: {_describe(error, properties)}"
         return dict.fromkeys(topics, LogDirs(None, why))
+    answers, silent = _ask_brokers(client, properties, [one for one in topics if one], limit)
+    if silent:  # whose answer may still come
+        client.close()
+    else:
+        give_back(settings, client)
+    return {topic: _to_log_dirs(answers, topic, silent) for topic in topics}
 
 
-def _to_log_dirs(answers: list[dict[str, Any]], topic: str) -> LogDirs:
-    brokers = []
+def _ask_brokers(
+    client: RawClient, properties: Properties, topics: Sequence[str], limit: Deadline
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """What brokers tell of their folders; by broker why the others do not."""
+    answers, silent = [], {}
+    within = limit.part(_ANSWER_SECONDS)
+    asked = {
+        node: client.start(partial(_ask_broker, client, node, topics))
+        for node in client.list_brokers()
+    }
+    for node, sent in asked.items():
+        try:
+            told = client.await_sent(sent, within)
+            answers.append({"broker": node, "log_dirs": told})
+        except TimeoutError:
+            silent[node] = f"it did not answer within {_ANSWER_SECONDS:g} s"
+        except Exception as error:  # noqa: BLE001 - as above
+            silent[node] = _describe(error, properties)
+    return answers, silent
+
+
+async def _ask_broker(client: RawClient, node: int, topics: Sequence[str]) -> list[dict[str, Any]]:
+    """It alone: of another one's metadata the answer would hang on that one, too."""
+    from kafka.protocol.admin import DescribeLogDirsRequest
+    from kafka.protocol.metadata import MetadataRequest
+
+    named = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics],
+        allow_auto_topic_creation=False,
+        min_version=4,
+        max_version=9,
+    )
+    found = (await client.send(named, node)).topics if topics else ()
+    wanted = DescribeLogDirsRequest.DescribableLogDirTopic
+    request = DescribeLogDirsRequest(
+        topics=[
+            wanted(topic=one.name, partitions=[part.partition_index for part in one.partitions])
+            for one in found
+        ]
+    )
+    return [one.to_dict() for one in (await client.send(request, node)).results]
+
+
+def _to_log_dirs(
+    answers: list[dict[str, Any]], topic: str, silent: Mapping[int, str] | None = None
+) -> LogDirs:
+    brokers, unknown = [], dict(silent or {})
     for answer in answers:
         directories = [one for one in answer["log_dirs"] if not one["error_code"]]
-        if not directories:
-            # The client drops the code of the whole answer: an access denied looks like this.
-            return LogDirs(
-                None,
-                f"broker {answer['broker']} shows no disks: is `Describe` on the cluster granted?",
-            )
-        brokers.append(_to_broker(answer["broker"], directories, topic))
+        if directories:
+            brokers.append(_to_broker(answer["broker"], directories, topic))
+        else:  # an access that is denied looks like this
+            unknown[answer["broker"]] = "it shows none: is `Describe` on the cluster granted?"
+    by_why: dict[str, list[str]] = {}
+    for broker, why in sorted(unknown.items()):
+        by_why.setdefault(why, []).append(str(broker))
+    reason = "; ".join(
+        f"the disks of {'broker' if len(names) == 1 else 'brokers'} {', '.join(names)} cannot be "
+        f"read: {why}"
+        for why, names in by_why.items()
+    )
     if not brokers:
-        return LogDirs(None, "no broker answered")
-    return LogDirs(tuple(sorted(brokers, key=lambda one: one.broker)))
+        return LogDirs(None, reason or "no broker answered", tuple(sorted(unknown)))
+    ordered = tuple(sorted(brokers, key=lambda one: one.broker))
+    return LogDirs(ordered, reason, tuple(sorted(unknown)))
 
 
 def _to_broker(broker: int, directories: list[dict[str, Any]], topic: str) -> BrokerLogDirs:

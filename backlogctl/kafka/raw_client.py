@@ -187,10 +187,14 @@ class RawClient:
 
     def send_soon(self, request: Any, node: int) -> Any:
         """Sends a request to a broker, for `await_sent` to await the answer."""
-        return self.admin._manager.call_soon(lambda: self.send(request, node))
+        return self.start(lambda: self.send(request, node))
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Runs a coroutine beside others, for `await_sent` to await what it returns."""
+        return self.admin._manager.call_soon(work)
 
     def await_sent(self, sent: Any, limit: Deadline) -> Any:
-        """The answer to what `send_soon` has sent.
+        """The answer to what `send_soon` has sent, or the outcome of what `start` has started.
 
         Raises:
             TimeoutError: there is none within the limit; await it again.

@@ -92,7 +92,7 @@ def measure_room(found: LogDirs, floor: DiskFloor) -> Room:
         known.append(FreeDisk(number, disk.usable_bytes, least, disk.partitions))
     names = ", ".join(map(str, sorted(unknown)))
     told = f"brokers {names} do not report their free disk space (Kafka before 3.3, or managed)"
-    return Room(tuple(known), told if unknown else "")
+    return Room(tuple(known), "; ".join(filter(None, (told if unknown else "", found.reason))))
 
 
 Read = Callable[[Properties, str, Deadline], LogDirs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from confluent_kafka import (
     OFFSET_INVALID,
     IsolationLevel,
+    KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
@@ -33,6 +34,7 @@ from backlogctl.errors import BacklogError, KafkaFailure, Refused
 from backlogctl.kafka.clients import (
     Admin,
     Connection,
+    Properties,
     ask,
     ask_for_one,
     connect,
@@ -41,7 +43,8 @@ from backlogctl.kafka.clients import (
     wait_for,
     wait_for_broker,
 )
-from backlogctl.kafka.errors import TopicExists, TopicMissing
+from backlogctl.kafka.errors import TopicExists, TopicMissing, translate
+from backlogctl.kafka.raw_client import RawClient, ask_in_coroutine, translate_properties
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 
@@ -213,6 +216,89 @@ def create_topic(
 
     retry_in_turns(admin, limit, call)
     return _await_leaders(admin, topic, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class CreationAnswer:
+    """What a cluster says to the creation of a topic that it is only asked about.
+
+    Attributes:
+        refused: why it would not; "" where it would, or the topic is there.
+        is_about_settings: it refuses for a setting, or by a policy, which may be of settings.
+        config: what would be in force; empty where that is not told.
+    """
+
+    refused: str = ""
+    is_about_settings: bool = False
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+_ABOUT_SETTINGS = frozenset({KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION})
+_ABOUT_SIZE = frozenset({KafkaError.INVALID_PARTITIONS, KafkaError.INVALID_REPLICATION_FACTOR})
+
+
+def ask_creation(
+    properties: Properties,
+    topic: str,
+    *,
+    partitions: int,
+    replication: int,
+    config: Mapping[str, str],
+    deadline: Deadline | None = None,
+) -> CreationAnswer:
+    """Whether the cluster would create a topic; creates nothing.
+
+    Through kafka-python: librdkafka hides the settings in the answer.
+
+    Raises:
+        KafkaFailure: it cannot be asked, or refuses for another reason, such as a missing right.
+    """
+    subject, doing = f"topic {topic}", "ask whether it can be created"
+    settings, why = translate_properties(properties)
+    if settings is None:
+        raise KafkaFailure(f"could not {doing} {why}", subject=subject)
+    limit = deadline or Deadline(DEFAULT_SECONDS)
+    work = partial(_ask_creation, topic, partitions, replication, config)
+    answer = ask_in_coroutine(settings, properties, subject, doing, limit, work)
+    code = answer.error_code
+    if code in _ABOUT_SETTINGS | _ABOUT_SIZE:
+        refused = answer.error_message or KafkaError(code).name()
+        return CreationAnswer(refused, code in _ABOUT_SETTINGS)
+    if code and code != KafkaError.TOPIC_ALREADY_EXISTS:
+        raise translate(KafkaError(code, answer.error_message), subject, doing)
+    told = {one.name: one.value for one in answer.configs or () if one.value is not None}
+    return CreationAnswer(config=told)
+
+
+async def _ask_creation(
+    topic: str, partitions: int, replication: int, config: Mapping[str, str], client: RawClient
+) -> Any:
+    from kafka.protocol.admin import CreateTopicsRequest
+    from kafka.protocol.metadata import MetadataRequest
+
+    named = MetadataRequest(
+        topics=[], allow_auto_topic_creation=False, min_version=4, max_version=9
+    )
+    controller = (await client.send(named)).controller_id  # with KRaft: any that passes it on
+    wanted = CreateTopicsRequest.CreatableTopic
+    request = CreateTopicsRequest(
+        topics=[
+            wanted(
+                name=topic,
+                num_partitions=partitions,
+                replication_factor=replication,
+                assignments=[],
+                configs=[
+                    wanted.CreatableTopicConfig(name=name, value=value)
+                    for name, value in config.items()
+                ],
+            )
+        ],
+        timeout_ms=10_000,
+        validate_only=True,
+    )
+    (found,) = (await client.send(request, controller if controller >= 0 else None)).topics
+    return found
 
 
 def _await_leaders(admin: Admin, topic: str, limit: Deadline) -> str:

@@ -78,14 +78,24 @@ class Topic:
     @property
     def kept(self) -> str:
         """How long it keeps messages: `forever`, `for 7 d`, `up to 1.0 MB of each partition`."""
-        time, size = self.read_number("retention.ms"), self.read_number("retention.bytes")
+        told = self._say_limits("retention.")
+        is_deleted = "delete" in self.settings.get("cleanup.policy", "delete")
+        return told if told and is_deleted else "forever"
+
+    @property
+    def kept_locally(self) -> str:
+        """As `kept`, what brokers keep of a tiered topic on their own disks; "" where that is all
+        that it keeps."""
+        return self._say_limits("local.retention.")
+
+    def _say_limits(self, prefix: str) -> str:
+        time, size = self.read_number(f"{prefix}ms"), self.read_number(f"{prefix}bytes")
         told = []
         if time is not None and time >= 0:
             told.append(f"for {format_duration(time / 1000)}")
         if size is not None and size >= 0:
             told.append(f"up to {format_bytes(size)} of each partition")
-        is_deleted = "delete" in self.settings.get("cleanup.policy", "delete")
-        return " and ".join(told) if told and is_deleted else "forever"
+        return " and ".join(told)
 
     def read_number(self, name: str) -> int | None:
         value = self.settings.get(name)

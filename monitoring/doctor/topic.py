@@ -355,6 +355,40 @@ def judge_retention(
     )
 
 
+_LOCAL = ("local.retention.ms", "local.retention.bytes")
+
+
+@CheckScope.RETENTION.check(
+    "tiered",
+    "Tiered storage",
+    "Older messages are in the remote storage alone, and count for no broker's disk: a copy of "
+    "them takes room that the topic itself does not take.",
+    "`retention.ms` and `retention.bytes` are for all of the topic and decide what is lost; "
+    "`local.retention.ms` and `local.retention.bytes` only say when a segment that is uploaded "
+    "leaves the brokers' disks (-2: as the former). How fast the remote storage is read, no broker "
+    "tells.",
+)
+def judge_tiered(topic: Topic) -> Iterator[CheckFinding]:
+    """What the two retentions of a tiered topic mean (KIP-405)."""
+    if topic.settings.get("remote.storage.enable") != "true":
+        return
+    if missing := [name for name in _LOCAL if topic.read_number(name) is None]:
+        yield CheckFinding(
+            *("tiered", CheckLevel.UNKNOWN, topic.subject),
+            f"the topic is tiered, and what brokers keep on their own disks is unknown: "
+            f"{' and '.join(missing)} cannot be read",
+            "ask the operators of the cluster",
+        )
+    elif local := topic.kept_locally:
+        yield CheckFinding(
+            *("tiered", CheckLevel.WARNS, topic.subject),
+            f"it keeps messages {topic.kept}, of which brokers keep on their own disks {local}; "
+            "what is older is in the remote storage alone",
+            "reckon with the remote storage where a group is further behind than that: try how "
+            "fast it is read before a recovery has to",
+        )
+
+
 @CheckScope.RETENTION.check(
     "segments",
     "Segments that make retention coarse",

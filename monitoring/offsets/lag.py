@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -331,16 +330,14 @@ def read_log_sizes(
     """
     starts = {part.partition: part.low for part in sample.partitions}
     if config.get("remote.storage.enable") == "true":
-        from backlogctl.kafka.bulk import BulkReader
+        from backlogctl.kafka.bulk import read_local_starts
 
-        with closing(BulkReader(properties, limit.remaining())) as reader:
-            found = reader.read_local_starts(reader.read_layout([sample.topic]))
-        starts = {number: int(found[sample.topic][number]) for number in starts}
+        starts = read_local_starts(properties, sample.topic, limit)
     return {
         part.partition: round(size * (part.high - part.low) / (part.high - start))
         for part in sample.partitions
         if (size := log_dirs.partition_bytes(part.partition)) is not None
-        and 0 <= (start := starts[part.partition]) < part.high
+        and (start := starts.get(part.partition, part.high)) < part.high
     }
 
 

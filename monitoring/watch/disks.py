@@ -34,11 +34,14 @@ class Forecast:
     is_known: bool = True
 
 
-def forecast_full(readings: Iterable[DiskReading], now: datetime) -> Forecast:
+def forecast_full(readings: Iterable[DiskReading], now: datetime, silent: str = "") -> Forecast:
     """Judges each broker by the oldest and the newest reading of the last minutes.
 
     A disk of which nobody knows how fast it fills makes the whole unknown, unless another one is
     known to be full soon: that is told in any case.
+
+    Args:
+        silent: why the disks of some broker could not be read now; "" where all were.
     """
     by_broker: defaultdict[int, list[DiskReading]] = defaultdict(list)
     for reading in readings:
@@ -53,11 +56,12 @@ def forecast_full(readings: Iterable[DiskReading], now: datetime) -> Forecast:
             unknown[broker] = found
         elif found is not None:
             full[broker] = found
-    why = "; ".join(f"broker {broker}: {told}" for broker, told in unknown.items())
+    whys = [f"broker {broker}: {told}" for broker, told in unknown.items()]
+    why = "; ".join([*whys, silent] if silent else whys)
     if full:
         first = min(full, key=lambda broker: full[broker])
-        return Forecast(full[first], first, why, is_known=not unknown)
-    if unknown:
+        return Forecast(full[first], first, why, is_known=not why)
+    if why:
         return Forecast(None, None, why, is_known=False)
     return Forecast(None, None, "no disk is filling up")
 

@@ -584,7 +584,7 @@ def _read_sizes(
     if log_dirs.brokers is not None:
         try:
             sizes = read_log_sizes(properties, sample, config, log_dirs, within)
-            why = "no broker tells how large its partitions are"
+            why = log_dirs.reason or "no broker tells how large its partitions are"
         except BacklogError as error:
             why = error
     if not sizes.keys() >= set(partitions):

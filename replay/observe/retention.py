@@ -10,7 +10,7 @@ from typing import Any
 from backlogctl.clock import Deadline
 from backlogctl.config import Stream
 from backlogctl.errors import BacklogError, Refused
-from backlogctl.fanout.disk import DiskCheck, estimate_hold, measure_growth
+from backlogctl.fanout.disk import DiskCheck, estimate_hold, find_local_part, measure_growth
 from backlogctl.fanout.retention import (
     MARGIN,
     RETENTION_MS,
@@ -167,7 +167,9 @@ def _choose_settings(
 def _check_disk(
     workspace: Workspace, stream: Stream, topic: TopicInfo, duration: timedelta
 ) -> DiskCheck:
-    log_dirs = read_log_dirs(workspace.properties(stream), stream.topic, Deadline(10.0))
+    properties = workspace.properties(stream)
+    log_dirs = read_log_dirs(properties, stream.topic, Deadline(10.0))
+    log_dirs = find_local_part(log_dirs, properties, topic, Deadline(10.0))
     since = workspace.ledger.now() - _GROWTH_OVER
     history: list[Sample] = [
         sample
@@ -175,7 +177,9 @@ def _check_disk(
         if sample.topic_id == topic.topic_id and sample.taken_at >= since
     ]
     rate = measure_growth(log_dirs, history)
-    return estimate_hold(log_dirs, rate, duration, replication=topic.replication)
+    return estimate_hold(
+        log_dirs, rate, duration, replication=topic.replication, config=topic.config
+    )
 
 
 def _warn_about_disk(disk: DiskCheck) -> tuple[str, ...]:

@@ -21,10 +21,10 @@ from backlogctl.fanout.retention import (
     raise_retention,
     restore_retention,
 )
+from backlogctl.fanout.temporary_settings import make_temporary_config
 from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
     delete_temporary_topic,
-    make_temporary_config,
     name_temporary_topic,
     start_recovery_group,
 )

@@ -6,33 +6,25 @@ it deletes what is unread is the truth.
 
 from __future__ import annotations
 
-import secrets
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backlogctl.clock import Deadline
-from backlogctl.jars import ensure_jars
-from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import make_admin, make_producer
-from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.ledger import Ledger
-from backlogctl.monitoring.offsets.lag import list_cuts, read_log_sizes, read_reached
-from backlogctl.monitoring.offsets.sampler import take_sample
+from backlogctl.monitoring.offsets.lag import list_cuts, read_reached
 from backlogctl.monitoring.verdict.forecasts import date_by_size, date_by_time, forecast_loss
 from backlogctl.monitoring.verdict.judge import PartitionView, Point, judge_partition
 from backlogctl.monitoring.verdict.status import Retention, Urgency, find_urgency
-from backlogctl.sandbox.embedded import EmbeddedKafka
-from tests.kit.kafka import StreamStub, properties_of, publish, set_offsets_raw, wait_until
-from tests.kit.processes import ROOT
+from tests.kit.kafka import StreamStub, publish, set_offsets_raw
 from tests.monitoring.live_watch import look as look_once
 
 MINUTE, HOUR = 60, 3_600
@@ -267,59 +259,6 @@ def test_a_topic_that_keeps_its_messages_for_ever_has_no_forecast(
     set_offsets_raw(properties, group, name, {0: 2})
     told = look_once(ledger, properties, StreamStub(name, group))
     assert (told.lag, told.seconds_to_loss) == (7, None)
-
-
-# A topic whose older part is in a remote storage alone: Kafka's own one for its tests (KIP-405).
-
-MANY, EACH = 5_000, 1_000
-
-
-@pytest.fixture
-def tiered(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """A broker that moves each ended segment there within a second."""
-    (jar,) = ensure_jars(ROOT / "tests/kit/tiered.jars")
-    storage = "org.apache.kafka.server.log.remote.storage.LocalTieredStorage"
-    properties = {
-        "remote.log.storage.system.enable": "true",
-        "remote.log.storage.manager.class.name": storage,
-        "remote.log.storage.manager.class.path": str(jar),
-        "remote.log.storage.manager.impl.prefix": "rsm.config.",
-        "rsm.config.dir": str(tmp_path / "remote"),
-        "remote.log.metadata.manager.listener.name": "PLAINTEXT",
-        "rlmm.config.remote.log.metadata.topic.num.partitions": "1",
-        "rlmm.config.remote.log.metadata.topic.replication.factor": "1",
-        "remote.log.manager.task.interval.ms": "500",
-    }
-    with EmbeddedKafka.start(tmp_path / "kafka", properties=properties) as running:
-        yield running
-
-
-def test_fault_93_a_tiered_topic_goes_by_all_of_its_bytes(tiered: EmbeddedKafka) -> None:
-    """Brokers tell those of their own disks, and their limit is on all."""
-    properties = properties_of(tiered.bootstrap)
-    config = {
-        "remote.storage.enable": "true",
-        "local.retention.bytes": "1",
-        "segment.bytes": str(2**20),
-        "retention.bytes": str(MANY * EACH * 2),
-    }
-    create_topic(properties, "orders", partitions=1, config=config)
-    producer = make_producer(properties, {"compression.type": "none"})
-    for _ in range(MANY):
-        producer.produce("orders", secrets.token_bytes(EACH), partition=0)
-        producer.poll(0)
-    assert producer.flush(90) == 0
-    set_offsets_raw(properties, "service", "orders", {0: 100})
-
-    def read_local() -> int:
-        return read_log_dirs(properties, "orders", Deadline(30.0)).partition_bytes(0) or 0
-
-    wait_until(lambda: 0 < read_local() < MANY * EACH / 2, 90, "the older part is moved")
-    assert list_offsets(properties, "orders", [0], "earliest") == {0: 0}
-    sample = take_sample(StreamStub("orders", "service"), properties)
-    log_dirs = read_log_dirs(properties, "orders", Deadline(30.0))
-    sizes = read_log_sizes(properties, sample, config, log_dirs, Deadline(30.0))
-    assert sizes[0] == pytest.approx(MANY * EACH, rel=0.1)
 
 
 # The arithmetic, against runs by hand.

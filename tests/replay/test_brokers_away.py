@@ -18,13 +18,17 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from backlogctl.clock import Deadline
 from backlogctl.config import Stream
+from backlogctl.fanout.disk import PartitionBacklog, estimate_copy
 from backlogctl.kafka.admin import create_topic, set_group_offsets
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.coordinator import describe_group_states
+from backlogctl.kafka.log_dirs import read_log_dirs
+from backlogctl.kafka.room import RoomWatch
 from backlogctl.replay.engine.brokers import BrokerWatch
 from backlogctl.replay.observe.stream import _waits_for
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import free_port
+from backlogctl.values import DiskFloor
 from tests.kit.kafka import (
     find_coordinator,
     forward,
@@ -180,6 +184,51 @@ def test_fault_177_one_silent_broker_is_not_waited_for(tmp_path: Path) -> None:
         dead = {words: _time(words, tmp_path) for words in asked}
         kafka.kill()  # it would wait for the one that is gone
     assert max(*frozen.values(), *dead.values()) < SOON, (frozen, dead)
+
+
+def test_fault_177_disks_of_the_others_are_known(tmp_path: Path) -> None:
+    """One of three hangs: what it holds is unknown, by its name; what the others hold is not."""
+    own = {"broker.session.timeout.ms": "120000"}
+    with EmbeddedKafka.start(tmp_path / "kafka", brokers=3, heap="256m", properties=own) as kafka:
+        properties = properties_of(kafka.bootstrap)
+        admin = make_admin(properties)
+        for name, brokers in (("orders", [1, 2]), ("bills", [3, 1])):
+            new = NewTopic(name, 1, replica_assignment=[brokers])
+            admin.create_topics([new])[name].result(60)
+        publish(properties, "orders", {0: 9})
+        floor = DiskFloor(0, "B")
+        watches = {name: RoomWatch(properties, name, floor) for name in ("orders", "bills")}
+        assert [watch.look({}) for watch in watches.values()] == ["", ""]
+        os.kill(kafka.pids[2], signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            found = read_log_dirs(properties, "orders", Deadline(15.0))
+            took = time.monotonic() - began
+            told = {name: watch.look({}) for name, watch in watches.items()}
+        finally:
+            os.kill(kafka.pids[2], signal.SIGCONT)
+        assert [one.broker for one in found.brokers or ()] == [1, 2]
+        assert found.silent == (3,)
+        assert "broker 3" in found.reason
+        assert found.replica_bytes.keys() == {(1, 0), (2, 0)}
+        assert took < 12.0
+        # What is held goes by who holds the topic.
+        assert told["orders"] == ""
+        assert "disks of brokers 3 have cannot be read: they are away" in told["bills"]
+        # Unknown is what is unknown: the others may be too full, and cannot be enough alone.
+        needs = (PartitionBacklog(0, 9, 0, 9),)
+        assert estimate_copy(found, needs, replication=2).enough is None
+        full = DiskFloor(100, "%")
+        assert estimate_copy(found, needs, replication=2, floor=full).enough is False
+        kafka.kill(3)
+        wait_until(lambda: _is_refused(properties), what="the one that is gone is told, too")
+        kafka.kill()
+
+
+def _is_refused(properties: dict[str, str]) -> bool:
+    found = read_log_dirs(properties, "orders", Deadline(15.0))
+    assert {one.broker for one in found.brokers or ()} == {1, 2}
+    return found.silent == (3,) and "did not answer" not in found.reason
 
 
 def test_fault_184_a_coordinator_that_hangs_hides_no_other_ones_groups(tmp_path: Path) -> None:

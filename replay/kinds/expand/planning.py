@@ -18,6 +18,7 @@ from backlogctl.fanout.disk import (
     combine_checks,
     estimate_copy,
     estimate_hold,
+    find_local_part,
     measure_growth,
 )
 from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
@@ -34,9 +35,8 @@ from backlogctl.fanout.retention import (
     find_time_to_loss,
     needs_hold,
 )
-from backlogctl.fanout.temporary_topic import (
-    name_temporary_topic,
-)
+from backlogctl.fanout.temporary_settings import agree_on_config, say_given_up
+from backlogctl.fanout.temporary_topic import name_temporary_topic
 from backlogctl.formats import format_plural
 from backlogctl.kafka.admin import describe_group_state, read_group_state
 from backlogctl.kafka.clients import make_admin
@@ -138,6 +138,7 @@ def inspect_backlog(draft: Draft, snapshot: StreamSnapshot, start_at: str) -> St
     peeked = peek_at(properties, stream.topic, starts, _PEEKED, Deadline(20.0))
     dated = tuple(_date(part, peeked, snapshot.history, sample.topic_id) for part in behind)
     log_dirs = read_log_dirs(properties, stream.topic, Deadline(10.0))
+    log_dirs = find_local_part(log_dirs, properties, snapshot.topic, Deadline(10.0))
     return StreamBacklog(
         snapshot=snapshot,
         group=group,
@@ -370,12 +371,26 @@ def plan_expand(
             subject=f"topic {stream.topic}",
             hint="make room on the brokers' disks; `--allow disk` plans in spite of it",
         )
+    if told := _ask_about_topic(draft, backlog, plan):
+        plan = plan.model_copy(update={"warnings": (*plan.warnings, told)})
     if options.try_one:
         group = name_recovery_group(stream.group, TRIAL_NAME)
         tried, warning = try_consumer(workspace, stream, backlog.topic, group, say)
         more = (*plan.warnings, warning) if warning else plan.warnings
         plan = plan.model_copy(update={"tried": tried, "warnings": more})
     return finish_plan(workspace, store_plan(workspace, draft.recovery_id, plan))
+
+
+def _ask_about_topic(draft: Draft, backlog: StreamBacklog, plan: ExpandPlan) -> str:
+    """What the cluster does not take of the temporary topic's settings; "" where it takes all.
+    Raises Refused: it would not create it, or not so that it keeps what is copied.
+    """
+    wanted = plan.temporary
+    try:
+        config = agree_on_config(draft.properties, backlog.topic, wanted.topic, wanted.partitions)
+    except KafkaFailure as error:
+        return f"whether the cluster creates the temporary topic is not known: {error.message}"
+    return say_given_up(backlog.topic, config)
 
 
 def name_recovery_group(group: str, recovery_id: str) -> str:
@@ -529,6 +544,7 @@ def _check_disk(
         *(backlog.log_dirs, growth, timedelta(seconds=seconds)),
         replication=replication,
         floor=floor,
+        config=backlog.topic.config,
     )
     return combine_checks(copy, kept)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import BacklogError, KafkaFailure, LeaseHeld, PlanStale, Refused
-from backlogctl.fanout.disk import FreedTally, PartitionBacklog
+from backlogctl.fanout.disk import FreedTally, PartitionBacklog, find_local_part
 from backlogctl.fanout.segments import (
     ROLL_MS,
     SEGMENT_MS,
@@ -376,9 +376,13 @@ class OffloadContext(StoppingContext[OffloadPlan]):
             return None
         topic, lows, limit = self.recovery.topic, self.read_lows(), Deadline(ASK_SECONDS)
         highs = list_offsets(self.admin, topic, ends, "latest", deadline=limit)
-        return describe_freeing(
-            read_disks(self.workspace, self.stream),
+        found, log_dirs = (
             describe_topic(self.admin, topic, limit),
+            read_disks(self.workspace, self.stream),
+        )
+        return describe_freeing(
+            find_local_part(log_dirs, self.properties, found, limit),
+            found,
             [PartitionBacklog(n, at - lows[n], lows[n], highs[n]) for n, at in ends.items()],
             ended,
             f"those of partitions {list_numbers(left)} were not seen to end",

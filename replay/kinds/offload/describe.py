@@ -423,6 +423,8 @@ def describe_freeing(
     else:
         told = f"that frees about {format_bytes(found.most)} on all brokers together: the last "
         told += "segment of each partition is ended for it"
+    if log_dirs.local_starts is not None:
+        told += "; what only the remote storage has of the topic takes no room there"
     return PlannedFreeing(most=found.most, kept=found.kept, told=told, ended=tuple(sorted(ended)))
 
 

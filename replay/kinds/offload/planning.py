@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
-from backlogctl.fanout.disk import SAFETY, PartitionBacklog, measure_share
+from backlogctl.fanout.disk import SAFETY, PartitionBacklog, find_local_part, measure_share
 from backlogctl.fanout.launchers import Role, make_launcher
 from backlogctl.fanout.segments import RollOutlook, foresee_roll
 from backlogctl.formats import format_bytes, format_plural
@@ -160,7 +160,7 @@ def _find_broker(there: Path, log_dirs: LogDirs) -> tuple[int | None, str]:
                     return broker.broker, ""
             except OSError:
                 continue
-    return None, "" if seen else "the brokers' folders are not on this machine"
+    return None, log_dirs.reason if seen else "the brokers' folders are not on this machine"
 
 
 # Which other groups a deletion would cut: DeleteRecords deletes for every group.
@@ -289,6 +289,7 @@ def inspect_backlog(draft: Draft, snapshot: StreamSnapshot) -> OffloadBacklog:
     others = list_other_topics(draft.properties, stream, limit)
     draft.say("reading the brokers' disks")
     log_dirs, forecast = look_at_disks(draft.workspace, stream)
+    log_dirs = find_local_part(log_dirs, draft.properties, snapshot.topic, limit)
     partitions = tuple(_place(part, log_dirs) for part in sample.partitions)
     if not any(part.count for part in partitions):
         raise Refused(
@@ -326,7 +327,7 @@ def look_at_disks(
         log_dirs = read_disks(workspace, stream)
     now = utc_now()
     history = workspace.ledger.disks.history(stream.cluster, now - WINDOW)
-    return log_dirs, forecast_full(history, now)
+    return log_dirs, forecast_full(history, now, log_dirs.reason)
 
 
 def read_disks(workspace: Workspace, stream: Stream) -> LogDirs:

@@ -468,6 +468,10 @@ def test_old_broker_and_denied_access_are_unknown() -> None:
     denied = _to_log_dirs([{"broker": 1, "log_dirs": []}], "orders")
     assert denied.brokers is None
     assert "Describe" in denied.reason
+    some = _to_log_dirs(
+        [{"broker": 1, "log_dirs": []}, {"broker": 2, "log_dirs": [directory(9, 5)]}], "orders"
+    )
+    assert (some.silent, [one.broker for one in some.brokers or ()]) == ((1,), [2])
 
 
 def test_a_broker_that_died_is_not_waited_for(tmp_path: Path) -> None:
