@@ -389,7 +389,12 @@ def test_a_question_is_told_by_its_notifiers_once(
     """As by Airflow's own operator, once it is there to be answered. One that fails keeps neither
     the others nor the question away."""
     planned, states, told = store_plan(desk), TaskStates(), list[str]()
-    monkeypatch.setattr(questions, "put_question", lambda *_: not told.append("asked"))
+
+    def put(*_: object) -> bool:
+        told.append("asked")
+        return True
+
+    monkeypatch.setattr(questions, "put_question", put)
     look = MagicMock(side_effect=KafkaFailure("away", subject="main"))
     monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
     plan = {"recovery": planned.id, "plan_hash": planned.plan_hash}
