@@ -30,9 +30,12 @@ NOTE = "nothing to do: orders reads; the action `expand` drains what is <b>unrea
 def _keep_run() -> None:
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
 
     with create_session() as session:
-        run = DagRun(dag_id="recover_backlog", run_id=NOTED, run_type="manual", state="success")
+        run = DagRun(
+            dag_id="recover_backlog", run_id=NOTED, run_type="manual", state=DagRunState.SUCCESS
+        )
         session.add(run)
         run.note = NOTE
 
