@@ -59,6 +59,20 @@ def _write_note(run: DagRun) -> None:
         run.note = "\n".join(told)[:_LONGEST]
 
 
+def read_note(dag_id: str, run_id: str) -> str:
+    """The note of a run, for the page; "" where it has none, or there is no such run."""
+    if find_unsuited(Side.SCHEDULER):  # whose parts these are
+        return ""
+    from sqlalchemy import select
+
+    from backlogctl.dags.airflow_internals import DagRun, create_session
+
+    with create_session(scoped=False) as session:
+        wanted = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
+        run = session.scalar(wanted)
+        return "" if run is None else str(run.note or "")
+
+
 # Which Airflow this is, in the ledger: made once, before there is a task that asks.
 
 

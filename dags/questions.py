@@ -49,7 +49,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import AIRFLOW, Approver, find_identity
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.runbooks.descriptions import describe_body, describe_subject
-from backlogctl.replay.runbooks.detection import describe_loss_ahead
+from backlogctl.replay.runbooks.detection import note_loss_ahead
 from backlogctl.values import Recovery, RecoveryState
 
 LOG = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ class ApprovalQuestion:
             operator.subject = describe_subject(workspace, recovery)
             page = find_recovery_page(recovery.id)
             injects = workspace.kind_of(recovery).traits.injects
-            ahead = describe_loss_ahead(workspace, recovery.stream, puts_back=injects)
+            ahead = "".join(note_loss_ahead(workspace, [recovery], puts_back=injects))
             operator.body = describe_body(workspace, recovery, page=page, ahead=ahead)
             within = self._read_plan().get("answer_within")
             limit = workspace.config.guards.approval_expires

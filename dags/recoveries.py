@@ -46,8 +46,8 @@ from backlogctl.replay.engine.plan import (
 from backlogctl.replay.runbooks.descriptions import describe_end, describe_outcome
 from backlogctl.replay.runbooks.detection import (
     comes_before_answer,
-    describe_loss_ahead,
     detect_backlog,
+    note_loss_ahead,
     propose_instead,
 )
 from backlogctl.replay.runbooks.holds import hold_topic, propose_hold
@@ -192,8 +192,7 @@ def report() -> dict[str, Any]:
         ]
         outcomes = [describe_outcome(workspace, recovery) for recovery in recoveries]
         ends = [describe_end(workspace, recovery) for recovery in recoveries]
-        streams = dict.fromkeys(recovery.stream for recovery in recoveries)
-        ahead = [describe_loss_ahead(workspace, stream) for stream in streams]
+        ahead = note_loss_ahead(workspace, recoveries)
     for outcome in outcomes:
         LOG.info("%(kind)s %(recovery)s of %(stream)s is %(state)s", outcome)
         LOG.info("report: %s", find_report(outcome["recovery"]))
@@ -203,7 +202,7 @@ def report() -> dict[str, Any]:
         *(end.sentence for end in ends if not end.is_done),
         *(outcome["problem"] for outcome in outcomes if outcome["problem"]),
     ]
-    still = [*(end.sentence for end in ends), *(f"loss ahead: {text}" for text in ahead if text)]
+    still = [*(end.sentence for end in ends), *(f"loss ahead: {text}" for text in ahead)]
     held = _describe_hold(context)
     if problems:
         fail(context, RunbookRefusal("\n".join(dict.fromkeys([*problems, *held, *still]))))

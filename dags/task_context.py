@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import structlog
@@ -26,15 +31,20 @@ from airflow.sdk.exceptions import (
 )
 
 from backlogctl.config import Stream, mask_secrets
+from backlogctl.config.root import Outline
 from backlogctl.dags.configuration import find_deployment, load
+from backlogctl.dags.form import make_form
 from backlogctl.dags.policies import ALERTS, REASON
 from backlogctl.errors import ApprovalNeeded, BacklogError, ConfigurationError, Refused, UsageError
 from backlogctl.extras import explain_import
 from backlogctl.replay.engine.brakes import CANARY, CancelRequested, PausedBecause
 from backlogctl.replay.engine.kind import Workspace
+from backlogctl.replay.engine.options import spell_option
 from backlogctl.replay.engine.plan import AIRFLOW, Approver, acting_as
+from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.opening import open_workspace
 from backlogctl.replay.present.status import format_status
+from backlogctl.replay.runbooks.requests import list_fields
 from backlogctl.replay.runbooks.work import WorkTask
 from backlogctl_delivery.visible import escape_text, escape_trace
 
@@ -54,8 +64,7 @@ ENDED = "ended"
 _LEFT = {"failed": ENDED, "success": "return_value"}
 # A broker or a database may be back for the next try; these say the same again.
 _FINAL = (UsageError, ConfigurationError, ApprovalNeeded, Refused, CancelRequested)
-# What an error allows in the shell is a field of the form, which has several lines.
-_ALLOW = re.compile(r"--allow '?([\w:.*-]+)")
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _SLOW_CANARY = (
     "It ends here, and the layout is given back: look at the consumers, or run it again with a "
     "`rate` that they reach"
@@ -74,9 +83,54 @@ def describe_error(error: BacklogError) -> str:
     """An error for people, without secrets."""
     commands = "".join(f"\nnext: {command}" for command in error.next_commands)
     told = f"\n{format_status(error.standing)}" if error.standing else commands
-    if words := dict.fromkeys(_ALLOW.findall(str(error))):
-        told = f"\nin the form: *Allow* {', '.join(words)}{told}"
+    if fields := _name_fields(str(error), error.subject):
+        told = f"\nin the form: {escape_text(fields)}{told}"
     return f"{escape_text(mask_secrets(str(error)))}{mask_secrets(told)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of the form; `is_switch`: the option for it takes no value."""
+
+    title: str
+    is_switch: bool = False
+
+
+@cache
+def _read_form() -> Mapping[str, _Field]:
+    """By name, and by the option that says the same in the shell."""
+    titles = {name: param.schema["title"] for name, param in make_form(Outline(Path())).items()}
+    found = {name: _Field(title) for name, title in titles.items()}
+    for _, name, info in list_fields(KINDS):
+        found[spell_option(name, info)] = _Field(titles[name], info.annotation is bool)
+    return found
+
+
+def _name_fields(text: str, subject: str) -> str:
+    """What an error says to the shell, as the form has it: `*Allow* disk; *The whole topic*`; ""
+    where it is about no field."""
+    form, said = _read_form(), dict[str, dict[str, None]]()
+    if subject in form:
+        said[form[subject].title] = {}
+    for number, part in enumerate(text.split("`")):
+        # Of a command it names values too; other commands than `plan` have no form.
+        words = _OPTION.findall(part) if number % 2 == 0 else _read_plan_options(part)
+        for word, value in pairwise([*words, ""]):
+            if word in form and word.startswith("--"):
+                values = said.setdefault(form[word].title, {})
+                if number % 2 and value[:2] not in ("--", "") and not form[word].is_switch:
+                    values[value] = None
+    return "; ".join(" ".join([f"*{title}*", ", ".join(v)]).strip() for title, v in said.items())
+
+
+def _read_plan_options(command: str) -> list[str]:
+    """The words of `backlogctl plan ...`, or of options alone."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote that is text
+        words = command.split()
+    is_plan = words[:2] == ["backlogctl", "plan"] or command.startswith("--")
+    return words if is_plan else []
 
 
 @contextmanager

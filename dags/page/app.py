@@ -26,6 +26,7 @@ from backlogctl.dags.airflow_internals import (
     requires_access_dag,
 )
 from backlogctl.dags.configuration import read_deployment
+from backlogctl.dags.notes import read_note
 from backlogctl.dags.page.cache import PageCache
 from backlogctl.dags.policies import RECOVER
 from backlogctl.errors import BacklogError, ConfigurationError, LedgerError, Refused, UsageError
@@ -125,11 +126,14 @@ def make_page_app(cache: PageCache | None = None) -> FastAPI:
                 recoveries=reversed(found),
                 kind=kind,
             )
+        # Which says why, and what works instead, once the run has ended.
+        note = read_note(dag_id, run_id)
+        later = "its note is here once it has ended; this page looks again by itself"
         return make_notice(
             "No recovery of this run",
-            f"Run {run_id} of {dag_id} has planned none, or none yet.",
+            f"Run {run_id} of {dag_id} has planned none{'' if note else ', or none yet'}.\n{note}",
             up="../../",
-            hint="the note of the run says why, once it has ended; this page looks again by itself",
+            hint="" if note else later,
         )
 
     @show("/runs/{dag_id}/{run_id:path}", dependencies=[Depends(require_run)])

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from backlogctl.replay.cli.shared import Session, verb
+from backlogctl.replay.engine.options import spell_option
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -96,7 +97,7 @@ def _make_command(made: Verb) -> Callable[..., None]:
 def name_options(model: type[Options]) -> Callable[[str], str]:
     """How an error calls a field: `--since`."""
     fields = model.model_fields
-    return lambda name: _spell(name, fields[name]) if name in fields else name
+    return lambda name: spell_option(name, fields[name]) if name in fields else name
 
 
 def _make_argument() -> inspect.Parameter:
@@ -116,7 +117,7 @@ def _make_option(name: str, info: FieldInfo) -> inspect.Parameter:
     if isinstance(info.default, tuple):
         typed = list[str]
     option = typer.Option(
-        _spell(name, info), help=info.description, show_default=bool(info.default)
+        spell_option(name, info), help=info.description, show_default=bool(info.default)
     )
     return inspect.Parameter(
         name,
@@ -124,11 +125,6 @@ def _make_option(name: str, info: FieldInfo) -> inspect.Parameter:
         annotation=Annotated[typed | None, option],
         default=info.default or None,
     )
-
-
-def _spell(name: str, info: FieldInfo) -> str:
-    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
-    return f"--{extra.get('option', name)}".replace("_", "-")
 
 
 def _list_verbs() -> Iterator[Verb]:

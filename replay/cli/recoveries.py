@@ -385,6 +385,7 @@ def report_recovery(
     from backlogctl.replay.present.report import make_report
     from backlogctl.replay.present.report_page import check_writable, render_summary, write_whole
     from backlogctl.replay.present.terminal import render_next
+    from backlogctl.replay.runbooks.detection import describe_loss_ahead
 
     if html == _STDOUT and session.json:
         raise UsageError(
@@ -393,7 +394,12 @@ def report_recovery(
     path = Path(html).expanduser() if html and html != _STDOUT else None
     if path is not None:
         check_writable(path)
-    document = make_report(session.open_workspace(), recovery)
+    workspace = session.open_workspace()
+
+    def look(stream: str, puts_back: bool) -> str:
+        return describe_loss_ahead(workspace, stream, puts_back=puts_back)
+
+    document = make_report(workspace, recovery, look)
     if html is not None:
         from backlogctl.replay.present.report_page import render_page
 

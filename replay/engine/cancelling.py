@@ -19,6 +19,7 @@ from backlogctl.replay.engine.next_commands import (
     CANCEL_ASKED,
     CANCEL_FAILED,
     STANDING,
+    find_standing,
     list_cancel_ways,
     list_next_commands,
 )
@@ -70,7 +71,7 @@ def _add_standing(workspace: Workspace, recovery_id: str, error: Exception) -> N
     if (
         recovery.stops_consumers
         and at_rest
-        and ledger.events.list(recovery_id)[-1].action != STANDING
+        and find_standing(ledger.events.list(recovery_id)) is None
     ):
         ledger.events.append(recovery_id, str(find_identity()), STANDING, document)
 

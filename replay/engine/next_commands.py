@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 # Lines of the record that this goes by.
 # How it stands, as the brokers said it then; for those who cannot ask them.
 STANDING = "how it stands"
+# What retention takes next of the stream, with `message`: a look that changes nothing.
+LOOKED_AHEAD = "looked ahead"
 CANCEL_ASKED, CANCEL_FAILED, REFUSED = "cancel asked", "cancelling failed", "refused"
 
 
@@ -105,13 +107,13 @@ def list_next_commands(
     if state is RecoveryState.PLANNED:
         # Its warnings say why it may not run.
         is_good = not _refuses(check_runnable, workspace, recovery)
-        return [f"backlogctl approve {name} --by NAME"] if is_good else []
+        return [name_approval(name)] if is_good else []
     is_worked_on = ledger.leases.find_runner(name) is not None
     if state is RecoveryState.RUNNING and is_worked_on:
         return [f"{show_recovery(name)} --watch"]
     events = ledger.events.list(name)
-    if way_out is None and events and events[-1].action == STANDING:
-        return list(events[-1].detail["next_commands"])  # nothing has happened since
+    if way_out is None and (standing := find_standing(events)):
+        return list(standing["next_commands"])
     failure = _find_failure(recovery, events)
     if recovery.requested == "cancel":
         # Asked for, and not carried out yet: that is what any run would do.
@@ -123,11 +125,17 @@ def list_next_commands(
             return [show_recovery(name)]
         return [name_cancel(name, () if way_out is None else way_out.ways)]
     if is_expired(recovery):
-        return [f"backlogctl approve {name} --by NAME"]
+        return [name_approval(name)]
     held = state is RecoveryState.PAUSED and recovery.detail.get("why") in (OPERATOR, CANARY)
     # A pause that its runner has not seen before it ended holds it all the same.
     held = held or recovery.requested == "pause"
     return [f"backlogctl {'resume' if held else 'run'} {name}"]
+
+
+def find_standing(events: Sequence[LedgerEvent]) -> Mapping[str, Any] | None:
+    """How it stands, as it was put on record; None where something has happened since."""
+    last = next((one for one in reversed(events) if one.action != LOOKED_AHEAD), None)
+    return last.detail if last is not None and last.action == STANDING else None
 
 
 def list_stream_commands(
@@ -183,6 +191,11 @@ def is_final(recovery: Recovery) -> bool:
     """Whether it failed, and another run would end the same."""
     is_failed = recovery.state is RecoveryState.FAILED
     return is_failed and _make_failure(recovery.detail, by_cancel=False).is_final
+
+
+def name_approval(recovery_id: str) -> str:
+    """The command that approves a plan."""
+    return f"backlogctl approve {recovery_id} --by NAME"
 
 
 def name_cancel(recovery_id: str, ways: Iterable[str] = ()) -> str:

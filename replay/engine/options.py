@@ -14,6 +14,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from backlogctl.clock import format_time, parse_time
@@ -108,6 +109,12 @@ def read_options(
         subject=name_option(problem.path[0]) if problem.path else _WHOLE,
         hint=str(details.get("ctx", {}).get("hint", "")),
     )
+
+
+def spell_option(name: str, info: FieldInfo) -> str:
+    """A field of the options as the shell has it: `--since`."""
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    return f"--{extra.get('option', name)}".replace("_", "-")
 
 
 def _is_unsaid(value: object) -> bool:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from backlogctl.clock import format_time
 from backlogctl.errors import PlanStale
-from backlogctl.formats import format_duration, format_plural
+from backlogctl.formats import format_duration, format_moment, format_plural
 from backlogctl.ledger.steps import has_stopped_consumers
 from backlogctl.replay.engine.approval import AUTOMATIC
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.next_commands import list_next_commands
+from backlogctl.replay.engine.next_commands import LOOKED_AHEAD, list_next_commands
 from backlogctl.replay.engine.plan import Plan, mask_values
 from backlogctl.replay.engine.values import Account, RecoveryRecord, Telling
 from backlogctl.replay.present.document import tell_progress
 from backlogctl.replay.present.figures import describe_course
 from backlogctl.replay.present.status import describe_gap
 from backlogctl.replay.present.timeline import collect_record, describe_detail, list_lines
-from backlogctl.values import Gap, Recovery, RecoveryState, to_document, to_plain
+from backlogctl.values import FINAL, Gap, Recovery, RecoveryState, to_document, to_plain
 
 _CAUSES = {
     "expired": "retention deleted them unread",
@@ -215,26 +215,60 @@ def _describe_stopped(record: RecoveryRecord) -> str:
     return " The group's own consumers are stopped until it goes on, or is cancelled."
 
 
+# What retention takes next: a figure that grows old, so it has its time.
+
+NOTHING_AHEAD = "no loss in sight"
+LookAhead = Callable[[str, bool], str]
+"""Of a stream, to which messages may be added: what is in sight now; "" where nothing is."""
+
+
+def describe_ahead(
+    workspace: Workspace, record: RecoveryRecord, look: LookAhead | None
+) -> dict[str, Any]:
+    """As it is seen now, or as it is on record of the state that the recovery is in."""
+    recovery, now = record.recovery, record.now
+    if look is not None:
+        puts_back = recovery.state not in FINAL and workspace.kind_of(recovery).traits.injects
+        at, text = now, look(recovery.stream, puts_back) or NOTHING_AHEAD
+    else:
+        lines = (one for one in reversed(record.events) if one.action in (LOOKED_AHEAD, *S))
+        last = next(lines, None)
+        if last is None or last.action != LOOKED_AHEAD:
+            told = "Not known: nobody has looked since it came to this state; "
+            return {"at": None, "told": f"{told}`backlogctl report {recovery.id}` looks."}
+        at, text = last.at, str(last.detail["message"])
+    age = format_duration((now - at).total_seconds())
+    seen = format_moment(at) if at == now else f"{format_moment(at)}, {age} before this report"
+    return {"at": format_time(at), "told": f"As seen {seen}: {text}."}
+
+
 # The document of a report: what `report --json` prints, and the page is drawn from.
 
 # Messages are never in it: not their values, keys or headers, nor the keys of rows.
 FORMAT = 1
 
 
-def make_report(workspace: Workspace, recovery_id: str) -> dict[str, Any]:
-    """The report of a recovery in any state, from the ledger alone; secrets are masked.
+def make_report(
+    workspace: Workspace, recovery_id: str, look: LookAhead | None = None
+) -> dict[str, Any]:
+    """The report of a recovery in any state, from the ledger; secrets are masked.
+
+    Args:
+        look: asks the brokers what retention takes next; None tells what is on record of it.
 
     Raises:
         UsageError: there is no such recovery.
         Refused: another program, or another version of this one, planned it.
     """
     record = collect_record(workspace, recovery_id)
-    document = describe_report(workspace, record)
+    document = describe_report(workspace, record, look)
     masked: dict[str, Any] = mask_values(workspace.config.mask_secrets, document)
     return masked
 
 
-def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, Any]:
+def describe_report(
+    workspace: Workspace, record: RecoveryRecord, look: LookAhead | None = None
+) -> dict[str, Any]:
     """The document, of what was read."""
     recovery = record.recovery
     kind = workspace.kind_of(recovery)
@@ -261,6 +295,7 @@ def describe_report(workspace: Workspace, record: RecoveryRecord) -> dict[str, A
         **describe_course(record, isolation),
         "verification": _describe_verification(account),
         "unexplained": _describe_rest(account),
+        "ahead": describe_ahead(workspace, record, look),
         "record": {
             "intact": record.problem is None,
             "problem": record.problem,

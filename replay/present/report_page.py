@@ -22,7 +22,7 @@ from backlogctl_delivery.visible import escape_text
 
 
 def render_summary(document: Mapping[str, Any]) -> RenderableType:
-    """What it is about, how it stands, what was lost, verified, and not explained."""
+    """What it is about, how it stands, what was lost, verified, not explained, and comes next."""
     grid = Facts()
 
     def add(name: str, told: str, style: str = "") -> None:
@@ -45,6 +45,7 @@ def render_summary(document: Mapping[str, Any]) -> RenderableType:
     rest = document["unexplained"]
     items = [f"{item['value']:,} {item['told']}" for item in rest["items"]]
     add("unexplained", f"{rest['told']} {'; '.join([*items, *rest['reasons']])}".strip())
+    add("loss ahead", document["ahead"]["told"])
     record = document["record"]
     if record["intact"] and record["plan_holds"]:
         add("record", f"{record['events']:,} events, hash chain verified", "green")

@@ -9,7 +9,7 @@ from typing import Any
 from backlogctl.errors import BacklogError, Refused
 from backlogctl.formats import format_count, format_moment, format_plural
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.next_commands import STANDING, WayOut, list_next_commands
+from backlogctl.replay.engine.next_commands import WayOut, find_standing, list_next_commands
 from backlogctl.replay.engine.values import (
     InArchive,
     OnlyThere,
@@ -178,8 +178,8 @@ def find_status(
     """
     if not workspace.ledger.steps.list(recovery.id):
         return None
-    if not ask and (last := workspace.ledger.events.list(recovery.id)[-1]).action == STANDING:
-        return dict(last.detail)  # nothing has happened since
+    if not ask and (known := find_standing(workspace.ledger.events.list(recovery.id))):
+        return dict(known)
     found: RecoveryStatus = workspace.kind_of(recovery).describe_standing(
         workspace, recovery, ask=ask
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -17,10 +17,13 @@ from backlogctl.monitoring.offsets.history import MEMBERLESS
 from backlogctl.monitoring.verdict.commands import find_hold_seconds
 from backlogctl.monitoring.verdict.status import Urgency, Verdict, find_urgency
 from backlogctl.replay.engine.approval import NOBODY
+from backlogctl.replay.engine.archives import find_ended_at
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.plan import ACTIVE
-from backlogctl.replay.observe.stream import sample_stream
-from backlogctl.values import Gap, GapState, RecoveryState, to_document
+from backlogctl.replay.engine.next_commands import LOOKED_AHEAD
+from backlogctl.replay.engine.plan import ACTIVE, find_identity
+from backlogctl.replay.observe.stream import reach_clusters, sample_stream
+from backlogctl.replay.present.report import NOTHING_AHEAD
+from backlogctl.values import Gap, GapState, Recovery, RecoveryState, to_document
 
 _FIRST_PAUSE = timedelta(minutes=10)
 _LONGEST_PAUSE = timedelta(hours=6)
@@ -243,7 +246,11 @@ def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = Fa
     """The same of a stream that is looked at now; "" where nothing is in sight."""
     unknown = "whether retention will take what is unread is not known"
     try:
-        _, entry = sample_stream(workspace, workspace.config.stream(name), Deadline(_LOSS_SECONDS))
+        stream = workspace.config.stream(name)
+        away = reach_clusters(workspace.config, [stream])[stream.cluster]
+        if isinstance(away, BacklogError):
+            raise away
+        _, entry = sample_stream(workspace, stream, Deadline(_LOSS_SECONDS))
     except BacklogError as error:
         return f"{unknown}: {mask_secrets(str(error))}"
     if ahead := find_loss_ahead(entry, puts_back=puts_back):
@@ -252,6 +259,19 @@ def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = Fa
         return f"{unknown}: `retention.bytes` takes the oldest once the topic has grown past it"
     unseen = [one["what"] for one in entry["unseen"] if one["what"] in _RETENTION]
     return f"{unknown}: {' and '.join(unseen)} could not be read" if unseen else ""
+
+
+def note_loss_ahead(
+    workspace: Workspace, recoveries: Iterable[Recovery], *, puts_back: bool = False
+) -> list[str]:
+    """The same of their streams, put on record for their reports; what is in sight, once each."""
+    told: dict[str, str] = {}
+    for recovery in recoveries:
+        if (name := recovery.stream) not in told:
+            told[name] = describe_loss_ahead(workspace, name, puts_back=puts_back)
+        detail = {"message": told[name] or NOTHING_AHEAD}
+        workspace.ledger.events.append(recovery.id, str(find_identity()), LOOKED_AHEAD, detail)
+    return [text for text in told.values() if text]
 
 
 def _list_gaps(workspace: Workspace, stream: Stream) -> list[Gap]:
@@ -319,7 +339,8 @@ def find_declined(workspace: Workspace, stream: Stream) -> str:
         return ""
     # A plan that another took the place of, or that did not come to its end, has no answer.
     answered = last.detail.get("by", NOBODY) != NOBODY or last.detail.get("why") == CANCELLED
-    at = ledger.events.list(last.id)[-1].at
+    events = ledger.events.list(last.id)
+    at = find_ended_at(last, events) or events[-1].at
     lost = ledger.gaps.list(stream=stream.name, states=[GapState.OPEN])
     since = any(gap.detected_at > at for gap in lost)
     recent = ledger.now() - at < workspace.config.guards.approval_expires

@@ -35,6 +35,7 @@ from backlogctl.replay.engine.brakes import INTERRUPTED, OPERATOR, PausedBecause
 from backlogctl.replay.engine.kind import Traits, Workspace
 from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.opening import open_workspace
+from backlogctl.replay.present.report import make_report
 from backlogctl.replay.runbooks.detection import Started
 from backlogctl.replay.runbooks.work import MARKED
 from backlogctl.values import Recovery, RecoveryState, to_document
@@ -525,10 +526,12 @@ def test_fault_143_a_report_says_what_retention_takes_next(
 ) -> None:
     """`verified` is no more than that: nobody may read it before it is gone."""
     ahead = "nobody is in the group, and retention takes what is unread in 13 min"
-    monkeypatch.setattr(recoveries, "describe_loss_ahead", lambda *_: ahead)
+    look = "backlogctl.replay.runbooks.detection.describe_loss_ahead"
+    monkeypatch.setattr(look, lambda *_, **__: ahead)
     done = bring_by_airflow(desk, store(desk), S.APPROVED, S.RUNNING, S.VERIFIED)
     leave(context, {("choose", CHOSEN): ["rebuild.plan"]}, choose="success")
     assert recoveries.report()["end"] == f"{done.id} is verified; loss ahead: {ahead}"
+    assert make_report(desk, done.id)["ahead"]["told"].endswith(f" before this report: {ahead}.")
 
 
 # The same in Airflow: a mark on what waits for an answer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from backlogctl.replay.present.report import make_report
 from backlogctl.replay.present.report_page import render_page
 from backlogctl.values import Recovery, RecoveryState
 from tests.dags.airflow import Airflow
+from tests.dags.api_server import NOTE, NOTED
 from tests.dags.browsing import RECOVER, Visit, open_browser
 from tests.dags.slots import Slots
 from tests.dags.test_approvals import Asked
@@ -319,9 +321,14 @@ def test_a_viewer_sees_the_page(site: Site, kept: Kept) -> None:
     assert 'href="../static/page.css"' in site.read("/backlogctl/streams/orders")
     recovery = site.read(f"/backlogctl/recoveries/{kept.one.id}")
     assert f'href="../reports/{kept.one.id}"' in recovery
+    assert f"backlogctl approve {kept.one.id}" not in recovery
     where = "answer it in Airflow</a>"
     run = f"dags/recover_backlog/runs/{quote(ONE, safe='')}"
-    assert f'/{run}/tasks/rebuild.approve/required_actions" target="_top">{where}' in recovery
+    answer = f'/{run}/tasks/rebuild.approve/required_actions" target="_top">{where}'
+    assert answer in recovery
+    assert answer in page
+    for one in (kept.one, kept.shell, kept.green):
+        assert (f"backlogctl approve {one.id} --by NAME" in page) is (one is not kept.one)
     assert where not in site.read(f"/backlogctl/recoveries/{kept.shell.id}")
     green = site.read(f"/backlogctl/recoveries/{kept.green.id}")
     assert f"run {ONE} of recover_backlog, Airflow green" in green
@@ -381,8 +388,13 @@ def test_the_tabs_of_a_run_show_its_recovery(site: Site, kept: Kept, tab: str, k
     assert site.ask(base + quote(ONE, safe=""), "stranger").status_code == 403
     for run in ("scheduled__never", "a%2Fb", "%25", "%3Cscript%3E"):
         nothing = site.read(base + run)
-        assert "has planned none" in nothing
+        assert "has planned none, or none yet" in nothing
         assert "<script>" not in nothing
+    noted = site.read(base + quote(NOTED, safe=""))
+    told = re.sub(r"</?code>", "`", noted.partition("<main>")[2])
+    assert f"<p>{html.escape(NOTE)}</p>" in told
+    assert "none yet" not in noted
+    assert site.ask(base + quote(NOTED, safe=""), "tokyo").status_code == 403
 
 
 def test_a_report_is_the_one_of_the_command(site: Site, kept: Kept) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
@@ -15,7 +19,9 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
+from backlogctl.config.root import Outline
 from backlogctl.dags import task_context
+from backlogctl.dags.form import make_form
 from backlogctl.dags.policies import REASON
 from backlogctl.dags.task_context import (
     DELETED,
@@ -28,10 +34,14 @@ from backlogctl.dags.task_context import (
     translated_errors,
     was_marked,
 )
-from backlogctl.errors import KafkaFailure, Refused
+from backlogctl.errors import KafkaFailure, Refused, UsageError
+from backlogctl.replay.engine.options import spell_option
+from backlogctl.replay.kinds import KINDS
+from backlogctl.replay.runbooks.requests import list_fields
 from backlogctl.replay.runbooks.work import WorkTask
 from tests.dags.airflow import no_such_run
 from tests.dags.conftest import task_log
+from tests.kit.processes import ROOT
 
 # How what went wrong is told: masked, in one message, with nothing of the original behind it.
 
@@ -90,6 +100,58 @@ def test_a_refusal_names_the_field_of_the_form(context: dict[str, Any]) -> None:
     hint = "make room; or `backlogctl plan expand orders --allow disk --allow 'other-groups:audit'`"
     told = str(fail(context, Refused("the disks have no room", hint=hint)))
     assert told.endswith("\nin the form: *Allow* disk, other-groups:audit")
+
+
+TITLES = {name: field.schema["title"] for name, field in make_form(Outline(Path())).items()}
+FIELDS = {spell_option(name, info): TITLES[name] for _, name, info in list_fields(KINDS)}
+
+
+@pytest.mark.parametrize("option", FIELDS)
+def test_each_option_of_a_plan_is_named_as_the_form_has_it(
+    context: dict[str, Any], option: str
+) -> None:
+    for hint in (f"say {option}", f"`backlogctl plan redrive orders {option}`", f"`{option}` does"):
+        told = str(fail(context, Refused("no", hint=hint)))
+        assert told.endswith(f"\nin the form: *{FIELDS[option]}*"), told
+    for elsewhere in (f"`backlogctl cancel r-1 {option} x`", f"`kafka-configs.sh {option} x`"):
+        assert "in the form" not in str(fail(context, Refused("no", hint=elsewhere)))
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_a_field_that_is_refused_has_its_title(context: dict[str, Any], name: str) -> None:
+    """A form's error names the field as a request does."""
+    told = str(fail(context, UsageError("it must be text", subject=name)))
+    assert told.endswith(f"\nin the form: *{TITLES[name]}*")
+
+
+def test_what_a_refusal_says_to_the_shell_it_says_to_the_form(context: dict[str, Any]) -> None:
+    hint = "--since or --until, `--offsets 0:1-2`, `--from log`; or --all for everything"
+    told = str(fail(context, UsageError("all of it?", subject="--from log", hint=hint)))
+    fields = "*From* log; *Since*; *Until*; *Offsets* 0:1-2; *The whole topic*"
+    assert told.endswith(f"\nin the form: {fields}")
+    found = [text for text in list_texts() if any(re.search(rf"{o}\b", text) for o in FIELDS)]
+    assert len(found) > 20
+    for text in found:
+        told = str(fail(context, Refused("no", hint=text)))
+        for option, title in FIELDS.items():
+            if re.search(rf"(?<![\w-]){option}(?![\w-])", text):
+                assert f"*{title}*" in told.partition("\nin the form: ")[2], text
+
+
+def list_texts() -> Iterator[str]:
+    """What the kinds say; an expression in it is `X`."""
+    for path in sorted((ROOT / "replay" / "kinds").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        parts = {id(part) for one in ast.walk(tree) for part in getattr(one, "values", ())}
+        told = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+        for one in ast.walk(tree):
+            if isinstance(one, ast.JoinedStr):
+                yield "".join(
+                    getattr(part, "value", "") if isinstance(part, ast.Constant) else "X"
+                    for part in one.values
+                )
+            elif isinstance(one, ast.Constant) and id(one) not in parts | told:
+                yield str(one.value)
 
 
 def test_what_ended_by_itself_is_known_as_that(context: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from functools import partial
@@ -14,7 +14,7 @@ from backlogctl.clock import utc_now
 from backlogctl.errors import LedgerError, UsageError
 from backlogctl.monitoring.watch.board import Board
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.next_commands import list_next_commands
+from backlogctl.replay.engine.next_commands import list_next_commands, name_approval
 from backlogctl.replay.web.deliveries import DeliveryLook
 from backlogctl.replay.web.page.overview import (
     Statuses,
@@ -24,7 +24,7 @@ from backlogctl.replay.web.page.overview import (
     read_overview,
 )
 from backlogctl.replay.web.page.rendering import Renderer
-from backlogctl.values import Recovery
+from backlogctl.values import Recovery, RecoveryState
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -161,6 +161,14 @@ def make_page(
     def look() -> Statuses:
         return Statuses(stored, config, board, clock(), partial(list_commands, workspace))
 
+    def find_answers(planned: Iterable[Recovery]) -> Mapping[str, str]:
+        """By the command that approves a plan, where Airflow takes the answer."""
+        asked = ((name_approval(one.id), find_approval(one)) for one in planned)
+        return {command: address for command, address in asked if address}
+
+    def list_answers() -> Mapping[str, str]:
+        return find_answers(ledger.recoveries.list(states=[RecoveryState.PLANNED]))
+
     def next_command(recovery: Recovery) -> str:
         return next(iter(list_next_commands(workspace, recovery)), "")
 
@@ -168,7 +176,9 @@ def make_page(
     def show_overview(q: str = "", verdict: str = "", sort: str = "") -> Response:
         choice = StreamChoice(q, verdict, sort)
         found = read_overview(ledger, config, look(), next_command, clock(), deliveries(), choice)
-        return answer("overview.html", "", 503 if found.ledger_error else 200, view=found)
+        if found.ledger_error:
+            return answer("overview.html", "", 503, view=found, answers={})
+        return answer("overview.html", "", view=found, answers=list_answers())
 
     @show("/streams/{name}")
     def show_stream(name: str) -> Response:
@@ -180,7 +190,7 @@ def make_page(
                 tuple(get_close_matches(name, config.streams, n=3)),
             )
         found = read_stream(ledger, config, stream, look(), next_command, clock())
-        return answer("stream.html", "../", view=found)
+        return answer("stream.html", "../", view=found, answers=list_answers())
 
     @show("/recoveries/{recovery_id}")
     def show_recovery(recovery_id: str) -> Response:
@@ -200,7 +210,7 @@ def make_page(
             linked=linked,
             most=MOST_PARTITIONS,
             reports=reports,
-            approval=find_approval(recovery),
+            answers=find_answers([recovery]),
             busy=found.alive,
         )
 

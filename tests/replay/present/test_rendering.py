@@ -409,7 +409,7 @@ def test_what_rows_hold_is_for_the_terminal_alone(desk: Workspace) -> None:
         view=read_recovery(desk, recovery, utc_now()),
         linked=True,
         reports=False,
-        approval="",
+        answers={},
         most=60,
     )
     report = render_page(make_report(desk, recovery.id))

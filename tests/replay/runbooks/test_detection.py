@@ -17,6 +17,7 @@ from backlogctl.monitoring.verdict.status import Verdict
 from backlogctl.replay.engine.approval import NOBODY, reject_plan
 from backlogctl.replay.engine.cancelling import cancel_work
 from backlogctl.replay.engine.kind import Registry, Workspace
+from backlogctl.replay.engine.next_commands import LOOKED_AHEAD
 from backlogctl.replay.kinds.expand.kind import ExpandKind
 from backlogctl.replay.runbooks import detection
 from backlogctl.replay.runbooks.detection import (
@@ -285,6 +286,9 @@ def test_a_no_is_asked_again_after_the_time_an_approval_holds(tmp_path: Path) ->
     later = utc_now() + timedelta(minutes=61)
     aged = replace(desk, ledger=Later(desk.ledger, later))  # type: ignore[arg-type]
     assert find_declined(aged, stream) == ""
+    lose(desk)
+    desk.ledger.events.append(plan.id, "op", LOOKED_AHEAD, {"message": "no loss in sight"})
+    assert find_declined(desk, stream) == "", "it was lost after the no, and before the look"
 
 
 class Later:

@@ -12,19 +12,29 @@ import pytest
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import read_topic_id
 from backlogctl.kafka.clients import make_admin
+from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.retention import release_stream
+from backlogctl.replay.present.report_page import render_summary
 from backlogctl.replay.runbooks.descriptions import describe_body
 from backlogctl.replay.runbooks.detection import (
     describe_loss_ahead,
     detect_backlog,
+    note_loss_ahead,
     should_plan,
 )
 from backlogctl.replay.runbooks.holds import hold_topic, propose_hold
-from backlogctl.values import Cause
+from backlogctl.values import Cause, RecoveryState
 from tests.kit.kafka import join, leave_at, publish, set_config
 from tests.kit.ledger import make_gap
-from tests.kit.recoveries import make_recovery, open_desk
+from tests.kit.recoveries import (
+    keep_plan,
+    make_rebuild_plan,
+    make_recovery,
+    open_desk,
+    print_text,
+    report,
+)
 from tests.kit.shop import PARTITIONS, Shop
 from tests.replay.runbooks.desks import make_rebuild
 
@@ -64,6 +74,41 @@ def test_fault_143_nobody_reads_and_retention_comes(empty_shop: Shop) -> None:
     member = join(properties, shop.group, shop.topic)
     assert NOBODY not in describe_loss_ahead(workspace, "orders", puts_back=True)
     member.close()
+
+
+def test_fault_143_a_report_says_it_at_its_end(empty_shop: Shop) -> None:
+    """With its time; as it was before the recovery went on, it says nothing of now."""
+    shop, properties = empty_shop, empty_shop.properties
+    set_config(properties, shop.topic, {"retention.ms": str(19 * MINUTES)})
+    leave_at(properties, shop.group, shop.topic, dict.fromkeys(range(PARTITIONS), 0))
+    workspace = shop.open()
+    planned = keep_plan(workspace, make_rebuild_plan(topic=shop.topic, group=shop.group))
+
+    def tell() -> str:
+        document, page = report(workspace, planned)
+        told: str = document["ahead"]["told"]
+        assert told.replace("`", "") in page.text
+        assert told in " ".join(print_text(render_summary(document)).split())
+        return told
+
+    unknown = "Not known: nobody has looked since it came to this state; `backlogctl report {}`"
+    assert tell() == f"{unknown.format(planned.id)} looks."
+    assert note_loss_ahead(workspace, [planned], puts_back=True) == [
+        f"{NOBODY} 19 min at the earliest"
+    ]
+    asked = rf"As seen \d{{4}}-\S+ \S+Z, .* before this report: {NOBODY} 19 min at the earliest\."
+    assert re.fullmatch(asked, tell())
+    approve_plan(workspace, planned, by="ada")
+    assert tell().startswith("Not known: ")
+    for state in (RecoveryState.RUNNING, RecoveryState.VERIFIED):
+        workspace.ledger.recoveries.advance(planned.id, state, "op", {"verified": {}})
+    assert note_loss_ahead(workspace, [planned, planned]) == []
+    assert re.fullmatch(r"As seen .* before this report: no loss in sight\.", tell())
+
+    publish(properties, shop.topic, {0: 10})
+    said = shop.call("report", planned.id).out
+    assert re.search(rf"As seen \S+ \S+Z: {NOBODY} 1[789] min", " ".join(said.split())), said
+    assert tell().endswith("no loss in sight."), "a look of the shell is nobody's record"
 
 
 def test_fault_143_by_its_size_retention_may_come_sooner(empty_shop: Shop) -> None:
@@ -130,7 +175,9 @@ def test_why_it_is_unknown_shows_no_secret(
     def look(*_: object) -> None:
         raise KafkaFailure("postgresql://ada:hunter2@shop/db: no answer", subject="topic orders")
 
-    monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
+    detection = "backlogctl.replay.runbooks.detection"
+    monkeypatch.setattr(f"{detection}.reach_clusters", lambda *_: {"main": {}})
+    monkeypatch.setattr(f"{detection}.sample_stream", look)
     told = describe_loss_ahead(desk, "orders")
     assert "no answer" in told
     assert "hunter2" not in told

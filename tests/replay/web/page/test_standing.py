@@ -19,13 +19,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from backlogctl.clock import format_time
+from backlogctl.clock import format_time, utc_now
 from backlogctl.config import Config
 from backlogctl.ledger import BurndownSample, Owner
 from backlogctl.monitoring.offsets.timeline import estimate_time
 from backlogctl.monitoring.verdict.status import GroupStatus, PartitionStatus, Verdict
 from backlogctl.replay.engine.kind import Workspace
-from backlogctl.replay.engine.next_commands import STANDING, list_next_commands
+from backlogctl.replay.engine.next_commands import LOOKED_AHEAD, STANDING, list_next_commands
 from backlogctl.replay.engine.values import Readers, Reads
 from backlogctl.replay.kinds import KINDS
 from backlogctl.replay.present.progress import format_detail
@@ -101,6 +101,8 @@ def test_what_the_run_saw_when_it_ended_is_shown(quiet: Night) -> None:
     assert "reads nobody" in words
     assert "at most 30,000 messages, in topic" in words
     assert "looked at 2026-11-21 06:40:00 UTC" in words
+    quiet.ledger.events.append(recovery.id, ACTOR, LOOKED_AHEAD, {"message": "no loss in sight"})
+    assert "reads nobody" in strip(read(quiet, f"/recoveries/{recovery.id}"))
     quiet.ledger.recoveries.advance(recovery.id, RecoveryState.RUNNING, ACTOR)
     assert "reads nobody" not in strip(read(quiet, f"/recoveries/{recovery.id}"))
 
@@ -502,6 +504,31 @@ def test_without_a_loss_to_come_the_recovery_is_what_is_next(quiet: Night) -> No
     words = strip(read(quiet, "/"))
     assert f"next backlogctl approve {recovery.id} --by NAME" in words
     assert HOLD not in words
+
+
+def test_where_airflow_asks_its_link_takes_the_place_of_the_command(quiet: Night) -> None:
+    """Nobody can type a command there; an approval that expired, or a hold, has no question."""
+    quiet.board.put_stream(make_losing())
+    recovery = quiet.plan(make_rebuild_plan())
+    link = "/dags/recover_backlog/runs/one/tasks/rebuild.approve/required_actions"
+
+    def ask(one: Recovery) -> str:
+        return link if one.state is RecoveryState.PLANNED else ""
+
+    paths = ("/", "/streams/orders", f"/recoveries/{recovery.id}")
+    answer = f'<a href="{link}" target="_top">answer it in Airflow</a>'
+    for path in paths:
+        page = read(quiet, path, find_approval=ask)
+        assert answer in page
+        assert "backlogctl approve" not in page
+        assert (HOLD in page) is (path != paths[-1])
+    expired = utc_now() - timedelta(hours=1)
+    plan_hash = recovery.plan_hash
+    quiet.ledger.recoveries.approve(recovery.id, "Grace", ACTOR, plan_hash, expired)
+    for path in paths:
+        page = read(quiet, path, find_approval=ask)
+        assert f"backlogctl approve {recovery.id} --by NAME" in page
+        assert "answer it in Airflow" not in page
 
 
 @pytest.mark.parametrize(
