@@ -106,8 +106,14 @@ class Visit:
 
     def open_recovery(self, run_id: str) -> FrameLocator:
         """Our page, in its tab of the run."""
+        return self._open_tab(run_id, "Recovery")
+
+    def open_report(self, run_id: str) -> FrameLocator:
+        return self._open_tab(run_id, "Report")
+
+    def _open_tab(self, run_id: str, name: str) -> FrameLocator:
         self.page.goto(self._run(run_id))
-        self._click(self.page.get_by_role("link", name="Recovery", exact=True))
+        self._click(self.page.get_by_role("link", name=name, exact=True))
         return self.page.frame_locator("iframe")
 
     def _run(self, run_id: str) -> str:
