@@ -232,8 +232,7 @@ class ApprovalQuestion:
             publish_links(context["ti"], recovery.id)
             operator.subject = describe_subject(workspace, recovery)
             page = find_recovery_page(recovery.id)
-            injects = workspace.kind_of(recovery).traits.injects
-            ahead = "".join(note_loss_ahead(workspace, [recovery], puts_back=injects))
+            ahead = "".join(note_loss_ahead(workspace, [recovery]))
             operator.body = describe_body(workspace, recovery, page=page, ahead=ahead)
             within = self._read_plan().get("answer_within")
             limit = workspace.config.guards.approval_expires

@@ -109,7 +109,8 @@ def _look(
     context: Context, workspace: Workspace, request: RecoveryRequest, kinds: Registry
 ) -> tuple[str, ...]:
     """What `auto` means now; a hold is beside it where a plan may be approved too late."""
-    found = detect_backlog(workspace, workspace.config.stream(request.stream))
+    stream = workspace.config.stream(request.stream)
+    found = detect_backlog(workspace, stream, puts_back=request.action != HOLD)
     LOG.info("%s: %s", found.stream, found.sentence)
     wait = request.answer_within or workspace.config.guards.approval_expires
     beside = (HOLD,) if request.action == HOLD or comes_before_answer(found.ahead, wait) else ()

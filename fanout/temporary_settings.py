@@ -114,9 +114,10 @@ def agree_on_config(
             raise Refused(
                 f"the cluster would not create the temporary topic: {answer.refused}",
                 subject=f"topic {name}",
-                hint="its operators say what it takes; nothing was changed",
+                hint="its operators say what it takes; no topic was made",
             )
-    in_force = {**answer.config, **config}
+    # What it says holds: a cluster may pass over what it was asked for.
+    in_force = {**config, **answer.config}
     if unsafe := find_unsafe(in_force, wanted, source.config):
         told = ", ".join(
             f"{one} ({in_force.get(one, 'its own value is unknown')}, needed {wanted[one]})"
@@ -125,7 +126,7 @@ def agree_on_config(
         raise Refused(
             f"the cluster lets nobody set what the temporary topic needs: {told}",
             subject=f"topic {name}",
-            hint="have its operators allow that; nothing was changed",
+            hint="have its operators allow that; no topic was made",
         )
     return config
 
@@ -157,13 +158,17 @@ def _give_up(
 def say_given_up(source: TopicInfo, config: Mapping[str, str]) -> str:
     """What the cluster did not take of the settings, for people; "" where it took all."""
     wanted = make_temporary_config(source)
-    own = [name for name in wanted if name not in config]
+    own = [name for name in wanted if name not in config and name != _SIZE]
     told = []
-    if config.get(_SIZE, wanted[_SIZE]) != wanted[_SIZE]:
+    if (size := config.get(_SIZE)) != wanted[_SIZE]:
+        is_ = f"{size}, as of {source.name}," if size else "the cluster's own,"
         told.append(
-            f"{_SIZE} is {config[_SIZE]}, as of {source.name}, and not {wanted[_SIZE]}: a larger "
-            "message, with the few headers that a copy has more, would stop the relay"
+            f"{_SIZE} is {is_} and not {wanted[_SIZE]}: a larger message, with the few headers "
+            "that a copy has more, would stop the relay"
         )
     if own:
-        told.append(f"{', '.join(own)} stay the cluster's own, which are as safe")
+        told.append(
+            f"{', '.join(own)} stay the cluster's own: nothing is deleted, or given a new time, by "
+            "them"
+        )
     return "the cluster refuses settings of the temporary topic: " + "; ".join(told) if told else ""

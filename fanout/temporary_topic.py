@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from backlogctl.clock import Deadline
@@ -242,6 +243,8 @@ def delete_temporary_topic(
         ledger.temporary_topics.mark_deleted(recovery_id)
         return
     if known.topic_id is None:  # it crashed between the creation and the record
+        if not source.config:  # of a source that is gone, or was not asked
+            source = replace(source, config=describe_topic(admin, known.name, limit).config)
         config = make_temporary_config(source, keep_ms)
         _refuse_foreign(admin, source, known.name, found, known.partitions, config, limit)
         known = ledger.temporary_topics.record_id(recovery_id, found)

@@ -276,7 +276,7 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivor
                 subject=subject,
                 hint="check `identity` (the header's name, the row's column); where SQL identifies "
                 "rows, survivors are looked for between --since and --until alone: use times that "
-                "some of them are of, or --allow proof",
+                "some of them are of, or `--allow proof`",
             )
         return
     if proof.rate >= MIN_RATE:
@@ -290,7 +290,7 @@ def require_proof(proof: Proof, allow: frozenset[str], subject: str, *, survivor
         f"are in the log ({proof.rate:.1%}): {shown}",
         subject=subject,
         hint="correct `message` (docs/messages.md) or `partitioner`; "
-        f"{advice + '; ' if advice else ''}or use --allow proof",
+        f"{advice + '; ' if advice else ''}or use `--allow proof`",
     )
 
 

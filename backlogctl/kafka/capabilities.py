@@ -143,7 +143,7 @@ def _explain(error: Exception, properties: Properties) -> BacklogError:
 
 def _ask(client: RawClient, request: str, limit: Deadline) -> str | None:
     """Why brokers do not answer a request that only reads; None where it is not asked."""
-    from kafka.errors import KafkaConnectionError, for_code
+    from kafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, for_code
     from kafka.protocol.admin import DescribeLogDirsRequest, ListGroupsRequest
 
     asking: Mapping[str, Callable[[], Any]] = {
@@ -156,6 +156,8 @@ def _ask(client: RawClient, request: str, limit: Deadline) -> str | None:
         answer = client.run(lambda: client.send(asking[request]()), limit)
     except KafkaConnectionError:
         return "a broker that was asked closed the connection"
+    except IncompatibleBrokerVersion:  # named, in versions that nothing here speaks
+        return None
     if answer.error_code == _NO_ERROR:
         return ""
     name = for_code(answer.error_code).__name__

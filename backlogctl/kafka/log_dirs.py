@@ -146,6 +146,7 @@ def _ask_brokers(
     """What brokers tell of their folders; by broker why the others do not."""
     answers, silent = [], {}
     within = limit.part(_ANSWER_SECONDS)
+    waited = within.remaining()
     asked = {
         node: client.start(partial(_ask_broker, client, node, topics))
         for node in client.list_brokers()
@@ -155,7 +156,7 @@ def _ask_brokers(
             told = client.await_sent(sent, within)
             answers.append({"broker": node, "log_dirs": told})
         except TimeoutError:
-            silent[node] = f"it did not answer within {_ANSWER_SECONDS:g} s"
+            silent[node] = f"it did not answer within {waited:.1f} s"
         except Exception as error:  # noqa: BLE001 - as above
             silent[node] = _describe(error, properties)
     return answers, silent

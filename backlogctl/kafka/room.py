@@ -129,7 +129,8 @@ class RoomWatch:
         if room.disks and (away := self._holders - asked):
             # A disk that is full stops its broker: that makes no room.
             names = ", ".join(map(str, sorted(away)))
-            return f"how much room the disks of brokers {names} have cannot be read: they are away"
+            why = found.reason if away <= set(found.silent) else "they are away"
+            return f"how much room the disks of brokers {names} have cannot be read: {why}"
         if room.disks:
             self._was_known = True
             self._holders = frozenset(disk.broker for disk in room.disks if disk.partitions)

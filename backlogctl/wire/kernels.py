@@ -81,7 +81,7 @@ def _kept(*arguments: Any) -> Callable[[Any], Any]:
     def compile_(kernel: Any) -> Any:
         try:
             return njit([arguments], nogil=True, cache=True)(kernel)
-        except RuntimeError:  # nowhere may be written: as in a zip, without a home directory
+        except Exception:  # noqa: BLE001 - no place for it, a full disk, or what is kept is damaged
             return njit([arguments], nogil=True)(kernel)
 
     return compile_

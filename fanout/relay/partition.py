@@ -37,6 +37,7 @@ from backlogctl.kafka.clients import Admin, make_admin, wait_for_broker
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
 from backlogctl.kafka.markers import ProducerIdAndEpoch
 from backlogctl.kafka.throttling import ThrottleClock, Throttling, mention_quota
+from backlogctl.kafka.topics import read_topic_settings
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import unwrap
 
@@ -140,6 +141,10 @@ class Copied:
     passed: float = 0.0
 
 
+# What a batch may have where the topic allows more: librdkafka's own default.
+_LIMIT, _BATCH_BYTES = "max.message.bytes", 1_000_000
+
+
 class PartitionRelay(ABC):
     """A reader and a producer of its own, for one source partition."""
 
@@ -163,6 +168,14 @@ class PartitionRelay(ABC):
         self._most_bytes = _FIRST_BYTES
         self._own_metadata: bytes | None = None
         self._watchdog: Watchdog | None = WATCHDOG
+
+    def _read_limit(self) -> int:
+        """Bytes of a batch that the temporary topic takes; Kafka's default where we may not ask."""
+        try:
+            found = read_topic_settings(self._task.properties, self._task.target, [_LIMIT])
+            return min(_BATCH_BYTES, int(found[_LIMIT].value or _BATCH_BYTES))
+        except KafkaFailure:
+            return _BATCH_BYTES
 
     @abstractmethod
     def _open_producer(self) -> TransactionalProducer:

@@ -176,7 +176,11 @@ class RecordEngine:
 
 
 # Messages behind a failed one fail with these, which do not show the cause.
-_CONSEQUENCES = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+_CONSEQUENCES = (
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError._MSG_TIMED_OUT,  # in the queue, which a failed transaction does not send
+)
 
 
 class _RecordRelay(PartitionRelay):
@@ -191,6 +195,7 @@ class _RecordRelay(PartitionRelay):
             task.properties,
             {
                 **make_writer_settings(task.side_by_side),
+                "batch.size": self._read_limit(),
                 "throttle_cb": lambda event: self._throttle.note(event.throttle_time),
             },
             **{

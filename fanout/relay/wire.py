@@ -29,7 +29,6 @@ from backlogctl.kafka.clients import Admin
 from backlogctl.kafka.markers import UNMARKED_HINT, ProducerIdAndEpoch, Unmarked, is_pending
 from backlogctl.kafka.raw_client import RawClient, translate_error, translate_properties
 from backlogctl.kafka.raw_fetch import ENDLESS, FetchedBatches, RawFetch
-from backlogctl.kafka.topics import read_topic_settings
 from backlogctl.values import OffsetRange
 from backlogctl.wire.produce import WireProducer, read_membership
 from backlogctl.wire.routing import BatchRouter
@@ -39,7 +38,6 @@ from backlogctl_delivery.crashpoints import reach
 _READ_BYTES = 24 * 1024 * 1024
 _LEAST_BYTES, _MOST_BYTES = 1024 * 1024, 8 * 1024 * 1024
 _RATIO = 4  # of what is decompressed at once to what is fetched at once
-_LIMIT, _BATCH_BYTES = "max.message.bytes", 1_000_000
 _CONNECT_SECONDS = 30.0
 _READ_SECONDS = 0.1
 _PENDING_PAUSE = 0.2
@@ -121,14 +119,6 @@ class _WireRelay(PartitionRelay):
         self._at_once = _RATIO * share
         rest = [OffsetRange(self._part.partition, self._next, ENDLESS)]
         self._reader = RawFetch(task.properties, task.source, rest, "read_committed", share)
-
-    def _read_limit(self) -> int:
-        """Bytes of a batch that the temporary topic takes; Kafka's default where we may not ask."""
-        try:
-            found = read_topic_settings(self._task.properties, self._task.target, [_LIMIT])
-            return min(_BATCH_BYTES, int(found[_LIMIT].value or _BATCH_BYTES))
-        except KafkaFailure:
-            return _BATCH_BYTES
 
     def _read(self) -> SourceBatch:
         assert self._reader is not None

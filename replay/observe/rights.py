@@ -239,7 +239,7 @@ def _require_requests(stream: Stream, properties: Properties, rights: Sequence[R
     if absent := find_absent(properties, used, Deadline(_SECONDS)):
         what = ", ".join(f"{one.request} ({one.without})" for one in absent)
         raise Refused(
-            f"the cluster does not take what this needs: {what}; nothing was changed",
+            f"the cluster does not take what this needs: {what}",
             subject=f"stream {stream.name}",
             hint=f"`backlogctl doctor {stream.name}` says what else it does not take; one "
             "broker was asked: where the cluster is being upgraded, try again after that",

@@ -222,14 +222,18 @@ LookAhead = Callable[[str, bool], str]
 """Of a stream, to which messages may be added: what is in sight now; "" where nothing is."""
 
 
+def adds_messages(workspace: Workspace, recovery: Recovery) -> bool:
+    """Whether it may still put some into its stream's topic."""
+    return recovery.state not in FINAL and workspace.kind_of(recovery).traits.injects
+
+
 def describe_ahead(
     workspace: Workspace, record: RecoveryRecord, look: LookAhead | None
 ) -> dict[str, Any]:
     """As it is seen now, or as it is on record of the state that the recovery is in."""
     recovery, now = record.recovery, record.now
     if look is not None:
-        puts_back = recovery.state not in FINAL and workspace.kind_of(recovery).traits.injects
-        at, text = now, look(recovery.stream, puts_back) or NOTHING_AHEAD
+        at, text = now, look(recovery.stream, adds_messages(workspace, recovery)) or NOTHING_AHEAD
     else:
         lines = (one for one in reversed(record.events) if one.action in (LOOKED_AHEAD, *S))
         last = next(lines, None)

@@ -22,7 +22,7 @@ from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.next_commands import LOOKED_AHEAD
 from backlogctl.replay.engine.plan import ACTIVE, find_identity
 from backlogctl.replay.observe.stream import reach_clusters, sample_stream
-from backlogctl.replay.present.report import NOTHING_AHEAD
+from backlogctl.replay.present.report import NOTHING_AHEAD, adds_messages
 from backlogctl.values import Gap, GapState, Recovery, RecoveryState, to_document
 
 _FIRST_PAUSE = timedelta(minutes=10)
@@ -152,12 +152,15 @@ class Detection:
         return asdict(self)
 
 
-def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None) -> Detection:
+def detect_backlog(
+    workspace: Workspace, stream: Stream, told: str | None = None, *, puts_back: bool = True
+) -> Detection:
     """Samples and judges a stream; its gaps are in the ledger afterwards.
 
     Args:
         told: `newest_gap` of the last report, "" for none: open gaps recorded since then are new,
             also where `watch` found them first. None: only those that this look finds are.
+        puts_back: whether what is suggested will be planned, and so add messages.
 
     Raises:
         ClusterUnreachable, KafkaFailure, LedgerError.
@@ -170,7 +173,7 @@ def detect_backlog(workspace: Workspace, stream: Stream, told: str | None = None
     course = Verdict(entry["course"])
     actions = choose_actions(workspace, stream, course, lag, seen.sample.topic_id)
     injects = any(workspace.kinds.get(name).traits.injects for name in actions)
-    ahead = find_loss_ahead(entry, puts_back=injects)
+    ahead = find_loss_ahead(entry, puts_back=puts_back and injects)
     lost = next((gap.id for gap in reversed(gaps) if gap.state is GapState.OPEN), BEHIND)
     return Detection(
         stream=stream.name,
@@ -220,7 +223,8 @@ def find_loss_ahead(entry: Mapping[str, Any], *, puts_back: bool = False) -> Los
     )
     when = f"in {format_duration(loss)} {earliest}" if loss > 0 else "at its next check"
     length = find_hold_seconds(loss, entry["seconds_to_drain"])
-    told = f"{who}, and retention takes what is unread {when}"
+    what = "what is unread" if entry["lag"] != 0 else "what is put back"
+    told = f"{who}, and retention takes {what} {when}"
     return LossAhead(loss, told, length, puts_back and alone)
 
 
@@ -258,20 +262,26 @@ def describe_loss_ahead(workspace: Workspace, name: str, *, puts_back: bool = Fa
     if puts_back and entry["retention_bytes"]:
         return f"{unknown}: `retention.bytes` takes the oldest once the topic has grown past it"
     unseen = [one["what"] for one in entry["unseen"] if one["what"] in _RETENTION]
-    return f"{unknown}: {' and '.join(unseen)} could not be read" if unseen else ""
+    if unseen:
+        return f"{unknown}: {' and '.join(unseen)} could not be read"
+    deletes = entry["retention_seconds"] is not None or entry["retention_bytes"]
+    if deletes and entry["lag"] is None:
+        return f"{unknown}: what is unread is not known"
+    if deletes and entry["course"] == Verdict.LAGGING and entry["rhythm"] is None:
+        return f"{unknown}: there are too few samples yet"
+    return ""
 
 
-def note_loss_ahead(
-    workspace: Workspace, recoveries: Iterable[Recovery], *, puts_back: bool = False
-) -> list[str]:
+def note_loss_ahead(workspace: Workspace, recoveries: Iterable[Recovery]) -> list[str]:
     """The same of their streams, put on record for their reports; what is in sight, once each."""
-    told: dict[str, str] = {}
+    told: dict[tuple[str, bool], str] = {}
     for recovery in recoveries:
-        if (name := recovery.stream) not in told:
-            told[name] = describe_loss_ahead(workspace, name, puts_back=puts_back)
-        detail = {"message": told[name] or NOTHING_AHEAD}
+        asked = recovery.stream, adds_messages(workspace, recovery)
+        if asked not in told:
+            told[asked] = describe_loss_ahead(workspace, asked[0], puts_back=asked[1])
+        detail = {"message": told[asked] or NOTHING_AHEAD}
         workspace.ledger.events.append(recovery.id, str(find_identity()), LOOKED_AHEAD, detail)
-    return [text for text in told.values() if text]
+    return list(dict.fromkeys(text for text in told.values() if text))
 
 
 def _list_gaps(workspace: Workspace, stream: Stream) -> list[Gap]:

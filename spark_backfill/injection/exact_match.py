@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -58,18 +59,26 @@ def count_exact(
         for batch in batches:
             for number in batch["id"].to_pylist():
                 place, own = work[number]
-                for hashes in _match(properties, topic, place, directory, own, left_out):
-                    yield pa.RecordBatch.from_arrays([pa.array(hashes)], ["hash"])
+                try:
+                    for hashes in _match(properties, topic, place, directory, own, left_out):
+                        yield pa.RecordBatch.from_arrays([pa.array(hashes)], ["hash"])
+                except Exception:  # noqa: BLE001 - as a value: Spark would begin the task again
+                    yield pa.RecordBatch.from_arrays([pa.array([None], pa.int64())], ["hash"])
 
     try:
         frame = spark.range(0, len(work), 1, len(work)).mapInArrow(match, "hash bigint")
         each = frame.repartition("hash").groupBy("hash").agg(F.count(F.lit(1)).alias("times"))
-        row = each.agg(F.sum("times").alias("count"), F.max("times").alias("most")).collect()[0]
-    except PySparkException as error:
-        # What differs, or could not be read, is told by those that compare message by message.
-        LOG.info("the log is not what was staged, in its order: %s", type(error).__name__)
+        columns = {
+            "count": F.sum("times"),
+            "most": F.max("times"),
+            "differs": F.max(F.col("hash").isNull()),
+        }
+        row = each.agg(*(column.alias(name) for name, column in columns.items())).collect()[0]
+    except (PySparkException, Py4JJavaError) as error:  # the latter: a worker that ended
+        # What could not be read is told by those that compare message by message.
+        LOG.info("the log was not compared with what was staged: %s", type(error).__name__)
         return None
-    return int(row["count"]) if row["most"] == 1 else None
+    return int(row["count"]) if row["most"] == 1 and row["differs"] is False else None
 
 
 class NotExact(Exception):

@@ -21,7 +21,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, overload
 
 import sqlalchemy as sa
@@ -163,7 +163,9 @@ def purge_table(
             hint="give an engine, or a connection that has just been opened",
         )
     with bind.begin():
-        limit = bind.execute(sa.select(handled_now())).scalar_one() - older_than
+        now = bind.execute(sa.select(handled_now())).scalar_one()
+    # psycopg gives the session's time zone, and what is subtracted there is of its wall clock.
+    limit = (now.astimezone(UTC) if now.tzinfo else now) - older_than
     removed = 0
     while removed < most:
         wanted = min(batch, most - removed)

@@ -383,6 +383,19 @@ def test_a_message_as_large_as_its_topic_takes(
     assert check_copied(here) == []
 
 
+@pytest.mark.parametrize("codec", ["none", "lz4", "snappy"])
+def test_batches_fit_a_small_topic(make_world: MakeWorld, engine: RelayEngine, codec: str) -> None:
+    """With their header, and by a codec that makes them larger."""
+    here = make_world(partitions=1, target_config={"max.message.bytes": "20000"})
+    produce(
+        here,
+        [(b"k%d" % (n % 5), random.Random(n).randbytes(60 + n % 61), None) for n in range(2000)],
+    )
+    with here.guarded(compression=codec) as task:
+        assert relay(engine, task, here.ranges())[0].relayed == 2000
+    assert check_copied(here) == []
+
+
 def test_what_the_broker_will_never_take_is_not_tried_again(
     make_world: MakeWorld, engine: RelayEngine
 ) -> None:

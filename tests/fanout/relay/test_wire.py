@@ -141,19 +141,6 @@ def test_no_request_is_larger_than_brokers_take(
     assert check_copied(here) == []
 
 
-@pytest.mark.parametrize("codec", ["none", "lz4", "snappy"])
-def test_batches_fit_a_small_topic(make_world: MakeWorld, codec: str) -> None:
-    """With their header, and by a codec that makes them larger."""
-    here = make_world(partitions=1, target_config={"max.message.bytes": "20000"})
-    produce(
-        here,
-        [(b"k%d" % (n % 5), random.Random(n).randbytes(60 + n % 61), None) for n in range(2000)],
-    )
-    with here.guarded(compression=codec) as task:
-        assert relay(WireEngine(), task, here.ranges())[0].relayed == 2000
-    assert check_copied(here) == []
-
-
 @pytest.mark.parametrize("codec", CODECS)
 def test_each_codec_is_read_and_written(make_world: MakeWorld, codec: str) -> None:
     """As the broker and librdkafka write and read it."""

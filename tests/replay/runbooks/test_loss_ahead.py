@@ -93,9 +93,7 @@ def test_fault_143_a_report_says_it_at_its_end(empty_shop: Shop) -> None:
 
     unknown = "Not known: nobody has looked since it came to this state; `backlogctl report {}`"
     assert tell() == f"{unknown.format(planned.id)} looks."
-    assert note_loss_ahead(workspace, [planned], puts_back=True) == [
-        f"{NOBODY} 19 min at the earliest"
-    ]
+    assert note_loss_ahead(workspace, [planned]) == [f"{NOBODY} 19 min at the earliest"]
     asked = rf"As seen \d{{4}}-\S+ \S+Z, .* before this report: {NOBODY} 19 min at the earliest\."
     assert re.fullmatch(asked, tell())
     approve_plan(workspace, planned, by="ada")
