@@ -124,7 +124,7 @@ PARTS: Mapping[str, Part] = {
         "3.1.8",
         Side.SERVER,
         "keeps the first of two answers",
-        ("ti_id", "responded_at"),
+        ("ti_id", "responded_at", "task_instance"),
     ),
     "API_ROOT_PATH": Part(f"{_API}.app", "3.1.8", Side.SERVER, "leads to the login"),
     "DagAccessEntity": Part(

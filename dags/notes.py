@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 # By DAG, which task tells what.
 _TOLD = {**dict.fromkeys(ASKING, ("report", REASON)), AUDIT: ("audit", FOUND)}
+# States of a run, and of a task with a question.
+_OVER, _WAITING = ("success", "failed"), ("deferred", "awaiting_input")
 # What Airflow keeps of a note.
 _LONGEST = 1_000
 
@@ -59,10 +61,13 @@ def _write_note(run: DagRun) -> None:
         run.note = "\n".join(told)[:_LONGEST]
 
 
-def read_note(dag_id: str, run_id: str) -> str:
-    """The note of a run, for the page; "" where it has none, or there is no such run."""
+# What the page asks of Airflow's database.
+
+
+def read_note(dag_id: str, run_id: str) -> tuple[str, bool]:
+    """The note of a run, "" where it has none, and whether the run is over, as far as is known."""
     if find_unsuited(Side.SCHEDULER):  # whose parts these are
-        return ""
+        return "", False
     from sqlalchemy import select
 
     from backlogctl.dags.airflow_internals import DagRun, create_session
@@ -70,7 +75,26 @@ def read_note(dag_id: str, run_id: str) -> str:
     with create_session(scoped=False) as session:
         wanted = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
         run = session.scalar(wanted)
-        return "" if run is None else str(run.note or "")
+        return ("", False) if run is None else (str(run.note or ""), run.state in _OVER)
+
+
+def has_open_question(dag_id: str, run_id: str, task_id: str) -> bool:
+    """Whether Airflow takes an answer to a task's question now, as far as is known."""
+    if find_unsuited(Side.SCHEDULER) or find_unsuited(Side.SERVER):  # whose parts these are
+        return False
+    from sqlalchemy import inspect, select
+
+    from backlogctl.dags.airflow_internals import HITLDetail, create_session
+
+    task = inspect(HITLDetail).relationships["task_instance"].mapper.class_
+    named = task.dag_id == dag_id, task.run_id == run_id, task.task_id == task_id
+    wanted = (
+        select(HITLDetail.ti_id)
+        .join(HITLDetail.task_instance)
+        .where(*named, HITLDetail.responded_at.is_(None), task.state.in_(_WAITING))
+    )
+    with create_session(scoped=False) as session:
+        return session.scalar(wanted) is not None
 
 
 # Which Airflow this is, in the ledger: made once, before there is a task that asks.

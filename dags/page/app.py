@@ -127,13 +127,12 @@ def make_page_app(cache: PageCache | None = None) -> FastAPI:
                 kind=kind,
             )
         # Which says why, and what works instead, once the run has ended.
-        note = read_note(dag_id, run_id)
-        later = "its note is here once it has ended; this page looks again by itself"
+        note, is_over = read_note(dag_id, run_id)
         return make_notice(
             "No recovery of this run",
-            f"Run {run_id} of {dag_id} has planned none{'' if note else ', or none yet'}.\n{note}",
+            f"Run {run_id} of {dag_id} has planned {'none' if is_over else 'none yet'}.\n{note}",
             up="../../",
-            hint="" if note else later,
+            hint="" if is_over else "this page looks again by itself",
         )
 
     @show("/runs/{dag_id}/{run_id:path}", dependencies=[Depends(require_run)])

@@ -16,6 +16,7 @@ from backlogctl.config import Config, mask_secrets
 from backlogctl.config.root import DEFAULT_FILE
 from backlogctl.dags.configuration import read_deployment
 from backlogctl.dags.links import find_question
+from backlogctl.dags.notes import has_open_question
 from backlogctl.dags.policies import ASKING, RECOVER, name_question
 from backlogctl.errors import BacklogError
 from backlogctl.monitoring.offsets.bulk_look import measure_clock_skew
@@ -107,8 +108,8 @@ class PageCache:
 
 
 def find_approval(recovery: Recovery) -> str:
-    """The address where this Airflow asks about a plan that one of its runs made; "" for all
-    others."""
+    """The address where this Airflow asks about a plan that one of its runs made; "" where it does
+    not ask, or not now."""
     origin = find_origin(recovery)
     if recovery.state is not RecoveryState.PLANNED or origin is None:
         return ""
@@ -119,7 +120,8 @@ def find_approval(recovery: Recovery) -> str:
     dag_id, run_id = (
         (origin.dag_id, origin.run_id) if mine else (RECOVER, name_question(recovery.id))
     )
-    return find_question(dag_id, run_id, f"{recovery.kind}.approve")
+    question = dag_id, run_id, f"{recovery.kind}.approve"
+    return find_question(*question) if has_open_question(*question) else ""
 
 
 def _load_config() -> Config:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import socket
 from typing import Any
+from uuid import uuid4
 
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+from backlogctl.dags.policies import RECOVER
 
 # Users who may read these DAGs only; all others as their role says.
 LIMITED = {"tokyo": {"nights_in_tokyo"}, "stranger": {"of_another_team"}}
@@ -27,17 +30,28 @@ NOTED = "manual__2026-11-21T12:00:00+00:00"
 NOTE = "nothing to do: orders reads; the action `expand` drains what is <b>unread</b> all the same"
 
 
-def _keep_run() -> None:
+# One that waits for the answer to its question.
+ASKED = "manual__2026-11-21T10:00:00+00:00"
+
+
+def _keep_runs() -> None:
     from airflow.models.dagrun import DagRun
+    from airflow.models.hitl import HITLDetail
+    from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
-    from airflow.utils.state import DagRunState
+    from sqlalchemy import insert
 
     with create_session() as session:
-        run = DagRun(
-            dag_id="recover_backlog", run_id=NOTED, run_type="manual", state=DagRunState.SUCCESS
-        )
-        session.add(run)
-        run.note = NOTE
+        runs = {
+            run_id: DagRun(dag_id=RECOVER, run_id=run_id, run_type="manual", state=state)
+            for run_id, state in ((NOTED, "success"), (ASKED, "running"))
+        }
+        session.add_all(runs.values())
+        runs[NOTED].note = NOTE
+        session.flush()
+        task = {"dag_id": RECOVER, "run_id": ASKED, "task_id": "rebuild.approve", "id": uuid4()}
+        session.execute(insert(TaskInstance).values(state="deferred", pool="default_pool", **task))
+        session.add(HITLDetail(ti_id=task["id"], options=["Approve", "Reject"], subject="a plan"))
 
 
 def serve() -> None:
@@ -46,7 +60,7 @@ def serve() -> None:
     from airflow.utils.db import initdb
 
     initdb()
-    _keep_run()
+    _keep_runs()
     from airflow.api_fastapi.main import app
 
     with socket.create_server(("127.0.0.1", 0)) as listener:

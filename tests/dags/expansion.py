@@ -20,6 +20,7 @@ from backlogctl.kafka.admin import read_topic_id
 from backlogctl.kafka.clients import make_consumer
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import BurndownSample, Ledger
+from backlogctl.replay.engine.next_commands import LOOKED_AHEAD
 from backlogctl.replay.kinds import EXPAND
 from backlogctl.values import Recovery
 from tests.dags.airflow import Airflow, DagRun
@@ -129,7 +130,8 @@ class Expansion(AskedRecovery):
         return self.airflow.read_task(self.run, WORK)
 
     def list_actions(self) -> list[str]:
-        return [e.action for e in self.ledger.events.list(self.recovery.id)]
+        actions = [e.action for e in self.ledger.events.list(self.recovery.id)]
+        return [action for action in actions if action != LOOKED_AHEAD]
 
     def find_sample(self) -> BurndownSample | None:
         """The last one of the drain."""

@@ -25,6 +25,7 @@ from backlogctl.ledger.steps import StepRecord
 from backlogctl.replay.engine.approval import approve_plan
 from backlogctl.replay.engine.guards import store_plan as store
 from backlogctl.replay.engine.kind import STEP_COMPLETED, STEP_STARTED, Workspace
+from backlogctl.replay.engine.next_commands import LOOKED_AHEAD
 from backlogctl.replay.engine.plan import Plan
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
 from backlogctl.replay.kinds.rebuild.plan import RebuildPlan
@@ -179,8 +180,9 @@ def take_over(workspace: Workspace, recovery_id: str) -> Owner:
 
 
 def read_actions(workspace: Workspace, recovery_id: str) -> list[str]:
-    """What the record says was done."""
-    return [event.action for event in workspace.ledger.events.list(recovery_id)]
+    """What the record says was done; a look changes nothing."""
+    actions = [event.action for event in workspace.ledger.events.list(recovery_id)]
+    return [action for action in actions if action != LOOKED_AHEAD]
 
 
 def find_detail(workspace: Workspace, recovery_id: str, action: str) -> Mapping[str, Any]:
