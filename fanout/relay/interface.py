@@ -169,7 +169,7 @@ class Position:
     bytes: int = 0
     counts: Mapping[int, int] = field(default_factory=dict)
     last_offsets: Mapping[int, int] = field(default_factory=dict)
-    throttling: Throttling = field(default_factory=Throttling)
+    throttling: Throttling = field(default_factory=Throttling, compare=False)
 
 
 Notify = Callable[[Position], None]
