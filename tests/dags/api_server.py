@@ -39,12 +39,13 @@ def _keep_runs() -> None:
     from airflow.models.hitl import HITLDetail
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
     from sqlalchemy import insert
 
     with create_session() as session:
         runs = {
             run_id: DagRun(dag_id=RECOVER, run_id=run_id, run_type="manual", state=state)
-            for run_id, state in ((NOTED, "success"), (ASKED, "running"))
+            for run_id, state in ((NOTED, DagRunState.SUCCESS), (ASKED, DagRunState.RUNNING))
         }
         session.add_all(runs.values())
         runs[NOTED].note = NOTE

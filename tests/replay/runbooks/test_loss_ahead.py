@@ -40,6 +40,7 @@ from tests.replay.runbooks.desks import make_rebuild
 
 MINUTES, DAY = 60_000, timedelta(days=1)
 NOBODY = "nobody is in the group, and retention takes what is unread in"
+PUT_BACK = NOBODY.replace("unread", "put back")
 
 
 def test_fault_143_nobody_reads_and_retention_comes(empty_shop: Shop) -> None:
@@ -52,7 +53,7 @@ def test_fault_143_nobody_reads_and_retention_comes(empty_shop: Shop) -> None:
     workspace = shop.open()
     assert describe_loss_ahead(workspace, "orders") == ""
     told = describe_loss_ahead(workspace, "orders", puts_back=True)
-    assert told == f"{NOBODY} 19 min at the earliest"
+    assert told == f"{PUT_BACK} 19 min at the earliest"
     # The choice: nothing is to be kept, unless a rebuild is about to put it back.
     stream = workspace.config.stream("orders")
     assert detect_backlog(workspace, stream).ahead is None
@@ -93,14 +94,15 @@ def test_fault_143_a_report_says_it_at_its_end(empty_shop: Shop) -> None:
 
     unknown = "Not known: nobody has looked since it came to this state; `backlogctl report {}`"
     assert tell() == f"{unknown.format(planned.id)} looks."
-    assert note_loss_ahead(workspace, [planned]) == [f"{NOBODY} 19 min at the earliest"]
-    asked = rf"As seen \d{{4}}-\S+ \S+Z, .* before this report: {NOBODY} 19 min at the earliest\."
+    assert note_loss_ahead(workspace, [planned]) == [f"{PUT_BACK} 19 min at the earliest"]
+    asked = rf"As seen \d{{4}}-\S+ \S+Z, .* before this report: {PUT_BACK} 19 min at the earliest\."
     assert re.fullmatch(asked, tell())
     approve_plan(workspace, planned, by="ada")
     assert tell().startswith("Not known: ")
     for state in (RecoveryState.RUNNING, RecoveryState.VERIFIED):
         workspace.ledger.recoveries.advance(planned.id, state, "op", {"verified": {}})
-    assert note_loss_ahead(workspace, [planned, planned]) == []
+    verified = workspace.ledger.recoveries.get(planned.id)
+    assert note_loss_ahead(workspace, [verified, verified]) == []
     assert re.fullmatch(r"As seen .* before this report: no loss in sight\.", tell())
 
     publish(properties, shop.topic, {0: 10})
@@ -120,7 +122,7 @@ def test_fault_143_by_its_size_retention_may_come_sooner(empty_shop: Shop) -> No
     assert told.startswith("whether retention will take what is unread is not known: `retention.by")
     set_config(properties, shop.topic, {"retention.ms": str(19 * MINUTES)})
     told = describe_loss_ahead(workspace, "orders", puts_back=True)
-    assert told == f"{NOBODY} 19 min or sooner by its size"
+    assert told == f"{PUT_BACK} 19 min or sooner by its size"
 
 
 def test_fault_143_163_what_is_ahead_can_be_held(empty_shop: Shop) -> None:
