@@ -73,7 +73,7 @@ def render_page() -> str:
 
 
 def _render_checks(room: CheckScope) -> Iterator[str]:
-    for check in CATALOGUE.values():
+    for _, check in sorted(CATALOGUE.items()):  # they are there as their modules were imported
         if check.room is room:
             text = " ".join(filter(None, (check.why, check.more)))
             yield f"\n### {check.name}\n\n**{check.title}.** {text}\n"

@@ -165,7 +165,7 @@ class Reading:
     def __init__(self, brokers: Brokers) -> None:
         self.reader = BulkReader({"bootstrap.servers": "127.0.0.1:1"})
         client = KafkaAdminClient.__new__(KafkaAdminClient)
-        client._closed = True
+        client._closed = False
         client._manager = Row(
             cluster=ClusterMetadata(bootstrap_servers=["127.0.0.1:1"]),
             broker_version_data=Row(api_version=lambda _: brokers.version),
