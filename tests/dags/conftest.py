@@ -178,6 +178,10 @@ def desk(
     for module in (recoveries, detection, task_context):
         monkeypatch.setattr(module, "find_deployment", lambda: RUN.deployment)
     monkeypatch.setattr("backlogctl.replay.runbooks.detection.sample_stream", look)
+    monkeypatch.setattr(
+        "backlogctl.replay.runbooks.detection.reach_clusters",
+        lambda _, streams: {stream.cluster: {} for stream in streams},
+    )
     variables = MagicMock()
     variables.get.return_value = ""
     monkeypatch.setattr(detection, "Variable", variables)
