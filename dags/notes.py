@@ -113,4 +113,5 @@ def on_starting(component: object) -> None:
     # A name is there once: of several schedulers at once one makes it (fault 155).
     with suppress(IntegrityError), create_session(scoped=False) as session:
         if session.scalar(select(Variable.id).where(Variable.key == DEPLOYMENT)) is None:
-            session.add(Variable(DEPLOYMENT, secrets.token_hex(4), DEPLOYMENT_OF))
+            # Airflow's API reads 28e59068 as a number, which is infinite.
+            session.add(Variable(DEPLOYMENT, f"x{secrets.token_hex(4)}", DEPLOYMENT_OF))

@@ -7,6 +7,7 @@ not promise, the ones used are here and in `coordinators`; a test says which ver
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections import defaultdict
@@ -420,12 +421,15 @@ class Coordinators:
         self._send = client.send
         self._kind = kind
         self._nodes: dict[str, int] = {}
+        self._silent: set[int] = set()
 
     async def find(self, name: str) -> int:
         """The broker of a name. Raises BrokerResponseError: the error code that it answers."""
         from kafka.errors import for_code
 
-        if name not in self._nodes and (code := (await self._look_for([name])).get(name)):
+        if name not in self._nodes and (
+            code := (await self._look_for([name], self._silent)).get(name)
+        ):
             raise for_code(code)()
         return self._nodes[name]
 
@@ -469,7 +473,7 @@ class Coordinators:
         why: dict[str, Exception] = {}
         last: list[tuple[int, list[str]]] = []
         for some in cut([name for name in names if name not in found], NAMES_AT_ONCE):
-            codes = await self._look_for([name for name in some if name not in self._nodes])
+            codes = await self._look_for([n for n in some if n not in self._nodes], silent)
             why |= {name: for_code(code)() for name, code in codes.items()}
             nodes: defaultdict[int, list[str]] = defaultdict(list)
             for name in some:
@@ -511,12 +515,27 @@ class Coordinators:
                 found[name] = answer
         return why
 
+    async def _ask_any(self, request: Any, silent: set[int]) -> Any:
+        """What a broker answers, if one will do that was not silent before."""
+        from kafka.errors import KafkaError
+
+        known = [one.node_id for one in self._manager.cluster.brokers()]
+        able = [one for one in known if one not in silent] or known
+        node = random.choice(able) if able else None
+        try:
+            answer = await self._send(request, node)
+        except (OSError, KafkaError):
+            silent |= {node} if node is not None else set()
+            raise
+        silent.discard(node)
+        return answer
+
     def forget(self, names: Iterable[str]) -> None:
         """They have moved."""
         for name in names:
             self._nodes.pop(name, None)
 
-    async def _look_for(self, names: Sequence[str]) -> dict[str, int]:
+    async def _look_for(self, names: Sequence[str], silent: set[int]) -> dict[str, int]:
         """Notes who coordinates them; by name the error codes."""
         from kafka.protocol.metadata.find_coordinator import CoordinatorType, FindCoordinatorRequest
 
@@ -526,11 +545,13 @@ class Coordinators:
                 request = FindCoordinatorRequest(
                     key_type=kind.value, coordinator_keys=list(names), min_version=4
                 )
-                rows = [(row.key, row) for row in (await self._send(request)).coordinators]
+                rows = [
+                    (row.key, row) for row in (await self._ask_any(request, silent)).coordinators
+                ]
         else:
             for name in names:
                 request = FindCoordinatorRequest(key=name, key_type=kind.value, max_version=3)
-                rows.append((name, await self._send(request)))
+                rows.append((name, await self._ask_any(request, silent)))
         codes = {}
         for name, row in rows:
             if row.error_code:

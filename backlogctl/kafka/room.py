@@ -128,9 +128,10 @@ class RoomWatch:
         asked = {one.broker for one in found.brokers or ()}
         if room.disks and (away := self._holders - asked):
             # A disk that is full stops its broker: that makes no room.
+            if away <= set(found.silent):
+                return f"how much room there is for it is not known: {found.reason}"
             names = ", ".join(map(str, sorted(away)))
-            why = found.reason if away <= set(found.silent) else "they are away"
-            return f"how much room the disks of brokers {names} have cannot be read: {why}"
+            return f"how much room the disks of brokers {names} have cannot be read: they are away"
         if room.disks:
             self._was_known = True
             self._holders = frozenset(disk.broker for disk in room.disks if disk.partitions)

@@ -214,7 +214,7 @@ def test_fault_177_disks_of_the_others_are_known(tmp_path: Path) -> None:
         assert took < 12.0
         # What is held goes by who holds the topic.
         assert told["orders"] == ""
-        assert "disks of brokers 3 have cannot be read: they are away" in told["bills"]
+        assert "not known: the disks of broker 3 cannot be read: it did not answer" in told["bills"]
         # Unknown is what is unknown: the others may be too full, and cannot be enough alone.
         needs = (PartitionBacklog(0, 9, 0, 9),)
         assert estimate_copy(found, needs, replication=2).enough is None
