@@ -516,19 +516,23 @@ class Coordinators:
         return why
 
     async def _ask_any(self, request: Any, silent: set[int]) -> Any:
-        """What a broker answers, if one will do that was not silent before."""
+        """What the first broker answers that does; those that were silent are asked last."""
         from kafka.errors import KafkaError
 
-        known = [one.node_id for one in self._manager.cluster.brokers()]
-        able = [one for one in known if one not in silent] or known
-        node = random.choice(able) if able else None
-        try:
-            answer = await self._send(request, node)
-        except (OSError, KafkaError):
-            silent |= {node} if node is not None else set()
-            raise
-        silent.discard(node)
-        return answer
+        nodes: list[Any] = [one.node_id for one in self._manager.cluster.brokers()] or [None]
+        random.shuffle(nodes)
+        nodes.sort(key=silent.__contains__)
+        for node in nodes:
+            try:
+                answer = await self._send(request, node)
+            except (OSError, KafkaError):
+                silent.add(node)
+                if self._admin._closed or node == nodes[-1]:
+                    raise
+            else:
+                silent.discard(node)
+                return answer
+        raise AssertionError
 
     def forget(self, names: Iterable[str]) -> None:
         """They have moved."""

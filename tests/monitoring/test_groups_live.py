@@ -17,7 +17,11 @@ import httpx
 import pytest
 from kafka import KafkaAdminClient
 from kafka.cluster import ClusterMetadata
-from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError
+from kafka.errors import (
+    CoordinatorNotAvailableError,
+    GroupAuthorizationFailedError,
+    KafkaConnectionError,
+)
 
 from backlogctl.clock import utc_now
 from backlogctl.config import root
@@ -130,6 +134,7 @@ class Brokers:
     refused: dict[str, int] = field(default_factory=dict)  # by FindCoordinator
     loading: set[str] = field(default_factory=set)
     down: set[int] = field(default_factory=set)
+    hung: set[int] = field(default_factory=set)
     version: int = 8
     asked: list[str] = field(default_factory=list)
 
@@ -137,6 +142,8 @@ class Brokers:
         name = type(request).__name__
         self.asked.append(name)
         if name.startswith("FindCoordinator"):
+            if node_id in self.hung:
+                raise KafkaConnectionError
             if self.version < 4:
                 return self._find(request.key)
             return Row(coordinators=[self._find(key) for key in request.coordinator_keys])
@@ -166,8 +173,10 @@ class Reading:
         self.reader = BulkReader({"bootstrap.servers": "127.0.0.1:1"})
         client = KafkaAdminClient.__new__(KafkaAdminClient)
         client._closed = False
+        cluster = ClusterMetadata(bootstrap_servers=["127.0.0.1:1"])
+        cluster._brokers = {number: Row(node_id=number) for number in (1, 2)}
         client._manager = Row(
-            cluster=ClusterMetadata(bootstrap_servers=["127.0.0.1:1"]),
+            cluster=cluster,
             broker_version_data=Row(api_version=lambda _: brokers.version),
             send=brokers.send,
         )
@@ -191,6 +200,17 @@ def test_a_coordinator_that_moved_is_asked_again(version: int) -> None:
     brokers.asked.clear()
     assert set(reading.read("a", "b")) == {"a", "b"}
     assert not any(name.startswith("Find") for name in brokers.asked), "it is remembered"
+
+
+def test_whoever_answers_is_asked_for_a_coordinator() -> None:
+    """And one that was silent is not asked again before the others."""
+    names = [f"group-{number}" for number in range(20)]
+    brokers = Brokers(dict.fromkeys(names, 2))
+    reading = Reading(brokers)
+    brokers.hung = {1}
+    for name in names:
+        assert set(reading.read(name)) == {name}
+    assert sum(name.startswith("Find") for name in brokers.asked) <= len(names) + 1
 
 
 def test_a_coordinator_that_is_gone_does_not_hide_the_others() -> None:
