@@ -1,5 +1,5 @@
-"""What Airflow's own processes write: the note of a run (what came of a recovery, or why there was
-nothing; what audits found), and which Airflow this is.
+"""What Airflow's database has of a run: its note (what came of a recovery, or why there was
+nothing; what audits found), and whether its question is open; and which Airflow this is.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from backlogctl.kafka.admin import describe_topic, list_offsets
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.kafka.raw_fetch import fetch_batches
-from backlogctl.kafka.rights import Right, make_bindings, read_rights
+from backlogctl.kafka.rights import Operation, Resource, Right, make_bindings, read_rights
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import add_rules, add_user
 from backlogctl.values import OffsetRange
@@ -106,15 +106,26 @@ def start_with_each_login(
         yield secured
 
 
-def use_both_clients(properties: Mapping[str, str], topic: str, rights: Sequence[Right]) -> None:
+# What the look and the use of one topic need.
+TOPIC = "orders"
+RIGHTS = [
+    Right(Resource.TOPIC, TOPIC, Operation.READ, "read"),
+    Right(Resource.TOPIC, TOPIC, Operation.WRITE, "write"),
+    Right(Resource.TOPIC, TOPIC, Operation.DESCRIBE, "look"),
+    Right(Resource.TOPIC, TOPIC, Operation.DESCRIBE_CONFIGS, "look"),
+    Right(Resource.CLUSTER, "kafka-cluster", Operation.DESCRIBE, "look"),
+]
+
+
+def use_both_clients(properties: Mapping[str, str]) -> None:
     """What each can do with a topic of one partition is done."""
-    before = list_offsets(properties, topic, [0], "latest")[0]
-    publish(properties, topic, {0: 10})
-    assert describe_topic(make_admin(properties), topic).partitions == 1
-    seen = read_log_dirs(properties, topic, Deadline(30))
+    before = list_offsets(properties, TOPIC, [0], "latest")[0]
+    publish(properties, TOPIC, {0: 10})
+    assert describe_topic(make_admin(properties), TOPIC).partitions == 1
+    seen = read_log_dirs(properties, TOPIC, Deadline(30))
     assert (seen.reason, len(seen.brokers or ())) == ("", 1)
-    assert read_rights(properties, rights).missing == ()
-    (found,) = fetch_batches(properties, topic, [OffsetRange(0, before, before + 10)])
+    assert read_rights(properties, RIGHTS).missing == ()
+    (found,) = fetch_batches(properties, TOPIC, [OffsetRange(0, before, before + 10)])
     assert sum(one.record_count for one in found.headers) == 10
     assert explain_absence(properties) == ""
 

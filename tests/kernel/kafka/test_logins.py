@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import make_admin
-from backlogctl.kafka.rights import Operation, Resource, Right
 from backlogctl.spark_backfill.spark.topic import TopicReader
 from backlogctl.values import OffsetRange
 from backlogctl_delivery.kafka import AccessDenied, LoginRefused
@@ -17,20 +16,13 @@ from tests.kit.kafka import publish
 from tests.kit.secured import (
     LOGINS,
     PASSWORDS,
+    RIGHTS,
     TLS,
+    TOPIC,
     SecuredKafka,
     start_with_each_login,
     use_both_clients,
 )
-
-TOPIC = "orders"
-RIGHTS = [
-    Right(Resource.TOPIC, TOPIC, Operation.READ, "read"),
-    Right(Resource.TOPIC, TOPIC, Operation.WRITE, "write"),
-    Right(Resource.TOPIC, TOPIC, Operation.DESCRIBE, "look"),
-    Right(Resource.TOPIC, TOPIC, Operation.DESCRIBE_CONFIGS, "look"),
-    Right(Resource.CLUSTER, "kafka-cluster", Operation.DESCRIBE, "look"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +35,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 @pytest.mark.parametrize("way", LOGINS)
 def test_both_clients_log_in(kafka: SecuredKafka, way: str) -> None:
     properties = kafka.login_by(way, "ada")
-    use_both_clients(properties, TOPIC, RIGHTS)
+    use_both_clients(properties)
     if way != TLS:
         with pytest.raises(AccessDenied):  # by who it is, not as nobody
             create_topic(make_admin(properties), "bills", partitions=1)

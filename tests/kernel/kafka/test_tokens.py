@@ -24,7 +24,7 @@ from backlogctl.kafka.leaders import read_leaders
 from backlogctl.kafka.log_dirs import read_log_dirs
 from backlogctl.kafka.raw_client import RawClient, translate_properties
 from backlogctl.kafka.raw_fetch import ENDLESS, RawFetch, fetch_batches
-from backlogctl.kafka.rights import Operation, Resource, Right, read_rights
+from backlogctl.kafka.rights import Operation, read_rights
 from backlogctl.kafka.tokens import find_tokens
 from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 from backlogctl.spark_backfill.spark.topic import TopicReader
@@ -33,9 +33,7 @@ from backlogctl.wire import explain_absence
 from backlogctl_delivery.kafka import TOKEN_COMMAND, LoginRefused, sign_msk_token
 from examples.issuer import Issuer, start_issuer
 from tests.kit.kafka import publish
-from tests.kit.secured import SecuredKafka, start_with_tokens, use_both_clients
-
-TOPIC = "orders"
+from tests.kit.secured import RIGHTS, TOPIC, SecuredKafka, start_with_tokens, use_both_clients
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +53,6 @@ def kafka(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield found
 
 
-RIGHTS = [
-    Right(Resource.TOPIC, TOPIC, Operation.READ, "read"),
-    Right(Resource.TOPIC, TOPIC, Operation.WRITE, "write"),
-    Right(Resource.TOPIC, TOPIC, Operation.DESCRIBE, "look"),
-    Right(Resource.TOPIC, TOPIC, Operation.DESCRIBE_CONFIGS, "look"),
-    Right(Resource.CLUSTER, "kafka-cluster", Operation.DESCRIBE, "look"),
-]
-
-
 @pytest.fixture(scope="module")
 def properties(kafka: SecuredKafka, issuer: Issuer) -> dict[str, str]:
     kafka.add_user("ada", RIGHTS)
@@ -72,7 +61,7 @@ def properties(kafka: SecuredKafka, issuer: Issuer) -> dict[str, str]:
 
 
 def test_both_clients_log_in(properties: dict[str, str], issuer: Issuer) -> None:
-    use_both_clients(properties, TOPIC, RIGHTS)
+    use_both_clients(properties)
     assert set(issuer.given) == {"ada"}
 
 
