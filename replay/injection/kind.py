@@ -242,7 +242,7 @@ def describe_read_back(
     if detail:
         told = (
             "The topic was read back as a read_committed consumer sees it. Each staged message "
-            "was looked for by its id; key, value, headers and partition were compared to the byte."
+            "was looked for; its key, value, headers and partition were compared to the byte."
         )
     return Verification(
         result=("passed" if detail.get("exact") else "failed") if detail else "pending",
