@@ -1,9 +1,8 @@
 """The pictures of the documentation: `python scripts/pictures.py demo|page|loss|airflow`.
 
 `demo` runs the demo in a terminal and draws what it printed; `page` serves a night on call; `loss`
-lets a slow consumer lose messages on a real broker, in two minutes; `airflow ADDRESS PASSWORD
-CONFIG` takes those of the Airflow runbook, as `oncall`, from a running `make airflow`, which prints
-all three.
+lets a slow consumer lose messages on a real broker, in two minutes; `airflow ADDRESS PASSWORD`
+takes those of the Airflow runbook from a running `make airflow`, as `oncall`.
 """
 
 from __future__ import annotations
@@ -208,9 +207,9 @@ def _picture_stream(url: str, name: str, directory: str) -> None:
         keep(page, name, full_page=True)
 
 
-def picture_airflow(address: str, password: str, config: str) -> None:
-    """Triggers a recovery of the shop's orders and sees it to its end, and one of its payments,
-    whose retention is made short, up to the question whether to hold it."""
+def picture_airflow(address: str, password: str) -> None:
+    """Triggers a recovery of the shop's orders and sees it to its end; in between, the question
+    whether to hold the payments' retention."""
     from tests.dags.browsing import Visit
     from tests.dags.browsing import open_browser as open_visit
 
@@ -228,7 +227,7 @@ def picture_airflow(address: str, password: str, config: str) -> None:
         keep(visit.page, "airflow-approval")
         visit.open_recovery(run_id).get_by_text("planned by").wait_for()
         keep(visit.page, "airflow-page")
-        picture_hold(visit, config)
+        picture_hold(visit)
         visit.open_question(run_id, "rebuild.approve")
         visit.answer("Approve")
         shown = visit.open_report(run_id)
@@ -239,16 +238,10 @@ def picture_airflow(address: str, password: str, config: str) -> None:
         keep(visit.page, "airflow-report")
 
 
-def picture_hold(visit: Any, config: str) -> None:
-    from backlogctl.config import load_config
-    from tests.kit.kafka import set_config
-
-    loaded = load_config(Path(config))
-    stream = loaded.stream("payments")
-    properties = loaded.clusters[stream.cluster].client_properties()
-    set_config(properties, stream.topic, {"retention.ms": str(45 * 60_000)})
+def picture_hold(visit: Any) -> None:
     visit.open_form()
     visit.choose("stream", "payments")
+    visit.choose("action", "hold")
     run_id = visit.trigger()
     visit.open_question(run_id, "hold.approve")
     visit.page.wait_for_timeout(1000)
@@ -263,7 +256,7 @@ if __name__ == "__main__":
             picture_page()
         case ["loss"]:
             picture_loss()
-        case ["airflow", address, password, config]:
-            picture_airflow(address, password, config)
+        case ["airflow", address, password]:
+            picture_airflow(address, password)
         case _:
             sys.exit(__doc__)

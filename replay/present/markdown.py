@@ -70,8 +70,18 @@ def _draw_line(name: str, text: str) -> str:
 
 
 def make_plain(text: str) -> str:
-    """No markup and no links of somebody else's: names and notes are text."""
-    text = _MARKUP.sub(r"\\\g<0>", escape_text(" ".join(text.split())))
+    """No markup and no links of somebody else's: names and notes are text. What stands between two
+    backticks is code, where nothing is markup."""
+    parts = " ".join(text.split()).split("`")
+    if len(parts) % 2 == 0:  # one of them is alone
+        return _escape("`".join(parts))
+    return "".join(
+        _code(part) if number % 2 else _escape(part) for number, part in enumerate(parts)
+    )
+
+
+def _escape(text: str) -> str:
+    text = _MARKUP.sub(r"\\\g<0>", escape_text(text))
     return _LINK.sub(_NO_LINK, _LINE_MARK.sub(r"\1\\\2", text))
 
 
