@@ -124,6 +124,10 @@ crash: $(SETUP) ## Kill recoveries and deliveries in N random ways: make crash N
 	@seed=$${SEED:-$$RANDOM}; echo "SEED=$$seed"; \
 	$(PYTHON) -m tests.crash.schedule --n $(N) --seed "$$seed" $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(SETUP) ## Mutate 100,000 batches, and relay 200 random logs by both engines
+	@FUZZ=100000 EXAMPLES=200 $(PYTHON) -m pytest -p no:cacheprovider tests/wire tests/fanout/relay/test_random_logs.py $(ARGS)
+
 .PHONY: accuracy
 accuracy: $(SETUP) ## Measure what a rebuild misses and doubles: make accuracy SEED=7
 	@scripts/need.sh postgres
