@@ -11,6 +11,7 @@ from backlogctl.errors import UsageError
 _BRINGS = {
     "airflow": ("airflow",),
     "delivery": ("aiosqlite", "greenlet", "grpc", "grpc_health", "httpx", "pymysql", "redis"),
+    "kubernetes": ("httpx2", "lightkube", "msgspec"),
     "msk": ("aws_msk_iam_sasl_signer", "boto3", "botocore"),
     "spark": ("pandas", "py4j", "pyspark"),
     "wire": ("cramjam", "crc32c", "llvmlite", "lz4", "numba"),

@@ -57,7 +57,7 @@ case "${1:-}" in
     # Compiled once here: every Python worker of Spark would else compile its libraries again, where
     # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
     airflow) wanted=(--compile-bytecode --extra all --group airflow) ;;
-    *) wanted=(--compile-bytecode --extra spark --extra delivery --extra wire) ;;
+    *) wanted=(--compile-bytecode --extra kubernetes --extra spark --extra delivery --extra wire) ;;
 esac
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
 # The first relay of an emergency does not wait for a compiler.
