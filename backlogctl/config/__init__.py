@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backlogctl.config.consumers import Consumers, Expand, Ramp
+from backlogctl.config.consumers import Consumers, Expand, Kubernetes, Ramp
 from backlogctl.config.delivery import LookBack, LookBackService, OutboxSection
 from backlogctl.config.hooks import Hook
 from backlogctl.config.root import Config, load_config, mask_secrets
@@ -40,6 +40,7 @@ __all__ = [
     "Hook",
     "Identity",
     "KafkaLedger",
+    "Kubernetes",
     "LookBack",
     "LookBackService",
     "MessageSection",

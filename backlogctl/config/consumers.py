@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from backlogctl.config.base import Duration, Section, Text, anchor_path, fail_at
+from backlogctl.config.base import Duration, LocalPath, Section, Text, anchor_path, fail_at
 from backlogctl.config.sections import Positive
 
 # Placeholders such as `{topic}` in the arguments of a command.
@@ -57,13 +57,28 @@ def fill_in(arguments: Iterable[str], values: Mapping[str, str]) -> list[str]:
 Arguments = Annotated[tuple[Text, ...], Field(min_length=1)]
 
 # The commands of each launcher: those it needs, and those it takes.
-_NEEDED = {"process": ("command",), "command": ("scale", "stop"), "manual": ()}
-_TAKEN = {"process": ("command",), "command": ("scale", "stop", "status"), "manual": ()}
+_NEEDED = {
+    "process": ("command",),
+    "command": ("scale", "stop"),
+    "manual": (),
+    "kubernetes": ("kubernetes",),
+}
+_TAKEN = {
+    "process": ("command",),
+    "command": ("scale", "stop", "status"),
+    "manual": (),
+    "kubernetes": (),
+}
 _PLACEHOLDERS = {
     "command": (*FLEET_PLACEHOLDERS, "index"),
     "scale": (*FLEET_PLACEHOLDERS, "replicas"),
 }
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+# `deployment/orders`, `statefulset/orders`, `rollouts.v1alpha1.argoproj.io/orders`.
+_WORKLOAD = re.compile(
+    r"(?:deployment|statefulset|[a-z0-9-]+\.v[0-9][a-z0-9]*\.[a-z0-9.-]+)/[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?"
+)
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Ramp(Section):
@@ -75,11 +90,85 @@ class Ramp(Section):
     )
 
 
+class Kubernetes(Section):
+    """Consumers that are pods: whose number is set, and how more of them are made."""
+
+    workload: str = Field(
+        description="What keeps the stream's own consumers: `deployment/NAME`, `statefulset/NAME`, "
+        "or `PLURAL.VERSION.GROUP/NAME` of anything that has a scale subresource, such as "
+        "`rollouts.v1alpha1.argoproj.io/orders`."
+    )
+    namespace: str | None = Field(
+        default=None, description="Its namespace; without it that of the context."
+    )
+    context: Text | None = Field(
+        default=None,
+        description="A context of the kubeconfig. Without it: inside a pod its service account, "
+        "else the current context.",
+    )
+    kubeconfig: LocalPath | None = Field(
+        default=None,
+        # Another machine has another place for it, and goes on with the same recovery.
+        exclude=True,
+        description="The kubeconfig file; without it those of `KUBECONFIG`, else ~/.kube/config.",
+    )
+    container: Text | None = Field(
+        default=None,
+        description="The container that reads the topic; without it the first of the pod.",
+    )
+    variables: dict[str, Text] = Field(
+        default_factory=lambda: {"BACKLOG_TOPIC": "{topic}", "BACKLOG_GROUP": "{group}"},
+        description="Environment variables that the recovery's pods have in the place of the "
+        "workload's own: one with `{topic}`, one with `{group}`, and more where they are needed. "
+        "The placeholders of `command` but `{index}` are filled in. Without it `BACKLOG_TOPIC` and "
+        "`BACKLOG_GROUP`.",
+    )
+    template: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What is different in the recovery's pods: a JSON merge patch of the "
+        "workload's pod template, such as `{spec: {affinity: null}}`. Lists are replaced whole.",
+    )
+
+    @field_validator("workload")
+    @classmethod
+    def _check_workload(cls, value: str) -> str:
+        if not _WORKLOAD.fullmatch(value):
+            raise ValueError(
+                "must be `deployment/NAME`, `statefulset/NAME` or `PLURAL.VERSION.GROUP/NAME`"
+            )
+        return value
+
+    @field_validator("namespace")
+    @classmethod
+    def _check_namespace(cls, value: str | None) -> str | None:
+        if value is not None and not _DNS_LABEL.fullmatch(value):
+            raise ValueError("is not the name of a namespace")
+        return value
+
+    @field_validator("variables")
+    @classmethod
+    def _check_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, template in value.items():
+            if not _VARIABLE.fullmatch(name):
+                raise fail_at((name,), "is not a name of an environment variable")
+            try:
+                check_placeholders([template], FLEET_PLACEHOLDERS)
+            except ValueError as error:
+                raise fail_at((name,), str(error)) from None
+        for word in ("{topic}", "{group}"):
+            if not any(word in template for template in value.values()):
+                raise ValueError(
+                    f"none of them has `{word}`: the recovery's pods would read what the others do"
+                )
+        return value
+
+
 class Consumers(Section):
     """The stream's consumers, as the tool starts and stops them."""
 
-    launcher: Literal["process", "command", "manual"] = Field(
-        description="`process`: local processes; `command`: your own commands; `manual`: people."
+    launcher: Literal["process", "command", "manual", "kubernetes"] = Field(
+        description="`process`: local processes; `command`: your own commands; `manual`: people; "
+        "`kubernetes`: pods, see docs/kubernetes.md."
     )
     replicas: Positive = Field(default=1, description="How many run in normal times.")
     command: Arguments | None = Field(
@@ -112,11 +201,14 @@ class Consumers(Section):
     command_within: Duration = Field(
         default=timedelta(minutes=10),
         description="`command`: how long one of the commands may take, and how long until `status` "
-        "says what was asked for.",
+        "says what was asked for. `kubernetes`: how long until all pods are ready.",
     )
     stop_within: Duration = Field(
         default=timedelta(seconds=60),
         description="How long consumers may take to end, and the group to become empty.",
+    )
+    kubernetes: Kubernetes | None = Field(
+        default=None, description="`kubernetes`: which pods, where, and what they are told."
     )
     ramp: Ramp = Field(default_factory=Ramp, description="How fast more consumers are started.")
     max_consumers: Positive | None = Field(
@@ -146,6 +238,14 @@ class Consumers(Section):
         for name in _NEEDED[self.launcher]:
             if getattr(self, name) is None:
                 raise ValueError(f"`launcher: {self.launcher}` needs `{name}`")
+        if self.kubernetes is not None and self.launcher != "kubernetes":
+            raise ValueError(f"`kubernetes` does not go with `launcher: {self.launcher}`")
+        if self.environment and self.launcher == "kubernetes":
+            raise fail_at(
+                ("environment",),
+                "does not go with `launcher: kubernetes`: pods have the variables of the "
+                "workload's template, and those of `kubernetes.variables`",
+            )
         for name in ("command", "scale", "stop", "status"):
             arguments = getattr(self, name)
             if arguments is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from backlogctl.config import Consumers
 from backlogctl.fanout.launchers.command import CommandLauncher
 from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
+from backlogctl.fanout.launchers.kubernetes import KubernetesLauncher
 from backlogctl.fanout.launchers.manual import LeftLauncher, ManualLauncher
 from backlogctl.fanout.launchers.process import ConsumerState, ProcessLauncher, ramp_up
 from backlogctl.formats import Say
@@ -16,6 +17,7 @@ __all__ = [
     "CommandLauncher",
     "ConsumerState",
     "Fleet",
+    "KubernetesLauncher",
     "Launcher",
     "LeftLauncher",
     "ManualLauncher",
@@ -40,3 +42,5 @@ def make_launcher(consumers: Consumers, properties: Mapping[str, str], say: Say)
             return CommandLauncher(consumers)
         case "manual":
             return ManualLauncher(properties, say)
+        case "kubernetes":
+            return KubernetesLauncher(consumers, say)

@@ -70,6 +70,12 @@ class CommandLauncher:
         stop = join_words(fill_in(self._consumers.stop, fleet.placeholders))
         return f"your commands: `{scale}` starts N of them, `{stop}` ends all"
 
+    def logs(self, fleet: Fleet) -> str:
+        return "where your commands put them"
+
+    def check(self, original: Fleet, recovery: Fleet | None, count: int) -> tuple[str, ...]:
+        return ()
+
     def _wait_for(self, fleet: Fleet, count: int, limit: Deadline, check_stop: CheckStop) -> None:
         while (running := self._ask(fleet, check_stop)) not in (count, None):
             if limit.expired:

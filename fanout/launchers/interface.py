@@ -90,6 +90,20 @@ class Launcher(Protocol):
     def describe(self, fleet: Fleet) -> str:
         """How it starts and stops them, for a plan: one sentence."""
 
+    def logs(self, fleet: Fleet) -> str:
+        """Where a person finds what they print."""
+
+    def check(self, original: Fleet, recovery: Fleet | None, count: int) -> tuple[str, ...]:
+        """Looks whether it could stop the original consumers and run `count` of the recovery's,
+        and changes nothing: what a plan should warn of.
+
+        Args:
+            recovery: None where a recovery only stops the original ones.
+
+        Raises:
+            BacklogError: it could not, and why.
+        """
+
 
 def cut_tail(text: str) -> str:
     """The last lines of an output, as an error shows them, without secrets."""

@@ -49,6 +49,12 @@ class LeftLauncher:
     def describe(self, fleet: Fleet) -> str:
         return "started and ended by you"
 
+    def logs(self, fleet: Fleet) -> str:
+        return self._real.logs(fleet)
+
+    def check(self, original: Fleet, recovery: Fleet | None, count: int) -> tuple[str, ...]:
+        return ()
+
 
 Answer = TypeVar("Answer")
 
@@ -148,6 +154,12 @@ class ManualLauncher:
             f"by hand: the run says when to start and stop consumers {_describe_fleet(fleet)}, "
             "and waits"
         )
+
+    def logs(self, fleet: Fleet) -> str:
+        return "where who started them put them"
+
+    def check(self, original: Fleet, recovery: Fleet | None, count: int) -> tuple[str, ...]:
+        return ()
 
     def _ask_people(self, fleet: Fleet, count: int, text: str) -> None:
         if self._asked.get(fleet.group) != count:

@@ -190,6 +190,12 @@ class ProcessLauncher:
         within = f"{self._stop_within:g} s"
         return f"local processes `{command}`, ended with SIGTERM, with SIGKILL after {within}"
 
+    def logs(self, fleet: Fleet) -> str:
+        return str(fleet.directory)
+
+    def check(self, original: Fleet, recovery: Fleet | None, count: int) -> tuple[str, ...]:
+        return ()
+
     def list_consumers(self, fleet: Fleet) -> list[ConsumerState]:
         """The fleet's consumers, also those that wait for their next start."""
         return [

@@ -132,7 +132,6 @@ def test_fault_62_something_known_is_always_named(word: str, known: set[str]) ->
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        with_stream("consumers: {launcher: kubernetes}"),
         with_stream("consumers: {launcher: compose}"),
         with_stream("deliver: side_topic"),
         ("stale: restate", "stale: skip_if_newer"),
@@ -362,6 +361,9 @@ def test_the_directory_is_relative_to_the_file(written: str, meant: Path) -> Non
     assert load_consumers(f"launcher: manual, directory: {written}").directory == meant
 
 
+_PODS = "launcher: kubernetes, kubernetes: {workload: deployment/orders"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -373,7 +375,18 @@ def test_the_directory_is_relative_to_the_file(written: str, meant: Path) -> Non
         ("launcher: manual, ramp: {stepp: 2}", "nearest known key is `step`"),
         ("launcher: manual, replicas: 0", "consumers.replicas"),
         ("launcher: manual, directory: [a]", "consumers.directory"),
-        ("launcher: swarm", "must be one of `process`, `command` or `manual`"),
+        ("launcher: swarm", "must be one of `process`, `command`, `manual` or `kubernetes`"),
+        ("launcher: kubernetes", "`launcher: kubernetes` needs `kubernetes`"),
+        ("launcher: manual, kubernetes: {workload: deployment/a}", "`kubernetes` does not go with"),
+        (f"{_PODS}}}, environment: {{LEVEL: info}}", "`kubernetes.variables`"),
+        (f"{_PODS}, variables: {{T: '{{topic}}'}}}}", "none of them has `{group}`"),
+        (f"{_PODS}, variables: {{T: '{{topics}}'}}}}", "`{topics}` is not a placeholder"),
+        (
+            f"{_PODS}, variables: {{'a b': '{{topic}}{{group}}'}}}}",
+            "is not a name of an environment variable",
+        ),
+        (f"{_PODS}, namespace: A}}", "is not the name of a namespace"),
+        ("launcher: kubernetes, kubernetes: {workload: orders}", "must be `deployment/NAME`"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_key(text: str, told: str) -> None:

@@ -345,8 +345,8 @@ def _say_nothing(context: ExpandContext) -> CanaryFailed:
     return CanaryFailed(
         f"the first consumer committed nothing within {NOTHING_SECONDS:.0f} s",
         subject=f"group {context.recovery_group} on topic {context.temporary_topic}",
-        hint=f"it must read the topic and group of BACKLOG_TOPIC and BACKLOG_GROUP; its log is in "
-        f"{context.fleet.directory}. Mend it and run again; nothing is lost",
+        hint="it must read the topic and group of BACKLOG_TOPIC and BACKLOG_GROUP; its log: "
+        f"{context.launcher.logs(context.fleet)}. Mend it and run again; nothing is lost",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from backlogctl.clock import Deadline, format_time, utc_now
 from backlogctl.errors import (
+    BacklogError,
     KafkaFailure,
     PlanStale,
     Refused,
@@ -89,13 +90,18 @@ class StallWatch:
 
     def _look_at_consumers(self, now: float) -> None:
         context = self._context
-        if context.launcher.count_running(context.fleet) == 0:
+        try:
+            running = context.launcher.count_running(context.fleet)
+            is_told = now - self._explained_at < STALL_SECONDS
+            ended = None if is_told or running == 0 else context.launcher.explain(context.fleet)
+        except BacklogError as error:
+            if not error.retryable:
+                raise
+            return  # what is left in the topic tells whether they work
+        if running == 0:
             context.say("none of the recovery's consumers runs: they are started again")
             context.launch(count_wanted(context))
             return
-        if now - self._explained_at < STALL_SECONDS:
-            return
-        ended = context.launcher.explain(context.fleet)
         if ended is not None:
             self._explained_at = now
             context.say(f"a consumer of the recovery does not stay, and is started again: {ended}")
@@ -126,7 +132,8 @@ class StallWatch:
         again = "start them again" if by_people else "they were started again, and it did not help"
         context.say(
             f"{told}. Either the consumers cannot handle the message there, or they handle it and "
-            f"their commit is lost: {again}. Their logs in {context.fleet.directory} tell which. "
+            f"their commit is lost: {again}. Their logs tell which: "
+            f"{context.launcher.logs(context.fleet)}. "
             f"Past a message that they cannot handle: `backlogctl pause {number}`, then "
             f"`backlogctl pass {number} --partition {first} --offset {unread[first]}` keeps it, "
             f"then `backlogctl resume {number}`"

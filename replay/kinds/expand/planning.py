@@ -423,6 +423,7 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
     layout = plan_layout(load, factor)
     hold = _plan_hold(workspace, stream, backlog, layout)
     disk = _check_disk(stream.limits.floor, backlog, layout, held=hold.needed)
+    launching, told = _ask_launcher(workspace, stream, recovery_id, layout.consumers)
     facts = Facts(
         stream=stream,
         layout=layout,
@@ -430,7 +431,7 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         recovery_group=name_recovery_group(stream.group, recovery_id),
         replication=backlog.topic.replication,
         members=tuple(str(member) for member in backlog.group.members),
-        launching=_describe_launching(workspace, stream, recovery_id),
+        launching=launching,
         changes=hold.changes,
     )
     warnings = [
@@ -442,6 +443,7 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         *warn_about_keys(stream, backlog, order),
         *warn_about_skew(backlog.skew, load, layout, order),
         *warn_about_disk(disk),
+        *told,
     ]
     engine, why = choose_relay_engine(stream.expand.engine, draft.properties)
     configuration = fingerprint_with_consumers(config, stream, FINGERPRINT)
@@ -564,8 +566,12 @@ def _say_growth(
     return [f"{stream.limits.disk_free} of each disk stays free (`limits.disk_free`)", growth]
 
 
-def _describe_launching(workspace: Workspace, stream: Stream, recovery_id: str) -> tuple[str, str]:
-    """How the original consumers and those on the temporary topic are started and stopped."""
+def _ask_launcher(
+    workspace: Workspace, stream: Stream, recovery_id: str, count: int
+) -> tuple[tuple[str, str], tuple[str, ...]]:
+    """How the original consumers and those on the temporary topic are started and stopped; and
+    what of that is to be warned of. Raises BacklogError: it would not work.
+    """
     assert stream.consumers is not None
     launcher = make_launcher(stream.consumers, workspace.properties(stream), lambda _: None)
     original = fleet_of(workspace, stream, Role.ORIGINAL)
@@ -578,7 +584,8 @@ def _describe_launching(workspace: Workspace, stream: Stream, recovery_id: str) 
         group=name_recovery_group(stream.group, recovery_id),
     )
     mask = workspace.config.mask_secrets
-    return mask(launcher.describe(original)), mask(launcher.describe(recovery))
+    told = tuple(map(mask, launcher.check(original, recovery, count)))
+    return (mask(launcher.describe(original)), mask(launcher.describe(recovery))), told
 
 
 def _round(value: float | None, digits: int = 1) -> float | None:

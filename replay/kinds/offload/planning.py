@@ -484,10 +484,12 @@ def compute_offload(draft: Draft, backlog: OffloadBacklog, options: OffloadOptio
     cut = find_cut_groups(snapshot.readers, stream.group, snapshot.lows, backlog.fence)
     members = tuple(str(member) for member in backlog.group.members)
     launcher = make_launcher(stream.consumers, draft.properties, lambda _: None)
-    launching = config.mask_secrets(launcher.describe(fleet_of(workspace, stream, Role.ORIGINAL)))
+    fleet = fleet_of(workspace, stream, Role.ORIGINAL)
+    launching = config.mask_secrets(launcher.describe(fleet))
     has_source = stream.source is not None
     warnings = (
         *snapshot.warnings,
+        *map(config.mask_secrets, launcher.check(fleet, None, 0)),
         *warn_about_shares(snapshot.readers),
         *_list_warnings(workspace, stream, backlog, place, freeing),
     )

@@ -133,12 +133,13 @@ class StopConsumers(Step[OffloadContext]):
     name = "stop_consumers"
 
     def validate(self, context: OffloadContext) -> None:
-        """The configuration says how they are stopped.
+        """They can be stopped, as far as can be seen.
 
         Raises:
-            UsageError: it no longer does.
+            BacklogError: they cannot; or the configuration no longer says how.
         """
-        _ = context.launcher
+        if not context.was_started(self.name):
+            context.launcher.check(context.originals, None, 0)
 
     def start(self, context: OffloadContext) -> None:
         """Stops them; the group is empty and its commits have not moved for a while.
