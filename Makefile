@@ -60,13 +60,15 @@ airflow: $(AIRFLOW) ## Start Airflow with the runbooks, Kafka and a shop in trou
 
 .PHONY: test
 test: $(AIRFLOW) ## Run the tests, on a real Kafka, PostgreSQL, MariaDB, Redis, Spark, Airflow, Prometheus and Chromium, with real clients
-	@scripts/need.sh postgres mariadb redis kcat prometheus chromium jdk node go
+	@scripts/need.sh postgres mariadb redis kcat prometheus chromium jdk node go etcd
 	@$(PYTHON) -m tests.clients.building
+	@$(PYTHON) -m tests.kit.kubernetes
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
 .PHONY: faults
 faults: $(AIRFLOW) ## Run the tests that bear a fault's number, and print each with its result: fifteen minutes
-	@scripts/need.sh postgres mariadb redis kcat prometheus chromium jdk node go
+	@scripts/need.sh postgres mariadb redis kcat prometheus chromium jdk node go etcd
+	@$(PYTHON) -m tests.kit.kubernetes
 	@$(PYTHON) -m scripts.faults $(ARGS)
 
 .PHONY: test-all

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes sure that programs which Python does not bring are here:
-#   scripts/need.sh [postgres] [kcat] [prometheus] [chromium] [mariadb] [redis] [jdk] [node] [go]
-# They are Debian's packages. Prometheus is only unpacked, into .tools; so is Go, from its module
+#   scripts/need.sh [postgres] [kcat] [prometheus] [chromium] [mariadb] [redis] [jdk] [node] [go] [etcd]
+# They are Debian's packages. Prometheus and etcd are only unpacked, into .tools; so is Go, from its module
 # proxy, where there is none or an older one than tests/clients/go asks for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,6 +18,7 @@ there() {
         prometheus)
             { has prometheus && has promtool; } || { [ -x .tools/prometheus ] && [ -x .tools/promtool ]; }
             ;;
+        etcd) has etcd || [ -x .tools/etcd ] ;;
         chromium) has chromium ;;
         mariadb) has mariadbd || [ -x /usr/sbin/mariadbd ] ;;
         redis) has redis-server ;;
@@ -31,7 +32,7 @@ there() {
             done
             return 1
             ;;
-        *) echo "need: no such thing: $1 (postgres, kcat, prometheus, chromium, mariadb, redis, jdk, node, go)" >&2; exit 2 ;;
+        *) echo "need: no such thing: $1 (postgres, kcat, prometheus, chromium, mariadb, redis, jdk, node, go, etcd)" >&2; exit 2 ;;
     esac
 }
 
@@ -46,6 +47,7 @@ title() {
         jdk) echo "Java's compiler" ;;
         node) echo "Node and npm" ;;
         go) echo "Go 1.$GO_MINOR or newer" ;;
+        etcd) echo "etcd" ;;
     esac
 }
 
@@ -56,18 +58,19 @@ package() {
         redis) echo redis-server ;;
         jdk) echo default-jdk-headless ;;
         node) echo nodejs npm ;;
+        etcd) echo etcd-server ;;
         *) echo "$1" ;;
     esac
 }
 
 install() {
-    if [ "$1" = prometheus ]; then
+    if [ "$1" = prometheus ] || [ "$1" = etcd ]; then
         # Installed, it would start a service on a fixed port where the machine runs services.
         local unpacked
         unpacked=$(mktemp -d) &&
-            (cd "$unpacked" && apt-get download prometheus && dpkg-deb -x prometheus_*.deb .) &&
+            (cd "$unpacked" && apt-get download "$(package "$1")" && dpkg-deb -x ./*.deb .) &&
             mkdir -p .tools &&
-            mv "$unpacked/usr/bin/prometheus" "$unpacked/usr/bin/promtool" .tools/ &&
+            mv "$unpacked"/usr/bin/* .tools/ &&
             rm -rf "$unpacked"
     else
         # shellcheck disable=SC2046 # one thing may be two packages

@@ -30,13 +30,14 @@ from tests.quick import Long, Quick
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.kit.kubelet import Kubelet
     from tests.sharing import Shares
     from tests.spark_backfill.standalone import StandaloneSpark
 
 MakeTopic = Callable[..., str]
 
 _TOPIC_SECONDS = 90.0
-_MARKED_BY = {"kafka": "kafka", "postgres": "postgres", "spark": "spark"}
+_MARKED_BY = {name: name for name in ("kafka", "kubernetes", "postgres", "spark")}
 # Each starts a dozen processes, one after the other.
 _STORIES, _LONG = ("tests/replay/expand/", "tests/replay/offload/"), 900
 
@@ -315,6 +316,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = open_session(SparkSection(master="local[2]", conf=conf), "backlogctl tests")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def kubernetes() -> Iterator[Kubelet]:
+    """An API server with its controllers and one node, for this process."""
+    from tests.kit.kubelet import Kubelet
+    from tests.kit.kubernetes import Kubernetes
+
+    with Kubernetes() as running, Kubelet(running) as node:
+        yield node
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from tests.durations import read_durations
 
 # What runs beside Kafka and PostgreSQL.
-_LEFT_OUT = {"airflow", "browser", "prometheus", "spark"}
+_LEFT_OUT = {"airflow", "browser", "kubernetes", "prometheus", "spark"}
 _LONG = 5.0  # seconds; what took longer has many processes, or waits for real time
 # Whole stories, however fast they are.
 _STORIES = (

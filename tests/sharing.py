@@ -21,9 +21,9 @@ from tests.durations import add_up, read_durations
 NodeManager.EXIT_TIMEOUT = 20
 
 # By their marks. A test of both waits for Airflow.
-_NEEDS = ("airflow", "spark")
+_NEEDS = ("airflow", "spark", "kubernetes")
 # In how many processes it is started; else they would wait for one in the end.
-_STARTS = {"airflow": 1, "spark": 3}
+_STARTS = {"airflow": 1, "spark": 3, "kubernetes": 1}
 
 
 def list_needs(items: Iterable[pytest.Item]) -> dict[str, str]:

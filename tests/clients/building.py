@@ -37,7 +37,7 @@ def build_java() -> str:
         options = ["--release", "17", "-nowarn", "-cp", os.pathsep.join(jars), "-d", str(work)]
         _run(work, javac, *options, *map(str, sources))
 
-    made = _make("java", [_JARS, *sources], compile_all)
+    made = make_from("java", [_JARS, *sources], compile_all)
     return os.pathsep.join([str(made), *jars])
 
 
@@ -51,7 +51,7 @@ def build_go() -> Path:
         options = ["-gcflags=all=-N -l", "-ldflags=-s -w", "-o", str(work / "clients")]
         _run(HERE / "go", find_go(), "build", *options, ".", CGO_ENABLED="0")
 
-    return _make("go", sources, build) / "clients"
+    return make_from("go", sources, build) / "clients"
 
 
 @cache
@@ -65,7 +65,7 @@ def build_node() -> Path:
             shutil.copy(lock, work)
         _run(work, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 
-    return _make("node", locks, install) / "node_modules"
+    return make_from("node", locks, install) / "node_modules"
 
 
 def find_go() -> str:
@@ -108,7 +108,8 @@ def find(program: str) -> str:
     return found
 
 
-def _make(language: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
+def make_from(language: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
+    """A folder of the cache for this state of the sources; `make` fills it, once."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(f"{source.name} {source.stat().st_size}\n".encode() + source.read_bytes())

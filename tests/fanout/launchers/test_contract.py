@@ -40,19 +40,27 @@ from tests.fanout.launchers.fleets import (
     read_seen,
     wait_for_count,
 )
+from tests.fanout.launchers.pods import PodWorld
 from tests.kit.kafka import properties_of, repeating
 
 # The configuration's own tests read it by reference. Other processes' tests have secrets too.
 SECRET = f"hunter2-{uuid.uuid4().hex}"
 
 
-@pytest.fixture(params=["process", "command", pytest.param("manual", marks=pytest.mark.kafka)])
+PEOPLE = pytest.param("manual", marks=pytest.mark.kafka)
+PODS = pytest.param("kubernetes", marks=pytest.mark.kubernetes)
+
+
+@pytest.fixture(params=["process", "command", PEOPLE, PODS])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     made: World
     if request.param == "manual":
         kafka = request.getfixturevalue("kafka")
         topic = request.getfixturevalue("topic")(partitions=4)
         made = ManualWorld(tmp_path, kafka.bootstrap, topic, request.getfixturevalue("group"))
+    elif request.param == "kubernetes":
+        node = request.getfixturevalue("kubernetes")
+        made = PodWorld(tmp_path, node, f"test-{request.getfixturevalue('unique')}")
     else:
         made = LocalWorld(tmp_path, request.param, {"SHOP_SECRET": SECRET, "LEVEL": "info"})
     yield made
