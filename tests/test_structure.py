@@ -133,6 +133,9 @@ NEW, OLD = (f"echo go version go1.{minor}.3 linux/amd64" for minor in (26, 19))
     [
         ("jdk", {"bin/javac": "true"}, ""),
         ("jdk", {"bin/java": "true"}, "missing: Java's compiler"),
+        ("etcd", {"bin/etcd": "true"}, ""),
+        ("etcd", {"here/.tools/etcd": "true"}, ""),
+        ("etcd", {}, "missing: etcd"),
         ("node", {"bin/node": "true", "bin/npm": "true"}, ""),
         ("node", {"bin/node": "true"}, "missing: Node and npm"),
         ("go", {"bin/go": NEW}, ""),
