@@ -29,6 +29,8 @@ Object = dict[str, Any]
 
 PATIENCE_SECONDS = 60.0
 ANSWER_SECONDS = 15.0
+# One that starts does not know all roles yet, and forbids what it will let us do.
+_STARTS_SECONDS = 5.0
 _PAUSE_SECONDS = 0.3
 _TICK_SECONDS = 0.05
 _CONFLICT, _TOO_MANY, _NOT_FOUND, _FORBIDDEN, _UNAUTHORIZED = 409, 429, 404, 403, 401
@@ -215,7 +217,7 @@ class KubernetesApi:
         import httpx2
         from lightkube.core.exceptions import ConfigError
 
-        limit = Deadline(self.patience)
+        limit, starts = Deadline(self.patience), None
         kind = "merge-patch+json" if method == "PATCH" else "json"
         headers = {"Content-Type": f"application/{kind}"}
         content = None if body is None else json.dumps(body).encode()
@@ -233,7 +235,9 @@ class KubernetesApi:
                 if answer.is_success:
                     return answer
                 status, why = answer.status_code, _read_status(answer)
-                if status not in _AWAY:
+                if status == _FORBIDDEN and "is forbidden: User " in why:
+                    starts = starts or Deadline(min(self.patience, _STARTS_SECONDS))
+                if status not in _AWAY and (starts is None or starts.expired):
                     raise self._fail(why, path, status)
             if limit.expired:
                 raise self._fail(why, path, status, retryable=True)

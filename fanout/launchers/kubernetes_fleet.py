@@ -141,7 +141,11 @@ class RecoveryPods:
         """
         found = self.find() or self._create(workload, count)
         if int(found["spec"].get("replicas", 1)) != count:
-            workload.again(lambda: set_scale(self.api, DEPLOYMENTS, self.name, count))
+            try:
+                workload.again(lambda: set_scale(self.api, DEPLOYMENTS, self.name, count))
+            except KubernetesFailure as error:
+                if not error.is_missing:  # which is said below
+                    raise
         limit, allowed = Deadline(within), Deadline(_REFUSED_SECONDS)
         while True:
             deployment, pods = self.find(), self.list_pods()

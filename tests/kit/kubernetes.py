@@ -249,8 +249,9 @@ class Namespace:
         self.create(binding)
 
     def close(self) -> None:
-        """Its objects go in the background."""
+        """Its pods at once, other objects in the background."""
         self.cluster.ask("DELETE", f"/api/v1/namespaces/{self.name}")
+        self.cluster.ask("DELETE", self.path("pods"), gracePeriodSeconds="0")
 
 
 KINDS: Mapping[str, tuple[str, str]] = {

@@ -121,7 +121,8 @@ def test_killed_at_each_request_and_found_again(world: PodWorld, *, after: bool)
     for act, is_done in steps:
         number = 0
         while True:
-            with killed_at(number, after=after):
+            # What was done is not done again, so that the next one is the first then.
+            with killed_at(0 if after else number, after=after):
                 try:
                     act()
                 except Killed:
@@ -132,7 +133,7 @@ def test_killed_at_each_request_and_found_again(world: PodWorld, *, after: bool)
         assert is_done()
         writes.append(number)
     assert min(writes) >= 1, writes
-    assert sum(writes) >= 8, writes
+    assert sum(writes) >= 7, writes
     assert RECORD not in world.annotations
     assert world.namespace.list("Deployment", "backlogctl/recovery") == []
     assert world.living() == 2
@@ -462,6 +463,7 @@ def test_each_verb_of_the_role_is_needed_and_named(world: PodWorld) -> None:
     for number, verb in list_verbs():
         rules = copy.deepcopy(whole)
         rules[number]["verbs"].remove(verb)
+        rules = [rule for rule in rules if rule["verbs"]]
         world.namespace.merge("Role", "backlogctl", {"rules": rules})
         named = whole[number]["resources"][0].partition("/")[0]
         said: list[str] = []
@@ -533,9 +535,9 @@ def test_a_quota_of_some_pods_only_is_not_known(world: PodWorld) -> None:
 
 def test_what_admission_refuses_is_known_before(world: PodWorld) -> None:
     """A Deployment is let in whose pods are not."""
-    limit = {"type": "Container", "max": {"memory": "1Gi"}, "min": {"memory": "1Gi"}}
-    kind = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "least"}}
-    world.namespace.create({**kind, "spec": {"limits": [{**limit, "default": {"memory": "2Gi"}}]}})
+    limit = {"type": "Pod", "max": {"memory": "1Gi"}}
+    kind = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "most"}}
+    world.namespace.create({**kind, "spec": {"limits": [limit]}})
 
     def check() -> str:
         try:
@@ -546,7 +548,7 @@ def test_what_admission_refuses_is_known_before(world: PodWorld) -> None:
 
     wait_until(check, 30.0, "it is refused")
     assert "its pods would be refused: " in check()
-    assert "maximum memory usage per Container is 1Gi" in check()
+    assert "maximum memory usage per Pod is 1Gi" in check()
     assert "nothing was changed" in check()
 
 

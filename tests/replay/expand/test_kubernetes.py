@@ -156,6 +156,7 @@ def test_nothing_is_stopped_where_the_recoverys_pods_would_have_no_room(world: P
     wait_until(is_reckoned, 60.0, "the quota is reckoned")
     with pytest.raises(Refused, match=r"6 pods need 6 pods, and quota team has 5 pods"):
         world.run(recovery)
+    world.call("cancel", recovery.id)
     said = world.call("plan", "expand", "orders", "--rate", "20", "--factor", "3", code=5)
     assert "quota team has 5 pods" in said.err
     assert len(world.list_pids(Role.ORIGINAL)) == REPLICAS
