@@ -23,11 +23,13 @@ from backlogctl.fanout.launchers.kubernetes_api import (
 from backlogctl.fanout.launchers.kubernetes_pods import (
     RECOVERY_LABEL,
     STREAM_LABEL,
+    count_restarts,
     describe_unready,
     find_container,
     find_deviation,
     is_ready,
     list_pods,
+    name_of,
 )
 from backlogctl.fanout.launchers.kubernetes_workload import (
     Workload,
@@ -42,6 +44,8 @@ from backlogctl.formats import format_plural
 _LONGEST_NAME = 63 - len("-0123456789-01234")
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _POLL_SECONDS = 0.3
+# Without a readiness probe one that ends at once is ready for a moment, each time that it starts.
+_SETTLED_SECONDS = 1.0
 _REFUSED_SECONDS = 15.0  # pods that still end may have the quota's room
 
 
@@ -147,6 +151,7 @@ class RecoveryPods:
                 if not error.is_missing:  # which is said below
                     raise
         limit, allowed = Deadline(within), Deadline(_REFUSED_SECONDS)
+        seen, settled = dict[str, int](), Deadline(_SETTLED_SECONDS)
         while True:
             deployment, pods = self.find(), self.list_pods()
             if deployment is None:
@@ -156,7 +161,10 @@ class RecoveryPods:
             self._check_count(deployment, count)
             refuse_failing(self.api, pods, self.subject)
             ready = sum(map(is_ready, pods))
-            if ready == len(pods) == count:
+            now = {name_of(pod): count_restarts(pod) for pod in pods}
+            if ready < len(pods) or len(pods) != count or now != seen:
+                seen, settled = now, Deadline(_SETTLED_SECONDS)
+            elif settled.expired:
                 self._check_pods(pods)
                 return
             refused = find_refused(deployment)

@@ -76,6 +76,11 @@ def name_of(pod: Object) -> str:
     return str(pod["metadata"]["name"])
 
 
+def count_restarts(pod: Object) -> int:
+    """Of all its containers."""
+    return sum(one["restartCount"] for one in pod.get("status", {}).get("containerStatuses", []))
+
+
 def find_container(spec: Mapping[str, Any], name: str | None) -> Object | None:
     """The consumer's container of a pod's spec; None where it has none of the name."""
     containers: Sequence[Object] = spec.get("containers", [])
