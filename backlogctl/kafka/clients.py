@@ -330,7 +330,7 @@ def reach_cluster(connection: Connection, subject: str) -> dict[str, str]:
             f"could not {doing}: {admin.addresses} answered, and names no broker; which are there "
             "is unknown",
             subject=subject,
-            hint="a broker that has just started may not know them yet: try again, and read its log",
+            hint="a broker that has just started may not know them: try again, or read its log",
         )
     admin.has_answered = True
     admin.reports.clear()

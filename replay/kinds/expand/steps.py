@@ -68,6 +68,7 @@ from backlogctl.replay.kinds.expand.planning import (
     FINGERPRINT,
     compute_expansion,
     inspect_backlog,
+    require_raising,
 )
 from backlogctl.replay.observe.snapshot import Draft, take_snapshot
 from backlogctl.values import Step
@@ -78,7 +79,8 @@ def require_fitting(context: ExpandContext) -> None:
     """Between plan and run the backlog grows, disks fill, and retention comes nearer.
 
     Raises:
-        Refused: nothing is behind any more, or the copy no longer fits on the disks.
+        Refused: nothing is behind any more, the copy no longer fits on the disks, or the cluster
+            would not raise the retention.
         PlanStale: retention would win now, and the plan does not raise it.
     """
     recovery, plan = context.recovery, context.plan
@@ -100,6 +102,7 @@ def require_fitting(context: ExpandContext) -> None:
             subject=f"topic {recovery.topic}",
             hint=again,
         )
+    require_raising(draft.properties, recovery.topic, plan.hold)
 
 
 def explain_missing_hold(now: ExpandPlan) -> str:
