@@ -11,13 +11,7 @@ from typing import Any, Literal, cast
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Stream
-from backlogctl.errors import (
-    BacklogError,
-    ClusterUnreachable,
-    KafkaFailure,
-    Refused,
-    UsageError,
-)
+from backlogctl.errors import BacklogError, KafkaFailure, Refused, UsageError
 from backlogctl.fanout.disk import (
     DiskCheck,
     PartitionBacklog,
@@ -40,11 +34,12 @@ from backlogctl.fanout.retention import (
     compute_expansion_hold,
     find_time_to_loss,
     needs_hold,
+    require_raising,
 )
 from backlogctl.fanout.temporary_settings import agree_on_config, say_given_up
 from backlogctl.fanout.temporary_topic import name_temporary_topic
 from backlogctl.formats import format_plural
-from backlogctl.kafka.admin import alter_topic_config, describe_group_state, read_group_state
+from backlogctl.kafka.admin import describe_group_state, read_group_state
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.groups import GroupState
 from backlogctl.kafka.log_dirs import LogDirs, read_log_dirs
@@ -377,7 +372,7 @@ def plan_expand(
             subject=f"topic {stream.topic}",
             hint="make room on the brokers' disks; `--allow disk` plans in spite of it",
         )
-    require_raising(draft.properties, stream.topic, plan.hold)
+    require_raising(draft.properties, stream.topic, plan.hold.settings)
     if told := _ask_about_topic(draft, backlog, plan):
         plan = plan.model_copy(update={"warnings": (*plan.warnings, told)})
     if options.try_one:
@@ -529,28 +524,6 @@ def _plan_hold(
         for name, value in sorted(settings.items())
     }
     return PlannedHold(needed=needed, changes=changes if needed else {})
-
-
-def require_raising(properties: Mapping[str, str], topic: str, hold: PlannedHold) -> None:
-    """Asks the cluster whether it would raise the retention; nothing is changed.
-
-    Raises:
-        Refused: it has to be raised, and cannot be.
-        ClusterUnreachable, KafkaFailure: it is to be asked again.
-    """
-    wanted = {name: change.to for name, change in hold.changes.items()}
-    limit = Deadline(_BROKERS_SECONDS)
-    try:
-        alter_topic_config(make_admin(properties), topic, wanted, limit, only_ask=True)
-    except KafkaFailure as error:
-        if error.retryable or isinstance(error, ClusterUnreachable):
-            raise
-        raise Refused(
-            "its retention reaches the backlog too soon, so it has to be raised, and cannot be: "
-            f"{error.message}",
-            subject=f"topic {topic}",
-            hint="nothing was changed; raise it by the cluster's own means, then plan again",
-        ) from error
 
 
 def _check_disk(

@@ -18,7 +18,7 @@ from backlogctl.errors import (
 from backlogctl.fanout.kept_record import fetch_record, keep_record
 from backlogctl.fanout.launchers.process import ramp_up
 from backlogctl.fanout.quiet import await_empty
-from backlogctl.fanout.retention import raise_retention
+from backlogctl.fanout.retention import raise_retention, require_raising
 from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
     start_recovery_group,
@@ -68,7 +68,6 @@ from backlogctl.replay.kinds.expand.planning import (
     FINGERPRINT,
     compute_expansion,
     inspect_backlog,
-    require_raising,
 )
 from backlogctl.replay.observe.snapshot import Draft, take_snapshot
 from backlogctl.values import Step
@@ -102,7 +101,7 @@ def require_fitting(context: ExpandContext) -> None:
             subject=f"topic {recovery.topic}",
             hint=again,
         )
-    require_raising(draft.properties, recovery.topic, plan.hold)
+    require_raising(draft.properties, recovery.topic, plan.hold.settings)
 
 
 def explain_missing_hold(now: ExpandPlan) -> str:
@@ -191,8 +190,8 @@ class HoldRetention(Step[ExpandContext]):
 
     def start(self, context: ExpandContext) -> None:
         """Raises it. Called again it changes nothing more."""
-        changes = context.plan.hold.changes
-        if not context.plan.hold.needed or not changes:
+        settings = context.plan.hold.settings
+        if not context.plan.hold.needed or not settings:
             return
         raise_retention(
             context.workspace.ledger,
@@ -202,7 +201,7 @@ class HoldRetention(Step[ExpandContext]):
             topic=context.recovery.topic,
             topic_id=context.plan.topic_id,
             holder=context.recovery.id,
-            settings={name: change.to for name, change in changes.items()},
+            settings=settings,
             until=None,
             actor=str(find_identity()),
         )
