@@ -133,6 +133,11 @@ class PlannedHold(PlanPart):
     needed: bool
     changes: Mapping[str, SettingChange]
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What is set; empty where nothing is."""
+        return {name: change.to for name, change in self.changes.items()}
+
 
 class ExpandPlan(Plan):
     """What is approved and carried out.

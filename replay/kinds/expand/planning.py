@@ -34,6 +34,7 @@ from backlogctl.fanout.retention import (
     compute_expansion_hold,
     find_time_to_loss,
     needs_hold,
+    require_raising,
 )
 from backlogctl.fanout.temporary_settings import agree_on_config, say_given_up
 from backlogctl.fanout.temporary_topic import name_temporary_topic
@@ -371,6 +372,7 @@ def plan_expand(
             subject=f"topic {stream.topic}",
             hint="make room on the brokers' disks; `--allow disk` plans in spite of it",
         )
+    require_raising(draft.properties, stream.topic, plan.hold.settings)
     if told := _ask_about_topic(draft, backlog, plan):
         plan = plan.model_copy(update={"warnings": (*plan.warnings, told)})
     if options.try_one:
