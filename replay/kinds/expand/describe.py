@@ -119,7 +119,7 @@ def warn_about_backlog(stream: Stream, backlog: StreamBacklog, start_at: str) ->
 
 
 def warn_about_speed(
-    stream: Stream, backlog: StreamBacklog, layout: Layout, *, given: bool
+    stream: Stream, backlog: StreamBacklog, load: Load, layout: Layout, *, given: bool
 ) -> list[str]:
     """How sure the drain times are, and whether they are good enough.
 
@@ -136,7 +136,7 @@ def warn_about_speed(
         warnings.append(
             "how fast the topic is written is not known: drain times are those of a topic at rest"
         )
-    if layout.seconds_expanded is None:
+    if measure_drain(load.unlimited, layout.consumers) is None:
         warnings.append(
             f"even {format_plural(layout.consumers, 'consumer')} do not keep up with what is "
             "written: the group will fall behind again"
@@ -157,6 +157,24 @@ def warn_about_speed(
             f"retention is faster than the drain, so it is raised first; without that {better}"
         )
     return warnings
+
+
+def warn_about_quota(load: Load, layout: Layout, bytes_per_second: float | None) -> list[str]:
+    """Whether the relays' share of their quota is what makes the drain take as long as it does."""
+    if bytes_per_second is None:
+        return []
+    if load.relayed_per_second is None:
+        return [
+            "how large the messages are is not known, so neither is how long the relays take that "
+            "keep to `limits.quota_share`: drain times are without that"
+        ]
+    free = measure_drain(load.unlimited, layout.consumers)
+    now, rate = layout.seconds_expanded, format_rate(load.relayed_per_second)
+    if now == free:
+        return []
+    takes = "it is never drained" if now is None else f"the drain takes {format_duration(now)}"
+    instead = "" if free is None else f"; without that {format_duration(free)}"
+    return [f"`limits.quota_share` lets the relays copy {rate}, so {takes}{instead}"]
 
 
 def warn_about_keys(stream: Stream, backlog: StreamBacklog, order: str) -> list[str]:
@@ -330,6 +348,7 @@ def _list_facts(plan: ExpandPlan) -> tuple[Fact, ...]:
             f"{ORDER_WORDS.get(plan.order, plan.order)}",
         ),
         Fact("relays into", f"topic {plan.temporary.topic}, read by {plan.recovery_group}"),
+        *([Fact("writes", plan.writes, decides=True)] if plan.writes else []),
         Fact("relay engine", ": ".join(filter(None, (plan.engine, plan.engine_why)))),
         Fact("disk", plan.disk.told or "room enough", _choose_disk_tone(plan)),
         *([Fact("tried", plan.tried)] if plan.tried else []),

@@ -20,6 +20,7 @@ from backlogctl.fanout.disk import (
     estimate_hold,
     find_local_part,
     measure_growth,
+    measure_message,
 )
 from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
 from backlogctl.fanout.launchers import Role, make_launcher
@@ -70,6 +71,7 @@ from backlogctl.replay.kinds.expand.describe import (
     warn_about_backlog,
     warn_about_disk,
     warn_about_keys,
+    warn_about_quota,
     warn_about_skew,
     warn_about_speed,
     warn_about_stream,
@@ -419,6 +421,7 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         ),
         seconds_to_loss=loss.seconds,
         largest_share=backlog.skew.share if order == "key" else 0.0,
+        relayed_per_second=_find_relay_rate(backlog, draft.bytes_per_second),
     )
     layout = plan_layout(load, factor)
     hold = _plan_hold(workspace, stream, backlog, layout)
@@ -437,7 +440,8 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         *backlog.snapshot.warnings,
         *warn_about_stream(workspace, stream),
         *warn_about_backlog(stream, backlog, options.start),
-        *warn_about_speed(stream, backlog, layout, given=options.rate is not None),
+        *warn_about_speed(stream, backlog, load, layout, given=options.rate is not None),
+        *warn_about_quota(load, layout, draft.bytes_per_second),
         *_warn_about_members(backlog, layout),
         *warn_about_keys(stream, backlog, order),
         *warn_about_skew(backlog.skew, load, layout, order),
@@ -491,7 +495,22 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         other_topics=backlog.other_topics,
         launch=freeze_consumers(config, stream),
         transactional_prefix=config.kafka_ledger.transactional_prefix,
+        writes="" if draft.quota is None else draft.quota.describe(stream.limits.share or 0.0),
     )
+
+
+def _find_relay_rate(backlog: StreamBacklog, bytes_per_second: float | None) -> float | None:
+    """Messages a second that the relays copy at this rate, if they are as large as the unread
+    ones; None where it does not limit them, or their size is not known."""
+    size = measure_message(backlog.log_dirs, _list_unread(backlog))
+    return None if bytes_per_second is None or size is None else bytes_per_second / size
+
+
+def _list_unread(backlog: StreamBacklog) -> list[PartitionBacklog]:
+    return [
+        PartitionBacklog(part.unread.partition, part.lag, part.unread.log_start, part.unread.high)
+        for part in backlog.partitions
+    ]
 
 
 def _freeze_partition(part: Behind) -> PlannedPartition:
@@ -530,10 +549,7 @@ def _check_disk(
     """Room above the floor for the copy, and for what the topic keeps while its retention is
     raised."""
     replication = backlog.topic.replication
-    unread = [
-        PartitionBacklog(part.unread.partition, part.lag, part.unread.log_start, part.unread.high)
-        for part in backlog.partitions
-    ]
+    unread = _list_unread(backlog)
     copy = estimate_copy(backlog.log_dirs, unread, replication=replication, floor=floor)
     if not held:
         return copy
