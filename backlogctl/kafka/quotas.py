@@ -45,7 +45,7 @@ class Quota:
         )
 
 
-def find_rate(quotas: Mapping[Entity, float], user: str, client: str) -> float | None:
+def resolve_quota(quotas: Mapping[Entity, float], user: str, client: str) -> float | None:
     """The quota that holds: the most specific one, as Kafka's ClientQuotaManager orders them."""
     users: tuple[Entity, ...] = (frozenset({(USER, user)}), frozenset({(USER, None)}), frozenset())
     clients: tuple[Entity, ...]
@@ -87,11 +87,11 @@ def read_quota(properties: Properties, limit: Deadline) -> Quota:
     client = str(properties.get("client.id") or COMMON["client.id"])
     user = name_user(properties)
     if user is not None:
-        rate = find_rate(quotas, user, client)
+        rate = resolve_quota(quotas, user, client)
         return Quota(rate, f"user {user} with client.id {client}")
     named = {name for entity in quotas for kind, name in entity if kind == USER and name}
     # "" stands for any user without a quota of its own.
-    rates = {name: find_rate(quotas, name, client) for name in ("", *named)}
+    rates = {name: resolve_quota(quotas, name, client) for name in ("", *named)}
     rate = min((one for one in rates.values() if one is not None), default=None)
     if len(set(rates.values())) == 1:  # whoever it is
         return Quota(rate, f"client.id {client}")

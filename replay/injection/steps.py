@@ -31,7 +31,7 @@ from backlogctl.replay.injection.ledger import find_planned_log, make_job, open_
 from backlogctl.replay.injection.plan import READ_BACK, To
 from backlogctl.replay.injection.target import clear_rehearsals, make_rehearsal
 from backlogctl.replay.observe.rights import require_rights
-from backlogctl.replay.observe.snapshot import read_stream_quota
+from backlogctl.replay.observe.snapshot import take_share
 from backlogctl.replay.present.progress import measure_injection
 from backlogctl.spark_backfill.injection.ledger_topic import read_committed_chunks
 from backlogctl.values import GapState, Step
@@ -212,7 +212,8 @@ class Inject(Step[InjectionContext]):
         job = make_job(context)
         codec = _choose_codec(job, context.stream.group)
         job = replace(job, compression=codec, follows=find_planned_log(context))
-        job = replace(job, bytes_per_second=_find_byte_rate(context))
+        rate = take_share(context.workspace, context.stream, "writes", context.say)
+        job = replace(job, bytes_per_second=rate)
         floor = context.plan.limits.floor
         disk = DiskBrake(job.properties, job.topic, floor, context.say)
         brakes: list[Brake] = [_RunBrake(context)]
@@ -242,15 +243,6 @@ class Inject(Step[InjectionContext]):
     def complete(self, context: InjectionContext) -> None:
         """The gaps' messages are in the topic."""
         context.advance_gaps(GapState.INJECTED, [GapState.PLANNED, GapState.STAGED])
-
-
-def _find_byte_rate(context: InjectionContext) -> float | None:
-    """As the quota is now, not as it was planned."""
-    quota, share = read_stream_quota(context.workspace, context.stream), context.stream.limits.share
-    if quota is None or share is None:
-        return None
-    context.say(f"writes {quota.describe(share)}")
-    return quota.take(share)
 
 
 _WRITERS = "what was put back"  # whom brokers throttle

@@ -165,6 +165,22 @@ def read_stream_quota(workspace: Workspace, stream: Stream) -> Quota | None:
     return read_quota(workspace.properties(stream), Deadline(_QUOTA_SECONDS))
 
 
+def take_share(
+    workspace: Workspace, stream: Stream, whom: str, say: Callable[[str], None]
+) -> float | None:
+    """Bytes a second that may be written, by the quota as it is now, not as it was planned; None
+    for no limit. Raises as `read_stream_quota`.
+
+    Args:
+        whom: begins what is said: `the relays write`.
+    """
+    quota, share = read_stream_quota(workspace, stream), stream.limits.share
+    if quota is None or share is None:
+        return None
+    say(f"{whom} {quota.describe(share)}")
+    return quota.take(share)
+
+
 def take_snapshot(draft: Draft) -> StreamSnapshot:
     """Looks at the stream now; samples it in P1's order, and records gaps.
 

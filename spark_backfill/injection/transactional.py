@@ -111,8 +111,7 @@ class ChunkMessages:
     def size(self) -> int:
         """Bytes that they take of the brokers at most: uncompressed."""
         content: Any = self.table.select(["key", "value", "headers"])
-        size: int = content.nbytes
-        return size + _RECORD_BYTES * self.table.num_rows
+        return int(content.nbytes + _RECORD_BYTES * content.num_rows)
 
     @classmethod
     def choose(

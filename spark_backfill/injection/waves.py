@@ -326,8 +326,7 @@ class _Injection:
         self._follower: LogFollower | None = None
         self._left_out: dict[Chunk, tuple[int, ...]] = {}
         self._is_canary_proved = False
-        self._throttling = Throttling()
-        self._owed = 0.0  # seconds that the wave takes at least
+        self._throttling, self._owed = Throttling(), 0.0  # seconds that the wave takes at least
         self._injected = self._skipped = self._waves = 0
         self._began = time.monotonic()
 
@@ -441,8 +440,7 @@ class _Injection:
         self._run_tasks([replace(t, chunks=t.chunks[:n]) for t in tasks if (n := fit[t.slot])])
         self._waves += 1
         self._report()
-        if self._owed:
-            self._wait_until(started + self._owed)
+        self._wait_until(started + self._owed)
 
     def _check_target(self) -> None:
         """Whoever recreated the topic in the middle must not get the rest.
@@ -560,8 +558,8 @@ class _Injection:
         else:
             self._injected += result.count
             self._throttling += Throttling(result.throttled, result.seconds)
-            seconds = self._job.rate.count_seconds(result.count, result.size)
-            self._owed += seconds * result.attempts
+            size = result.size * result.attempts
+            self._owed += self._job.rate.count_seconds(result.count, size)
         self._slots[result.slot] = self._slots.get(result.slot, 0) + result.count
         self._chunks[result.slot] = self._chunks.get(result.slot, 0) + 1
         self._last_offsets[result.slot] = result.last_offset

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.errors import (
@@ -51,7 +50,7 @@ from backlogctl.replay.consumers.stopped_group import (
     put_back_commits,
 )
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
-from backlogctl.replay.observe.snapshot import read_stream_quota
+from backlogctl.replay.observe.snapshot import take_share
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.burndown import BurndownView
 
@@ -302,23 +301,12 @@ class ExpandContext(StoppingContext[ExpandPlan]):
                 self.partitions,
                 self.recovery.id,
             ),
-            lambda metadata: replace(self._make_task(metadata), **self._pace),
+            self._make_task,
             self.logs,
             Hooks(self.look, self.check_ground, lambda: note_overtaken(self)),
             engine=self._engine,
+            find_rate=lambda: take_share(self.workspace, self.stream, "the relays write", self.say),
         )
-
-    @cached_property
-    def _pace(self) -> dict[str, Any]:
-        """What the relays may write together: the share of the quota as it is now."""
-        share = self.stream.limits.share
-        quota = self.ask(lambda: read_stream_quota(self.workspace, self.stream))
-        if quota is None or share is None:
-            return {}
-        self.say(f"the relays write {quota.describe(share)}")
-        place = self.logs.with_name("relay.pace")
-        place.unlink(missing_ok=True)  # of an earlier run: the clock may have begun anew
-        return {"bytes_per_second": quota.take(share), "pace_file": str(place)}
 
     @property
     def _engine(self) -> str:

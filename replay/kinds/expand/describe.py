@@ -159,24 +159,6 @@ def warn_about_speed(
     return warnings
 
 
-def warn_about_quota(load: Load, layout: Layout, bytes_per_second: float | None) -> list[str]:
-    """Whether the relays' share of their quota is what makes the drain take as long as it does."""
-    if bytes_per_second is None:
-        return []
-    if load.relayed_per_second is None:
-        return [
-            "how large the messages are is not known, so neither is how long the relays take that "
-            "keep to `limits.quota_share`: drain times are without that"
-        ]
-    free = measure_drain(load.unlimited, layout.consumers)
-    now, rate = layout.seconds_expanded, format_rate(load.relayed_per_second)
-    if now == free:
-        return []
-    takes = "it is never drained" if now is None else f"the drain takes {format_duration(now)}"
-    instead = "" if free is None else f"; without that {format_duration(free)}"
-    return [f"`limits.quota_share` lets the relays copy {rate}, so {takes}{instead}"]
-
-
 def warn_about_keys(stream: Stream, backlog: StreamBacklog, order: str) -> list[str]:
     """Whether messages of a key stay in order; looks at the oldest unread ones."""
     if order == "round_robin":
@@ -348,10 +330,9 @@ def _list_facts(plan: ExpandPlan) -> tuple[Fact, ...]:
             f"{ORDER_WORDS.get(plan.order, plan.order)}",
         ),
         Fact("relays into", f"topic {plan.temporary.topic}, read by {plan.recovery_group}"),
-        *([Fact("writes", plan.writes, decides=True)] if plan.writes else []),
         Fact("relay engine", ": ".join(filter(None, (plan.engine, plan.engine_why)))),
         Fact("disk", plan.disk.told or "room enough", _choose_disk_tone(plan)),
-        *([Fact("tried", plan.tried)] if plan.tried else []),
+        *(Fact(*one) for one in (("writes", plan.writes), ("tried", plan.tried)) if one[1]),
     )
 
 

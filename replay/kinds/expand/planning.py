@@ -20,7 +20,6 @@ from backlogctl.fanout.disk import (
     estimate_hold,
     find_local_part,
     measure_growth,
-    measure_message,
 )
 from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
 from backlogctl.fanout.launchers import Role, make_launcher
@@ -71,7 +70,6 @@ from backlogctl.replay.kinds.expand.describe import (
     warn_about_backlog,
     warn_about_disk,
     warn_about_keys,
-    warn_about_quota,
     warn_about_skew,
     warn_about_speed,
     warn_about_stream,
@@ -95,6 +93,7 @@ from backlogctl.replay.kinds.expand.plan import (
     describe_stopped,
     name_size_limit,
 )
+from backlogctl.replay.kinds.expand.quota import find_relay_rate, warn_about_quota
 from backlogctl.replay.observe.snapshot import (
     Draft,
     StreamSnapshot,
@@ -421,7 +420,9 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         ),
         seconds_to_loss=loss.seconds,
         largest_share=backlog.skew.share if order == "key" else 0.0,
-        relayed_per_second=_find_relay_rate(backlog, draft.bytes_per_second),
+        relayed_per_second=find_relay_rate(
+            backlog.log_dirs, _list_unread(backlog), draft.bytes_per_second
+        ),
     )
     layout = plan_layout(load, factor)
     hold = _plan_hold(workspace, stream, backlog, layout)
@@ -497,13 +498,6 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         transactional_prefix=config.kafka_ledger.transactional_prefix,
         writes="" if draft.quota is None else draft.quota.describe(stream.limits.share or 0.0),
     )
-
-
-def _find_relay_rate(backlog: StreamBacklog, bytes_per_second: float | None) -> float | None:
-    """Messages a second that the relays copy at this rate, if they are as large as the unread
-    ones; None where it does not limit them, or their size is not known."""
-    size = measure_message(backlog.log_dirs, _list_unread(backlog))
-    return None if bytes_per_second is None or size is None else bytes_per_second / size
 
 
 def _list_unread(backlog: StreamBacklog) -> list[PartitionBacklog]:
