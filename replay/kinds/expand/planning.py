@@ -25,6 +25,7 @@ from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
 from backlogctl.fanout.launchers import Role, make_launcher
 from backlogctl.fanout.layout import Layout, Load, plan_layout
 from backlogctl.fanout.relay.worker import choose_relay_engine
+from backlogctl.fanout.relay_rate import find_relay_rate, warn_about_quota
 from backlogctl.fanout.retention import (
     FOREVER,
     HOLD_MARGIN_SECONDS,
@@ -93,7 +94,6 @@ from backlogctl.replay.kinds.expand.plan import (
     describe_stopped,
     name_size_limit,
 )
-from backlogctl.replay.kinds.expand.quota import find_relay_rate, warn_about_quota
 from backlogctl.replay.observe.snapshot import (
     Draft,
     StreamSnapshot,
