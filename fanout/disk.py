@@ -72,6 +72,17 @@ def estimate_copy(
     return _compare(log_dirs, needed, replication, factor, floor)
 
 
+def measure_message(log_dirs: LogDirs, backlog: Iterable[PartitionBacklog]) -> float | None:
+    """Bytes of an unread message in the log, about; None where that is unknown."""
+    parts = list(backlog)
+    sizes = [measure_share(log_dirs, part) for part in parts]
+    known = [size for size in sizes if size is not None]
+    count = sum(part.lag for part in parts)
+    if len(known) < len(parts) or not any(known):
+        return None
+    return sum(known) / count
+
+
 def measure_share(
     log_dirs: LogDirs, part: PartitionBacklog, *, is_local: bool = False
 ) -> float | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -121,6 +123,8 @@ def _make_array(keys: Sequence[bytes | None]) -> pa.Array:
 READ_AT_ONCE = 5_000
 # A coordinator looks for transactions to time out every 10 s; 5 s are slack.
 _COORDINATOR_SECONDS = 15.0
+# What a record takes beside its key, value and headers, with its part of a batch and a request.
+_RECORD_BYTES = 100
 
 
 @dataclass
@@ -128,6 +132,28 @@ class RecordBatch(SourceBatch):
     """Messages in order."""
 
     messages: list[Message] = field(default_factory=list)
+
+    def cut(self, size: int) -> tuple[RecordBatch, RecordBatch | None]:
+        """Its first messages of so many bytes together, but one at least, and the rest."""
+        sizes = list(accumulate(map(_measure, self.messages)))
+        if not sizes:
+            return self, None
+        first = max(1, bisect_right(sizes, size))
+        some, others = self.messages[:first], self.messages[first:]
+        if not others:
+            return replace(self, size=sizes[-1]), None
+        rest = replace(self, count=len(others), messages=others)
+        reached = others[0].offset() or 0
+        return RecordBatch(
+            reached, at_end=False, count=first, size=sizes[first - 1], messages=some
+        ), rest
+
+
+def _measure(message: Message) -> int:
+    """Bytes that it takes of a request, at most."""
+    headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+    size = len(message.key() or b"") + len(message.value() or b"") + _RECORD_BYTES
+    return size + sum(len(name) + len(data or b"") for name, data in headers)
 
 
 def read_batch(consumer: Consumer, position: int, end: int | None, subject: str) -> RecordBatch:
@@ -188,6 +214,7 @@ class _RecordRelay(PartitionRelay):
 
     _producer: Producer | None = None
     _reader: Consumer | None = None
+    _rest: RecordBatch | None = None  # of what was read, what is for another `_read`
 
     def _open_producer(self) -> Producer:
         task = self._task
@@ -225,9 +252,13 @@ class _RecordRelay(PartitionRelay):
 
     def _read(self) -> SourceBatch:
         assert self._reader is not None
-        batch = read_batch(self._reader, self._next, self._part.end, self._subject)
+        batch, self._rest = self._rest, None
+        if batch is None:
+            batch = read_batch(self._reader, self._next, self._part.end, self._subject)
         if batch.messages or batch.at_end:
             self._silence.end()
+            if self._pace:
+                batch, self._rest = batch.cut(self._most_bytes)
             return batch
         try:
             self._silence.check(self._reader)
@@ -256,6 +287,7 @@ class _RecordRelay(PartitionRelay):
             if headers := message.headers():
                 pairs = cast("list[tuple[str, bytes | None]]", headers)
                 length += sum(len(name) + len(data or b"") for name, data in pairs)
+            opened.sent += length + _RECORD_BYTES
             if length > largest:
                 largest, opened.largest = length, (length, message.offset() or 0)
             while True:

@@ -77,6 +77,7 @@ class ChunkResult:
             producer whose last commit it is, and with no other. Empty where there is none.
         first_offset, last_offset: of its messages in the target partition, where known.
         seconds: of the last attempt, from begin to committed.
+        size: bytes that it took of the brokers at most, of one attempt.
         throttled: of these seconds, those in which brokers took nothing, by a quota.
         not_wire: why it was written message by message; empty where it was not.
     """
@@ -91,6 +92,7 @@ class ChunkResult:
     seconds: float = 0.0
     attempts: int = 1
     left_out: tuple[int, ...] = ()
+    size: int = 0
     throttled: float = 0.0
     not_wire: str = ""
 
@@ -104,6 +106,12 @@ class ChunkMessages:
     pace: float | None = None
     newer: NewerMessages | None = None
     left_out: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes that they take of the brokers at most: uncompressed."""
+        content: Any = self.table.select(["key", "value", "headers"])
+        return int(content.nbytes + _RECORD_BYTES * content.num_rows)
 
     @classmethod
     def choose(
@@ -151,6 +159,7 @@ TRANSACTION_TIMEOUT_MS = 15_000
 DEFAULT_PREFIX = "backlog"
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 _KEPT_PRODUCERS = 16
+_RECORD_BYTES = 100  # of a message beside its content, with its part of a batch and a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +269,7 @@ class TransactionalWriter:
             seconds=seconds,
             attempts=attempt,
             left_out=sent.left_out,
+            size=sent.size,
             throttled=producer.throttling.throttled,
             not_wire=producer.not_wire,
         )

@@ -184,6 +184,7 @@ class ExpandPlan(Plan):
     launch: Mapping[str, Any]
     transactional_prefix: str
     options: ExpandOptions
+    writes: str = ""  # how fast it may, of its quota; where a share of it is asked for
     tried: str = ""  # what a dry run of one consumer showed
 
 

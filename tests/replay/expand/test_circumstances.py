@@ -25,6 +25,7 @@ from backlogctl.values import Recovery
 from tests.kit.java import run_line, write_script
 from tests.kit.kafka import wait_until
 from tests.kit.refusing import Api, Refusing, start_refusing
+from tests.kit.transactions import set_quotas
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import await_handled, find_disorder, find_unhandled, judge
 from tests.replay.expand.world import CONSUMER, KEYS, PARTITIONS, REPLICAS, World
@@ -100,6 +101,32 @@ def test_quotas_that_throttle_everybody(make_world: MakeWorld, tmp_path: Path) -
         events = world.open().ledger.events.list(recovery.id)
         said = [event.detail["message"] for event in events if event.action == "said"]
         assert any("brokers throttled the relays for" in message for message in said)
+        world.end()
+
+
+def test_relays_that_keep_to_a_share_of_a_quota(make_world: MakeWorld, tmp_path: Path) -> None:
+    """The plan says so, its times are with that, and nobody is throttled."""
+    with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
+        world = make_world(bootstrap=kafka.bootstrap)
+        set_quotas(world.properties, {"client-id": "backlogctl"}, {"producer_byte_rate": 8000.0})
+        place = world.directory / "backlog.yaml"
+        document = json.loads(place.read_text())
+        document["streams"]["orders"]["limits"] = {"quota_share": "50 %"}
+        place.write_text(json.dumps(document))
+        recovery = world.plan_approved(rate=1000)
+        plan = EXPAND.read_plan(recovery)
+        assert plan.writes == (
+            "at most 4.0 kB/s: 50 % of the quota of user ANONYMOUS with client.id backlogctl, "
+            "8.0 kB/s (`limits.quota_share`)"
+        )
+        told = next(one for one in plan.warnings if one.startswith("`limits.quota_share` lets"))
+        assert "so the drain takes" in told
+        world.run(recovery)
+        assert judge(world, recovery) == []
+        events = world.open().ledger.events.list(recovery.id)
+        said = [event.detail["message"] for event in events if event.action == "said"]
+        assert f"the relays write {plan.writes}" in said
+        assert not [message for message in said if "throttled" in message]
         world.end()
 
 
