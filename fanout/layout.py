@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from backlogctl.formats import format_duration, format_rate
+
 CANARY_AT_LEAST = 500
 CANARY_SECONDS = 10.0
 CANARY_DIVISOR = 4  # at most a quarter of the backlog
@@ -146,3 +148,21 @@ def cut_canary(lag: Mapping[int, int], rate_per_consumer: float) -> CanaryLayout
     for partition in by_rest[: messages - sum(split.values())]:
         split[partition] += 1
     return CanaryLayout(messages, {p: count for p, count in sorted(split.items()) if count})
+
+
+def warn_about_quota(load: Load, layout: Layout, bytes_per_second: float | None) -> list[str]:
+    """Whether the relays' share of their quota is what makes the drain take as long as it does."""
+    if bytes_per_second is None:
+        return []
+    if load.relayed_per_second is None:
+        return [
+            "how large the messages are is not known, so neither is how long the relays take that "
+            "keep to `limits.quota_share`: drain times are without that"
+        ]
+    free = measure_drain(load.unlimited, layout.consumers)
+    now, rate = layout.seconds_expanded, format_rate(load.relayed_per_second)
+    if now == free:
+        return []
+    takes = "it is never drained" if now is None else f"the drain takes {format_duration(now)}"
+    instead = "" if free is None else f"; without that {format_duration(free)}"
+    return [f"`limits.quota_share` lets the relays copy {rate}, so {takes}{instead}"]

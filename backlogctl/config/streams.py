@@ -457,8 +457,8 @@ class StreamLimits(Section):
         description="How much of the `producer_byte_rate` that brokers grant the tool's user and "
         "`client.id` it may use, such as `50%`, so that others of this user are not throttled: "
         "relays and injections write no more bytes a second than that share of one broker's rate, "
-        "to all brokers together. The plan and the run ask for the quota, and do not begin where "
-        "it is not told. Without it there is no such brake.",
+        "to all brokers together, and each recovery by itself. The plan and the run ask for the "
+        "quota, and do not begin where it is not told. Without it there is no such brake.",
     )
 
     @property

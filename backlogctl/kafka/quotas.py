@@ -37,7 +37,9 @@ class Quota:
     def describe(self, share: float) -> str:
         """`at most 1.5 MB/s: 50 % of the quota of user ada …`."""
         if self.rate is None:
-            return f"as fast as it goes: there is no quota for {self.who} (`limits.quota_share`)"
+            return (
+                f"as fast as it goes: brokers name no quota for {self.who} (`limits.quota_share`)"
+            )
         least, whole = (f"{format_bytes(round(one * self.rate))}/s" for one in (share, 1.0))
         return (
             f"at most {least}: {100 * share:g} % of the quota of {self.who}, {whole} "

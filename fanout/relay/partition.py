@@ -140,7 +140,7 @@ class Copied:
     began: float
     count: int = 0
     bytes: int = 0
-    sent: int = 0  # bytes of its requests, at most
+    sent: int = 0  # bytes of its requests, at most; where a pace is shared
     counts: dict[int, int] = field(default_factory=dict)
     largest: tuple[int, int] = (0, 0)  # bytes and source offset of a message
     told: float = 0.0  # the throttle clock's, as it began

@@ -38,6 +38,7 @@ from backlogctl.kafka.clients import (
 )
 from backlogctl.kafka.errors import translate
 from backlogctl.kafka.markers import require_ended
+from backlogctl.kafka.throttling import RECORD_BYTES
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import Silence, close_consumer, unwrap
@@ -123,8 +124,6 @@ def _make_array(keys: Sequence[bytes | None]) -> pa.Array:
 READ_AT_ONCE = 5_000
 # A coordinator looks for transactions to time out every 10 s; 5 s are slack.
 _COORDINATOR_SECONDS = 15.0
-# What a record takes beside its key, value and headers, with its part of a batch and a request.
-_RECORD_BYTES = 100
 
 
 @dataclass
@@ -152,7 +151,7 @@ class RecordBatch(SourceBatch):
 def _measure(message: Message) -> int:
     """Bytes that it takes of a request, at most."""
     headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
-    size = len(message.key() or b"") + len(message.value() or b"") + _RECORD_BYTES
+    size = len(message.key() or b"") + len(message.value() or b"") + RECORD_BYTES
     return size + sum(len(name) + len(data or b"") for name, data in headers)
 
 
@@ -274,6 +273,7 @@ class _RecordRelay(PartitionRelay):
         assert self._producer is not None
         producer, messages, target = self._producer, batch.messages, self._task.target
         self._epoch = messages[-1].leader_epoch()
+        opened.sent += batch.size
         keys = [message.key() for message in messages]
         places = self._router.place(keys)
         last = {place: at for at, place in enumerate(places)}
@@ -287,7 +287,6 @@ class _RecordRelay(PartitionRelay):
             if headers := message.headers():
                 pairs = cast("list[tuple[str, bytes | None]]", headers)
                 length += sum(len(name) + len(data or b"") for name, data in pairs)
-            opened.sent += length + _RECORD_BYTES
             if length > largest:
                 largest, opened.largest = length, (length, message.offset() or 0)
             while True:

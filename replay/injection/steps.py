@@ -211,9 +211,9 @@ class Inject(Step[InjectionContext]):
 
         job = make_job(context)
         codec = _choose_codec(job, context.stream.group)
-        job = replace(job, compression=codec, follows=find_planned_log(context))
         rate = take_share(context.workspace, context.stream, "writes", context.say)
-        job = replace(job, bytes_per_second=rate)
+        follows = find_planned_log(context)
+        job = replace(job, compression=codec, follows=follows, bytes_per_second=rate)
         floor = context.plan.limits.floor
         disk = DiskBrake(job.properties, job.topic, floor, context.say)
         brakes: list[Brake] = [_RunBrake(context)]

@@ -25,6 +25,7 @@ from backlogctl.errors import (
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.markers import ProducerIdAndEpoch, Unmarked
+from backlogctl.kafka.throttling import RECORD_BYTES
 from backlogctl.spark_backfill.injection.ledger_topic import (
     CLOSED,
     COORDINATOR_SECONDS,
@@ -111,7 +112,7 @@ class ChunkMessages:
     def size(self) -> int:
         """Bytes that they take of the brokers at most: uncompressed."""
         content: Any = self.table.select(["key", "value", "headers"])
-        return int(content.nbytes + _RECORD_BYTES * content.num_rows)
+        return int(content.nbytes + RECORD_BYTES * content.num_rows)
 
     @classmethod
     def choose(
@@ -159,7 +160,6 @@ TRANSACTION_TIMEOUT_MS = 15_000
 DEFAULT_PREFIX = "backlog"
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 _KEPT_PRODUCERS = 16
-_RECORD_BYTES = 100  # of a message beside its content, with its part of a batch and a request
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from backlogctl.fanout.disk import (
     DiskCheck,
     PartitionBacklog,
     combine_checks,
+    count_per_second,
     estimate_copy,
     estimate_hold,
     find_local_part,
@@ -23,9 +24,8 @@ from backlogctl.fanout.disk import (
 )
 from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
 from backlogctl.fanout.launchers import Role, make_launcher
-from backlogctl.fanout.layout import Layout, Load, plan_layout
+from backlogctl.fanout.layout import Layout, Load, plan_layout, warn_about_quota
 from backlogctl.fanout.relay.worker import choose_relay_engine
-from backlogctl.fanout.relay_rate import find_relay_rate, warn_about_quota
 from backlogctl.fanout.retention import (
     FOREVER,
     HOLD_MARGIN_SECONDS,
@@ -422,7 +422,7 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         ),
         seconds_to_loss=loss.seconds,
         largest_share=backlog.skew.share if order == "key" else 0.0,
-        relayed_per_second=find_relay_rate(
+        relayed_per_second=count_per_second(
             backlog.log_dirs, _list_unread(backlog), draft.bytes_per_second
         ),
     )

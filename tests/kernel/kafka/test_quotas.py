@@ -127,4 +127,8 @@ def test_a_quota_is_told_with_the_share() -> None:
         "at most 1.5 MB/s: 50 % of the quota of user ada with client.id backlogctl, 3.0 MB/s "
         "(`limits.quota_share`)"
     )
-    assert Quota(None, "user ada").describe(0.5).startswith("as fast as it goes: there is no quota")
+    assert (
+        Quota(None, "user ada")
+        .describe(0.5)
+        .startswith("as fast as it goes: brokers name no quota")
+    )
