@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 
 from backlogctl.clock import Deadline
 from backlogctl.errors import Refused
-from backlogctl.formats import format_bytes
 from backlogctl.kafka.clients import Properties, find_addresses
 from backlogctl.kafka.errors import RequestMissing
 from backlogctl.kafka.raw_client import RawClient, ask_in_coroutine, translate_properties
+from backlogctl.values import Quota
 from backlogctl_delivery.kafka import COMMON, AccessDenied
 
 USER, CLIENT = "user", "client-id"
@@ -21,30 +20,6 @@ _KEY = "producer_byte_rate"
 _ANONYMOUS = "ANONYMOUS"
 _CERTIFICATES = ("ssl.certificate.location", "ssl.certificate.pem", "ssl.keystore.location")
 _HINT = "or set `limits.messages_per_second` in place of `limits.quota_share`"
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """`rate`: bytes a second that each broker takes of `who`; None: as many as come."""
-
-    rate: float | None
-    who: str
-
-    def take(self, share: float | None) -> float | None:
-        """So much of it; None where there is no quota, or no share is asked for."""
-        return None if self.rate is None or share is None else share * self.rate
-
-    def describe(self, share: float) -> str:
-        """`at most 1.5 MB/s: 50 % of the quota of user ada …`."""
-        if self.rate is None:
-            return (
-                f"as fast as it goes: brokers name no quota for {self.who} (`limits.quota_share`)"
-            )
-        least, whole = (f"{format_bytes(round(one * self.rate))}/s" for one in (share, 1.0))
-        return (
-            f"at most {least}: {100 * share:g} % of the quota of {self.who}, {whole} "
-            "(`limits.quota_share`)"
-        )
 
 
 def resolve_quota(quotas: Mapping[Entity, float], user: str, client: str) -> float | None:

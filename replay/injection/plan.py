@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from backlogctl.config import Config, Stream, StreamLimits
 from backlogctl.formats import format_bytes, format_duration, format_moment, format_plural
-from backlogctl.kafka.quotas import Quota
 from backlogctl.replay.engine.plan import Plan, PlannedDisk, PlanPart
 from backlogctl.replay.engine.values import Fact, Tone
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.values import Quota
 
 if TYPE_CHECKING:
     from backlogctl.kafka.rights import Right

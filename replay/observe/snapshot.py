@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Stream
 from backlogctl.kafka.admin import TopicInfo, describe_topic, list_topic_readers
-from backlogctl.kafka.quotas import Quota, read_quota
+from backlogctl.kafka.quotas import read_quota
 from backlogctl.kafka.readers import TopicReaders
 from backlogctl.replay.engine.approval import approve_automatically
 from backlogctl.replay.engine.archives import clear_staging
@@ -23,7 +23,7 @@ from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import Options, RunOrigin, find_identity
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.stream import read_history, sample_stream
-from backlogctl.values import Gap, Recovery, Sample
+from backlogctl.values import Gap, Quota, Recovery, Sample
 
 if TYPE_CHECKING:
     from backlogctl.kafka.rights import Right

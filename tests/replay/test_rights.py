@@ -19,7 +19,7 @@ from backlogctl.kafka.admin import (
     list_topic_readers,
     read_metadata,
 )
-from backlogctl.kafka.quotas import Quota, read_quota
+from backlogctl.kafka.quotas import read_quota
 from backlogctl.kafka.rights import Operation, Resource, Right, make_acl_lines, read_rights
 from backlogctl.replay.cli import main, shared
 from backlogctl.replay.engine.kind import Workspace
@@ -28,7 +28,7 @@ from backlogctl.replay.observe import retention
 from backlogctl.replay.observe.retention import hold_stream
 from backlogctl.replay.observe.rights import list_jobs, list_rights, require_rights
 from backlogctl.replay.opening import open_workspace
-from backlogctl.values import Recovery, RecoveryState
+from backlogctl.values import Quota, Recovery, RecoveryState
 from backlogctl_delivery.kafka import AccessDenied
 from scripts.permissions_reference import PAGE, render_page
 from tests.kit.java import run_line, write_script

@@ -11,8 +11,9 @@ from backlogctl.clock import Deadline
 from backlogctl.errors import Refused
 from backlogctl.kafka import quotas
 from backlogctl.kafka.admin import create_topic
-from backlogctl.kafka.quotas import Quota, name_user, read_quota
+from backlogctl.kafka.quotas import name_user, read_quota
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.values import Quota
 from tests.kit.kafka import properties_of, wait_until
 from tests.kit.transactions import ask_to_write, open_raw, set_quotas
 
