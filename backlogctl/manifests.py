@@ -26,6 +26,8 @@ from backlogctl.values import Chunk, hash_value
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 MESSAGES_FOLDER = "messages"
+# Of a message in the log beside key and value: our headers, a record's own bytes, indexes.
+MESSAGE_BYTES = 300
 
 HEADER_TYPE = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 CHUNK_SCHEMA = pa.schema(

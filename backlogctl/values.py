@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Generic, Self, TypeVar
 
 from backlogctl.clock import format_time
+from backlogctl.formats import format_bytes
 
 
 def to_document(value: Any, *names: str) -> dict[str, Any]:
@@ -376,3 +377,27 @@ class DiskFloor:
         """Of a disk of so many bytes."""
         whole = total / _PERCENT if self.unit == "%" else _UNITS[self.unit]
         return math.ceil(self.amount * whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """`rate`: bytes a second that each broker takes of `who`; None: as many as come."""
+
+    rate: float | None
+    who: str
+
+    def take(self, share: float | None) -> float | None:
+        """So much of it; None where there is no quota, or no share is asked for."""
+        return None if self.rate is None or share is None else share * self.rate
+
+    def describe(self, share: float) -> str:
+        """`at most 1.5 MB/s: 50 % of the quota of user ada …`."""
+        if self.rate is None:
+            return (
+                f"as fast as it goes: brokers name no quota for {self.who} (`limits.quota_share`)"
+            )
+        least, whole = (f"{format_bytes(round(one * self.rate))}/s" for one in (share, 1.0))
+        return (
+            f"at most {least}: {100 * share:g} % of the quota of {self.who}, {whole} "
+            "(`limits.quota_share`)"
+        )

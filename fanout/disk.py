@@ -72,6 +72,20 @@ def estimate_copy(
     return _compare(log_dirs, needed, replication, factor, floor)
 
 
+def count_per_second(
+    log_dirs: LogDirs, backlog: Iterable[PartitionBacklog], bytes_per_second: float | None
+) -> float | None:
+    """Messages a second, about, that are copied at this rate, if they are as large as the unread
+    ones are in the log; None without a rate, or where their size is not known."""
+    parts = list(backlog)
+    sizes = [measure_share(log_dirs, part) for part in parts]
+    known = [size for size in sizes if size is not None]
+    count = sum(part.lag for part in parts)
+    if bytes_per_second is None or len(known) < len(parts) or not any(known):
+        return None
+    return bytes_per_second * count / sum(known)
+
+
 def measure_share(
     log_dirs: LogDirs, part: PartitionBacklog, *, is_local: bool = False
 ) -> float | None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from backlogctl.formats import format_duration, format_rate
 
 CANARY_AT_LEAST = 500
 CANARY_SECONDS = 10.0
@@ -21,6 +23,7 @@ class Load:
 
     `lag` has every partition of the topic. `rate_per_consumer` is above zero. `largest_share`, 0 to
     1, is that of the messages which one consumer has to handle: those of one key.
+    `relayed_per_second` is what a limit lets the relays copy; None: as fast as they can.
     """
 
     lag: Mapping[int, int]
@@ -30,6 +33,12 @@ class Load:
     max_consumers: int | None = None
     seconds_to_loss: float | None = None
     largest_share: float = 0.0
+    relayed_per_second: float | None = None
+
+    @property
+    def unlimited(self) -> Load:
+        """With relays that are as fast as they can."""
+        return replace(self, relayed_per_second=None)
 
     @property
     def backlog(self) -> int:
@@ -76,7 +85,7 @@ def plan_layout(load: Load, factor: int) -> Layout:
         partitions=load.partitions * factor,
         consumers=count_consumers(load, factor),
         # More consumers than partitions are idle.
-        seconds_now=measure_drain(load, min(load.replicas, load.partitions)),
+        seconds_now=measure_drain(load.unlimited, min(load.replicas, load.partitions)),
         seconds_expanded=expanded,
         smallest_factor=None if loss is None else find_smallest_factor(load),
         wins=None if loss is None else is_won(expanded, loss),
@@ -93,13 +102,18 @@ def count_consumers(load: Load, factor: int) -> int:
 def measure_drain(load: Load, consumers: int) -> float | None:
     """Seconds until so many consumers have read all; None where they never have.
 
-    The one with the largest share is the last: more consumers do not help it.
+    The one with the largest share is the last: more consumers do not help it. Nor do they where a
+    limit holds the relays.
     """
     if not load.backlog:
         return 0.0
     share = max(1 / consumers, load.largest_share)
     net = load.rate_per_consumer - share * load.produced_per_second
-    return share * load.backlog / net if net > 0 else None
+    relayed = math.inf if load.relayed_per_second is None else load.relayed_per_second
+    copied = relayed - load.produced_per_second
+    if net <= 0 or copied <= 0:
+        return None
+    return max(share * load.backlog / net, load.backlog / copied)
 
 
 def is_won(seconds_to_drain: float | None, seconds_to_loss: float) -> bool:
@@ -134,3 +148,21 @@ def cut_canary(lag: Mapping[int, int], rate_per_consumer: float) -> CanaryLayout
     for partition in by_rest[: messages - sum(split.values())]:
         split[partition] += 1
     return CanaryLayout(messages, {p: count for p, count in sorted(split.items()) if count})
+
+
+def warn_about_quota(load: Load, layout: Layout, bytes_per_second: float | None) -> list[str]:
+    """Whether the relays' share of their quota is what makes the drain take as long as it does."""
+    if bytes_per_second is None:
+        return []
+    if load.relayed_per_second is None:
+        return [
+            "how large the messages are is not known, so neither is how long the relays take that "
+            "keep to `limits.quota_share`: drain times are without that"
+        ]
+    free = measure_drain(load.unlimited, layout.consumers)
+    now, rate = layout.seconds_expanded, format_rate(load.relayed_per_second)
+    if now == free:
+        return []
+    takes = "it is never drained" if now is None else f"the drain takes {format_duration(now)}"
+    instead = "" if free is None else f"; without that {format_duration(free)}"
+    return [f"`limits.quota_share` lets the relays copy {rate}, so {takes}{instead}"]

@@ -148,6 +148,27 @@ def compute_expansion_hold(config: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(_find_limits(config), FOREVER)
 
 
+def require_raising(connection: Connection, topic: str, settings: Mapping[str, str]) -> None:
+    """Asks the cluster whether it would raise the retention; nothing is changed.
+
+    Raises:
+        Refused: it would not, and says why.
+        ClusterUnreachable, KafkaFailure: it is to be asked again.
+    """
+    limit = Deadline(HOLD_SECONDS)
+    try:
+        alter_topic_config(connection, topic, settings, limit, only_ask=True)
+    except KafkaFailure as error:
+        if error.retryable or isinstance(error, ClusterUnreachable):
+            raise
+        raise Refused(
+            "its retention reaches the backlog too soon, so it has to be raised, and cannot be: "
+            f"{error.message}",
+            subject=f"topic {topic}",
+            hint="nothing was changed; raise it by the cluster's own means, then plan again",
+        ) from error
+
+
 def raise_retention(
     ledger: Ledger,
     connection: Connection,

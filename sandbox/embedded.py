@@ -179,11 +179,13 @@ class EmbeddedKafka:
         security: Security | None,
         disk_bytes: int | None = None,
         jvm: Sequence[str] = (),
+        running: Mapping[int, int] | None = None,
     ) -> None:
         self._nodes = [_Node(n, data_dir / f"broker-{n}") for n in range(1, brokers + 1)]
         self._properties = properties
         self._heap = heap
         self._port, self._disk_bytes, self._options = port, disk_bytes, jvm
+        self._running = running or {}
         self.security = security
         self._java = find_java()
         self._classpath = ""
@@ -204,30 +206,33 @@ class EmbeddedKafka:
         secured: bool = False,
         disk_bytes: int | None = None,
         jvm: Sequence[str] = (),
+        running: Mapping[int, int] | None = None,
     ) -> Self:
         """Start brokers on free ports and wait until they answer.
 
         A directory that held a Kafka before is started again with its data. `port` asks for a
         certain port of the first broker. A detached broker outlives this process. A secured one has
         `security`. One with `disk_bytes` has a disk of that size, which ends with it. `jvm` are
-        more options of Java.
+        more options of Java. `running` are pids by number of brokers that go on as they are: these
+        belong to whoever started them.
         """
         classpath = os.pathsep.join(str(jar) for jar in ensure_kafka_jars(progress))
         place = Path(data_dir).absolute()
         security = Security.make(place / "security") if secured else None
         own = dict(properties or {})
-        self = cls(place, brokers, own, heap, port, security, disk_bytes, jvm)
+        self = cls(place, brokers, own, heap, port, security, disk_bytes, jvm, running)
         self._detached = detached
         self._classpath = classpath
         for attempt in range(_TRIES):
             self._choose_ports(fresh=attempt > 0)
             try:
-                self._launch(self._nodes)
+                self._launch([node for node in self._nodes if node.number not in self._running])
                 return self
             except EmbeddedError as error:
                 self.kill()
                 taken = any(sign in error.message for sign in _PORT_TAKEN)
-                if not taken or port or attempt == _TRIES - 1:
+                # Those that run know the others by the ports they had.
+                if not taken or port or running or attempt == _TRIES - 1:
                     raise
             except BaseException:
                 self.kill()
@@ -308,8 +313,9 @@ class EmbeddedKafka:
     def _choose_ports(self, *, fresh: bool) -> None:
         for node in self._nodes:
             kept = {} if fresh else _read_ports(node.directory)
-            wanted = self._port if node.number == 1 and self._port else kept.get("port", 0)
-            node.port = wanted or free_port()
+            asked = self._port if node.number == 1 and node.number not in self._running else 0
+            node.pid = self._running.get(node.number, 0)
+            node.port = asked or kept.get("port", 0) or free_port()
             node.controller_port = kept.get("controller", 0) or free_port()
             node.mutual_port = kept.get("mutual", 0) or free_port()
 
@@ -480,11 +486,13 @@ def _find_reason(text: str) -> str:
 
 
 class BrokerState(NamedTuple):
-    """What the state file records of detached brokers, and how many of them run."""
+    """What the state file records of detached brokers, and how many of them run; `started` are the
+    numbers of those that `start_broker` has just started."""
 
     pids: tuple[int, ...]
     bootstrap: str
     alive: int
+    started: tuple[int, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -501,7 +509,7 @@ def start_broker(
     port: int = 0,
     progress: Say | None = None,
 ) -> BrokerState:
-    """Start brokers that outlive this process; those that run there already are left as they are.
+    """Start brokers that outlive this process; those that run there already go on as they are.
 
     Raises:
         EmbeddedError: another number of them ran there before, or they cannot be started.
@@ -518,7 +526,7 @@ def start_broker(
         )
     if state is not None and state.running:
         return state
-    stop_broker(place)  # what is left of several
+    running = _find_brokers(state.pids, place) if state else {}
     safe = {"default.replication.factor": "3", "min.insync.replicas": "2"} if brokers > 2 else {}
     kafka = EmbeddedKafka.start(
         place,
@@ -528,11 +536,13 @@ def start_broker(
         port=port,
         progress=progress,
         detached=True,
+        running={number: process.pid for number, process in running.items()},
     )
     written = _state_file(place).with_suffix(".tmp")
     written.write_text(json.dumps({"pids": kafka.pids, "bootstrap": kafka.bootstrap}))
     written.replace(_state_file(place))
-    return BrokerState(kafka.pids, kafka.bootstrap, alive=len(kafka.pids))
+    started = tuple(number for number in range(1, brokers + 1) if number not in running)
+    return BrokerState(kafka.pids, kafka.bootstrap, len(kafka.pids), started)
 
 
 def broker_state(directory: Path | str) -> BrokerState | None:
@@ -548,7 +558,7 @@ def broker_state(directory: Path | str) -> BrokerState | None:
 def stop_broker(directory: Path | str) -> bool:
     """Stop what `start_broker` left here; False when nothing was running."""
     state = broker_state(directory)
-    found = _find_brokers(state.pids, directory) if state else []
+    found = [*_find_brokers(state.pids, directory).values()] if state else []
     for left, broker in zip(range(len(found), 0, -1), reversed(found), strict=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if state and _keeps_quorum(left, len(state.pids)):
@@ -570,11 +580,11 @@ def _state_file(directory: Path) -> Path:
     return directory / "broker.json"
 
 
-def _find_brokers(pids: Sequence[int], directory: Path | str) -> list[psutil.Process]:
-    place, found = Path(directory).resolve(), []
+def _find_brokers(pids: Sequence[int], directory: Path | str) -> dict[int, psutil.Process]:
+    place, found = Path(directory).resolve(), {}
     for number, pid in enumerate(pids, 1):
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             if str(place / f"broker-{number}" / "server.properties") in process.cmdline():
-                found.append(process)
+                found[number] = process
     return found

@@ -22,8 +22,8 @@ from backlogctl.config import load_config
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import committed_offsets
 from backlogctl.kafka.clients import make_admin, make_producer
+from backlogctl.manifests import MESSAGE_BYTES
 from backlogctl.sandbox.embedded import EmbeddedKafka
-from backlogctl.spark_backfill.injection.job import MESSAGE_BYTES
 from backlogctl.spark_backfill.messages.staging import CHUNK_SECONDS
 from backlogctl.values import DiskFloor
 from backlogctl_delivery.stamps import EVENT_ID

@@ -424,6 +424,16 @@ def _check_floor(value: str) -> str:
 FloorText = Annotated[str, AfterValidator(_check_floor)]
 
 
+def _check_share(value: str) -> str:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)
+    if found is None or not 0 < float(found[1]) <= 100:
+        raise ValueError("must be a share such as 50%")
+    return value
+
+
+ShareText = Annotated[str, AfterValidator(_check_share)]
+
+
 class StreamLimits(Section):
     """Brakes of what a recovery writes into topics."""
 
@@ -442,9 +452,23 @@ class StreamLimits(Section):
         "brokers do not tell their disks (before Kafka 3.3, or managed) it brakes nothing.",
     )
 
+    quota_share: ShareText | None = Field(
+        default=None,
+        description="How much of the `producer_byte_rate` that brokers grant the tool's user and "
+        "`client.id` it may use, such as `50%`, so that others of this user are not throttled: "
+        "relays and injections write no more bytes a second than that share of one broker's rate, "
+        "to all brokers together, and each recovery by itself. The plan and the run ask for the "
+        "quota, and do not begin where it is not told. Without it there is no such brake.",
+    )
+
     @property
     def floor(self) -> DiskFloor:
         return DiskFloor.parse(self.disk_free)
+
+    @property
+    def share(self) -> float | None:
+        """`quota_share` as a part of one."""
+        return None if self.quota_share is None else float(self.quota_share.strip(" %")) / 100
 
 
 class Stream(Section):

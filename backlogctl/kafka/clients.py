@@ -315,7 +315,7 @@ def reach_cluster(connection: Connection, subject: str) -> dict[str, str]:
     Raises:
         LoginRefused, EncryptionRefused.
         ClusterUnreachable: nobody answered, or no broker is where the cluster says; it names every
-            address and what came of it.
+            address and what came of it. Or an answer names no broker.
     """
     admin, doing, limit = connect(connection), "connect", Deadline(REACH_SECONDS)
     try:
@@ -325,6 +325,13 @@ def reach_cluster(connection: Connection, subject: str) -> dict[str, str]:
         if type(told) is not ClusterUnreachable:
             raise told from error
         raise _describe_silence(admin.addresses, subject) from error
+    if not nodes:
+        raise ClusterUnreachable(
+            f"could not {doing}: {admin.addresses} answered, and names no broker; which are there "
+            "is unknown",
+            subject=subject,
+            hint="a broker that has just started may not know them: try again, or read its log",
+        )
     admin.has_answered = True
     admin.reports.clear()
     places = {f"{node.host}:{node.port}": f"{node.id} at {node.host}:{node.port}" for node in nodes}

@@ -28,7 +28,13 @@ from backlogctl.kafka.clients import (
     wait_for_broker,
 )
 from backlogctl.kafka.errors import RequestMissing, translate
-from backlogctl_delivery.kafka import TOKEN_COMMAND, EncryptionRefused, LoginRefused, uses_msk
+from backlogctl_delivery.kafka import (
+    COMMON,
+    TOKEN_COMMAND,
+    EncryptionRefused,
+    LoginRefused,
+    uses_msk,
+)
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -70,6 +76,7 @@ def translate_properties(properties: Properties) -> tuple[dict[str, Any] | None,
     found: dict[str, Any] = {
         "bootstrap_servers": [part.strip() for part in find_addresses(properties).split(",")],
         "security_protocol": protocol,
+        "client_id": COMMON["client.id"],  # both clients by one name: quotas go by it
     }
     if protocol.startswith("SASL") and uses_msk(properties):
         from backlogctl.kafka.tokens import MskTokens

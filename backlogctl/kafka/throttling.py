@@ -16,6 +16,9 @@ RAISE_QUOTAS = (
     "raise the client quotas of its user or client.id (kafka-configs.sh --describe --entity-type "
     "users, clients)"
 )
+# Of a record in a request beside its key, value and headers, with its part of batch and request: at
+# most. What quotas count.
+RECORD_BYTES = 100
 # Below these it is no real part of the time.
 _LEAST_SECONDS, _LEAST_PART = 1.0, 0.1
 

@@ -149,9 +149,11 @@ class Leases(Manager):
         if holder is None:
             message = "its lease was given up or lost"
         else:
+            held = holder.renewed_at + holder.age - holder.acquired_at
+            taken, renewed = (max(0.0, one.total_seconds()) for one in (held, holder.age))
             message = (
-                f"{recovery_id} is held by {holder.owner} until {format_time(holder.until)};"
-                f" it was renewed {max(0.0, holder.age.total_seconds()):.0f} s ago"
+                f"{recovery_id} is held by {holder.owner} until {format_time(holder.until)} by the "
+                f"ledger's clock; it was taken {taken:.0f} s ago and renewed {renewed:.0f} s ago"
             )
         raise LeaseHeld(
             message,

@@ -47,6 +47,7 @@ _IN_FLIGHT = 4  # of one broker; it knows the last five batches of a producer an
 # Of the batches of a request; one that is larger goes alone. Brokers take 100 MiB of a request by
 # default (`socket.request.max.bytes`), and hold all of it in memory.
 _REQUEST_BYTES = 8 << 20
+_HEAD_BYTES = 100  # of a request beside its batches, and of each beside itself: less
 _PAUSE, _LONG_PAUSE = 0.01, 0.1
 _ANSWER_SECONDS = 30.0
 _ACKS_ALL, _NOBODY = -1, -1
@@ -140,6 +141,7 @@ class WireProducer:
         self._flying: defaultdict[int, deque[tuple[Any, list[_Sealed]]]] = defaultdict(deque)
         self._failed: list[_Sealed] = []
         self.offsets: dict[Place, tuple[int, int]] = {}  # of the transaction: first, last
+        self.sent = 0  # bytes of all requests that write, about
 
     def init_transactions(self, seconds: float) -> None:
         """Fences whoever has the id; what it left open is aborted, as far as its markers come."""
@@ -438,6 +440,7 @@ class WireProducer:
                     continue
                 sent = self._client.send_soon(self._make_request(some), node)
                 sent.add_callback(self._note_throttle)
+                self.sent += _HEAD_BYTES + sum(_HEAD_BYTES + len(one.batch) for one in some)
                 flying.append((sent, some))
 
     def _make_request(self, batches: Sequence[_Sealed]) -> Any:

@@ -117,7 +117,8 @@ class RelayTask:
     `group_metadata` is the guard's membership, pinned: it is never refreshed, so that a commit
     made after somebody else joined is refused by the broker (protocol P4.5). `recovery_group` gets
     the same offsets without a membership: nobody resets it, so they are the relay's own position.
-    `compression` is a codec that the group's clients can read.
+    `compression` is a codec that the group's clients can read. With `bytes_per_second` the relays
+    of all processes send no more together; they share the file `pace_file`.
     """
 
     properties: Mapping[str, str] = field(repr=False)
@@ -133,6 +134,8 @@ class RelayTask:
     transactional_prefix: str = "backlog"
     transaction_timeout_ms: int = 15_000
     compression: str = "none"
+    bytes_per_second: float | None = None
+    pace_file: str = ""
     side_by_side: int = 1  # source partitions that share this process, and its memory
 
     def transactional_id(self, partition: int) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
@@ -32,6 +33,7 @@ from backlogctl.fanout.relay.interface import (
     SourceRange,
     UnexplainedRefusal,
 )
+from backlogctl.fanout.relay.pace import SharedPace
 from backlogctl.formats import format_bytes, format_plural
 from backlogctl.kafka.clients import Admin, make_admin, wait_for_broker
 from backlogctl.kafka.errors import GROUP_ACTIVE_CODES, is_abortable, is_fenced, translate
@@ -105,6 +107,7 @@ _FIRST_BYTES, _GROWTH = 1 << 20, 1.5
 _QUICK, _SLOW = 2 * TRANSACTION_SECONDS, 0.2  # seconds; a part of the transaction's timeout
 INIT_SECONDS = 60.0
 CALL_SECONDS = 30.0
+_TURN_SECONDS = 0.1
 
 
 class TransactionalProducer(Protocol):
@@ -121,11 +124,13 @@ class TransactionalProducer(Protocol):
 
 @dataclass
 class SourceBatch:
-    """The position after it, whether nothing more is there now, and how many messages it has."""
+    """The position after it, whether nothing more is there now, and how many messages it has; with
+    a shared pace, the bytes that are sent of it at once, about."""
 
     reached: int
     at_end: bool
     count: int = 0
+    size: int = 0
 
 
 @dataclass
@@ -135,6 +140,7 @@ class Copied:
     began: float
     count: int = 0
     bytes: int = 0
+    sent: int = 0  # bytes of its requests, at most; where a pace is shared
     counts: dict[int, int] = field(default_factory=dict)
     largest: tuple[int, int] = (0, 0)  # bytes and source offset of a message
     told: float = 0.0  # the throttle clock's, as it began
@@ -165,7 +171,11 @@ class PartitionRelay(ABC):
         self._opened = Copied(0.0)
         self._throttle = ThrottleClock()
         self._throttling = Throttling()
-        self._most_bytes = _FIRST_BYTES
+        rate = task.bytes_per_second
+        self._pace = SharedPace(Path(task.pace_file), rate) if rate else None
+        self._taken = 0  # of it, by the transaction
+        self._cap = max(1, int(rate * TRANSACTION_SECONDS)) if rate else sys.maxsize
+        self._most_bytes = min(_FIRST_BYTES, self._cap)
         self._own_metadata: bytes | None = None
         self._watchdog: Watchdog | None = WATCHDOG
 
@@ -240,6 +250,8 @@ class PartitionRelay(ABC):
                 while not (self._should_stop() or self._is_done()):
                     batch = self._read()  # 4. read before a transaction is opened
                     if batch.count or batch.reached > self._next:
+                        if not self._await_turn(batch):
+                            break
                         self._copy(producer, batch)  # 5. to 8.
             except Exception:
                 _abort(producer)
@@ -260,6 +272,16 @@ class PartitionRelay(ABC):
                 self._end_unmarked(admin)
         finally:
             self._close()
+
+    def _await_turn(self, batch: SourceBatch) -> bool:
+        """Until the shared pace lets it be sent; False where it is to stop instead. No transaction
+        is open meanwhile: it would time out."""
+        while self._pace and (seconds := self._pace.take(batch.size)):
+            if self._should_stop():
+                return False
+            time.sleep(min(seconds, _TURN_SECONDS))
+        self._taken = batch.size
+        return True
 
     def _copy(self, producer: TransactionalProducer, batch: SourceBatch) -> None:
         """One transaction: the messages and the source offsets, both or neither."""
@@ -283,6 +305,8 @@ class PartitionRelay(ABC):
         reach("p4.6.offsets.after")
         self._call(lambda: producer.commit_transaction(CALL_SECONDS), "commit")  # 8.
         reach("p4.6.commit.after")
+        if self._pace:
+            self._pace.add(opened.sent - self._taken)
         self._learn_pace(opened)  # brokers throttle after they have answered
         took = time.monotonic() - opened.began
         self._throttling += Throttling(clock.passed - opened.passed, took)
@@ -325,7 +349,8 @@ class PartitionRelay(ABC):
 
     def _is_full(self, opened: Copied) -> bool:
         return (
-            opened.count >= TRANSACTION_MESSAGES
+            self._pace is not None  # has let one batch go
+            or opened.count >= TRANSACTION_MESSAGES
             or opened.bytes >= self._most_bytes
             or time.monotonic() - opened.began >= TRANSACTION_SECONDS
         )
@@ -333,9 +358,9 @@ class PartitionRelay(ABC):
     def _learn_pace(self, opened: Copied) -> None:
         took = time.monotonic() - opened.began
         if took > _SLOW * self._task.transaction_timeout_ms / 1000:
-            self._most_bytes = max(_FIRST_BYTES // 16, self._most_bytes // 2)
+            self._most_bytes = min(self._cap, max(_FIRST_BYTES // 16, self._most_bytes // 2))
         elif took < _QUICK and opened.bytes >= self._most_bytes:
-            self._most_bytes = int(self._most_bytes * _GROWTH)
+            self._most_bytes = min(self._cap, int(self._most_bytes * _GROWTH))
 
     def _is_done(self) -> bool:
         return self._part.end is not None and self._next >= self._part.end

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +38,7 @@ from backlogctl.kafka.clients import (
 )
 from backlogctl.kafka.errors import translate
 from backlogctl.kafka.markers import require_ended
+from backlogctl.kafka.throttling import RECORD_BYTES
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl_delivery.crashpoints import reach
 from backlogctl_delivery.kafka import Silence, close_consumer, unwrap
@@ -129,6 +132,28 @@ class RecordBatch(SourceBatch):
 
     messages: list[Message] = field(default_factory=list)
 
+    def cut(self, size: int) -> tuple[RecordBatch, RecordBatch | None]:
+        """Its first messages of so many bytes together, but one at least, and the rest."""
+        sizes = list(accumulate(map(_measure, self.messages)))
+        if not sizes:
+            return self, None
+        first = max(1, bisect_right(sizes, size))
+        some, others = self.messages[:first], self.messages[first:]
+        if not others:
+            return replace(self, size=sizes[-1]), None
+        rest = replace(self, count=len(others), messages=others)
+        reached = others[0].offset() or 0
+        return RecordBatch(
+            reached, at_end=False, count=first, size=sizes[first - 1], messages=some
+        ), rest
+
+
+def _measure(message: Message) -> int:
+    """Bytes that it takes of a request, at most."""
+    headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+    size = len(message.key() or b"") + len(message.value() or b"") + RECORD_BYTES
+    return size + sum(len(name) + len(data or b"") for name, data in headers)
+
 
 def read_batch(consumer: Consumer, position: int, end: int | None, subject: str) -> RecordBatch:
     """The next messages from `position` on, before `end`.
@@ -188,6 +213,7 @@ class _RecordRelay(PartitionRelay):
 
     _producer: Producer | None = None
     _reader: Consumer | None = None
+    _rest: RecordBatch | None = None  # of what was read, what is for another `_read`
 
     def _open_producer(self) -> Producer:
         task = self._task
@@ -225,9 +251,13 @@ class _RecordRelay(PartitionRelay):
 
     def _read(self) -> SourceBatch:
         assert self._reader is not None
-        batch = read_batch(self._reader, self._next, self._part.end, self._subject)
+        batch, self._rest = self._rest, None
+        if batch is None:
+            batch = read_batch(self._reader, self._next, self._part.end, self._subject)
         if batch.messages or batch.at_end:
             self._silence.end()
+            if self._pace:
+                batch, self._rest = batch.cut(self._most_bytes)
             return batch
         try:
             self._silence.check(self._reader)
@@ -243,6 +273,7 @@ class _RecordRelay(PartitionRelay):
         assert self._producer is not None
         producer, messages, target = self._producer, batch.messages, self._task.target
         self._epoch = messages[-1].leader_epoch()
+        opened.sent += batch.size
         keys = [message.key() for message in messages]
         places = self._router.place(keys)
         last = {place: at for at, place in enumerate(places)}

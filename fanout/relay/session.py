@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backlogctl.clock import Deadline
@@ -60,13 +60,18 @@ class RelaySession:
         *,
         engine: str = RECORD,
         processes: int | None = None,
+        find_rate: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """Args: `guard` makes a new guard, `task` a task with the guard's membership."""
+        """Args: `guard` makes a new guard, `task` a task with the guard's membership; `find_rate`
+        is asked at each start: bytes a second that all relays may send together."""
         self._make_guard = guard
         self._make_task = task
         self._log = log
         self._hooks = hooks
         self._processes = processes
+        self._find_rate = find_rate
+        self._rate: float | None = None
+        self._pace_file = log.with_name("relay.pace")
         self._guard: GroupGuard | None = None
         self._metadata = b""
         self._pool: RelayPool | None = None
@@ -102,6 +107,8 @@ class RelaySession:
         """Starts the relays, with the guard in place; `ranges` is asked again at each restart."""
         self._make_ranges = ranges
         self.abandon()  # where a caller starts them a second time
+        self._rate = self._find_rate()
+        self._pace_file.unlink(missing_ok=True)  # of an earlier run: its clock may have begun anew
         self._patience.note_progress()
         self._relaying = True
         self._launch()
@@ -193,8 +200,9 @@ class RelaySession:
 
     def _launch(self) -> None:
         ranges = self._make_ranges()
+        task, pace_file = self._make_task(self._metadata), str(self._pace_file)
         pool = RelayPool(
-            self._make_task(self._metadata),
+            replace(task, bytes_per_second=self._rate, pace_file=pace_file),
             ranges,
             self._log,
             processes=self._processes,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from backlogctl.clock import Deadline
@@ -69,8 +71,9 @@ class WireEngine:
 
 @dataclass
 class _WireBatch(SourceBatch):
-    """What was fetched from `start` on; `count` is of batches."""
+    """What was fetched from `start` on; `count` is of batches, of which `most` are sent at once."""
 
+    most: int | None = None
     start: int = 0
     fetched: FetchedBatches | None = None
 
@@ -126,7 +129,7 @@ class _WireRelay(PartitionRelay):
         found = self._rest or next(iter(self._reader.read(_READ_SECONDS)), None)
         self._rest = None
         if found is None:
-            return _WireBatch(start, False, 0, start)
+            return _WireBatch(start, False, start=start)
         if found.passed_over is not None:
             raise PositionExpired(
                 f"the messages at offset {start} are gone before they were relayed",
@@ -137,7 +140,12 @@ class _WireRelay(PartitionRelay):
             raise _OldFormat("it has messages of an old format", subject=self._subject)
         reached = found.next_offset if end is None else min(end, found.next_offset)
         at_end = found.is_end or reached == end
-        return _WireBatch(reached, at_end, len(found.data), start, found)
+        batch = _WireBatch(reached, at_end, len(found.data), start=start, fetched=found)
+        if self._pace and batch.count:
+            sizes = list(accumulate(map(len, found.data)))
+            batch.most = max(1, bisect_right(sizes, self._most_bytes))
+            batch.size = sizes[batch.most - 1]
+        return batch
 
     def _write(self, batch: SourceBatch, opened: Copied) -> None:
         assert isinstance(batch, _WireBatch)
@@ -148,7 +156,9 @@ class _WireRelay(PartitionRelay):
         remaining = 0 if end is None else end - batch.start
         batches = list(zip(fetched.headers, fetched.data, strict=True))
         at_once = min(self._at_once, self._most_bytes)
-        routed = self._router.route(batches, *bounds, remaining, self._subject, at_once)
+        routed = self._router.route(
+            batches[: batch.most], *bounds, remaining, self._subject, at_once
+        )
         if (taken := routed.taken) < len(batches):
             headers = fetched.headers[taken:]
             self._rest = replace(fetched, headers=headers, data=fetched.data[taken:])
@@ -159,7 +169,9 @@ class _WireRelay(PartitionRelay):
         opened.largest = max(opened.largest, routed.largest)
         for place, count in routed.counts.items():
             opened.counts[place] = opened.counts.get(place, 0) + count
+        before = producer.sent
         self._call(lambda: producer.write(routed.batches, CALL_SECONDS), "write")
+        opened.sent += producer.sent - before
         reach("p4.6.produce.middle")
 
     def _flush(self) -> None:

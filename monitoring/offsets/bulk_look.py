@@ -89,6 +89,10 @@ def read_facts(ledger: Ledger, streams: Collection[str]) -> LedgerFacts:
     )
 
 
+# Clocks that differ by more are told.
+SKEW_SECONDS = 5.0
+
+
 def measure_clock_skew(ledger: Ledger) -> timedelta:
     """How far the ledger's clock is ahead of this host's.
 

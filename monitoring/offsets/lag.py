@@ -15,7 +15,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from backlogctl.clock import Deadline, read_millis, utc_now
+from backlogctl.clock import Deadline, read_millis
 from backlogctl.errors import BacklogError
 from backlogctl.kafka.admin import list_newest_times, list_offsets
 from backlogctl.kafka.clients import Admin, Properties, make_consumer
@@ -277,14 +277,20 @@ def list_cuts(last: float, horizon: float = 86_400.0) -> tuple[float, ...]:
 
 
 def read_reached(
-    admin: Admin, topic: str, partitions: Collection[int], retention: timedelta, limit: Deadline
+    admin: Admin,
+    topic: str,
+    partitions: Collection[int],
+    retention: timedelta,
+    limit: Deadline,
+    at: datetime,
 ) -> dict[int, tuple[tuple[int, float], ...]]:
     """By partition (offset, seconds from now until retention has passed all timestamps below it).
 
     The broker has an index of them: ListOffsets of a timestamp tells the first offset of it or of a
-    later one, whoever's clock wrote them. The last one is the end of the log.
+    later one, whoever's clock wrote them. The last one is the end of the log. `at`: now, by a clock
+    that can be trusted.
     """
-    now, kept = round(utc_now().timestamp() * 1000), retention // timedelta(milliseconds=1)
+    now, kept = round(at.timestamp() * 1000), retention // timedelta(milliseconds=1)
     newest = list_newest_times(admin, topic, partitions, limit)
     ends = list_offsets(admin, topic, partitions, "latest", deadline=limit)
     known = [number for number in partitions if newest[number] >= 0]
@@ -292,11 +298,11 @@ def read_reached(
         return {}
     lasts = {number: (newest[number] + kept - now) / 1000 for number in known}
     found: dict[int, list[tuple[int, float]]] = {number: [] for number in known}
-    for at in list_cuts(max(lasts.values())):
-        time = max(0, now + round(at * 1000) - kept)
+    for cut in list_cuts(max(lasts.values())):
+        time = max(0, now + round(cut * 1000) - kept)
         for number, offset in list_offsets(admin, topic, known, time, deadline=limit).items():
-            if offset >= 0 and at < lasts[number]:
-                found[number].append((offset, at))
+            if offset >= 0 and cut < lasts[number]:
+                found[number].append((offset, cut))
     return {
         number: (*reached, (ends[number], max(0.0, lasts[number])))
         for number, reached in found.items()

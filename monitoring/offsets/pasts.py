@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backlogctl.clock import utc_now
 from backlogctl.ledger import Ledger
 from backlogctl.ledger.samples import CommitMark, KeptPast
 from backlogctl.monitoring.offsets.gaps import make_history
@@ -87,7 +86,7 @@ def read_pasts(
     Args:
         before: samples that were taken already; what came later is not their past.
     """
-    now, names = utc_now(), [one.name for one in streams]
+    now, names = ledger.now(), [one.name for one in streams]
     ends = {name: before[name].taken_at for name in names if name in before} if before else {}
 
     def is_past(stream: str, at: datetime) -> bool:

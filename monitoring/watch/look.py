@@ -558,7 +558,7 @@ def _read_reached(
     ]
     try:
         within = Deadline(limit.remaining(PEEK_SECONDS))
-        return read_reached(admin, sample.topic, near, retention.time, within)
+        return read_reached(admin, sample.topic, near, retention.time, within, sample.taken_at)
     except BacklogError:
         return {}  # samples and the message's own time tell it, less exactly
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -21,7 +22,12 @@ from backlogctl.kafka.clients import connect, reach_cluster
 from backlogctl.kafka.raw_client import keep_clients
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.bookmarks import Bookmarker
-from backlogctl.monitoring.offsets.bulk_look import BulkLook, BulkLooker
+from backlogctl.monitoring.offsets.bulk_look import (
+    SKEW_SECONDS,
+    BulkLook,
+    BulkLooker,
+    measure_clock_skew,
+)
 from backlogctl.monitoring.offsets.commits import CommitFeed
 from backlogctl.monitoring.offsets.history import StreamHistory
 from backlogctl.monitoring.offsets.observation import (
@@ -214,8 +220,11 @@ def watch_streams(
                 # What is remembered between two of these is short beside the horizon.
                 thin_at = utc_now() + min(THIN_EVERY, horizon)
                 try:
-                    ledger.samples.thin(utc_now(), horizon)
-                    ledger.bookmarks.thin(utc_now(), horizon)
+                    skew = measure_clock_skew(ledger)
+                    outages.note("the clock of this host", _judge_clock(skew))
+                    now = utc_now() + skew  # that of the samples
+                    ledger.samples.thin(now, horizon)
+                    ledger.bookmarks.thin(now, horizon)
                     watch.timelines.forget()
                     outages.end("thinning samples")
                 except BacklogError as error:
@@ -229,6 +238,18 @@ def watch_streams(
                 stop_event.wait(min(left, NEAR_SECONDS) if watch.near else left)
                 watch.look_closer(stop_event, round_end)
         return WatchResult(done, looks, failure)
+
+
+def _judge_clock(skew: timedelta) -> BacklogError | None:
+    seconds = skew.total_seconds()
+    if abs(seconds) <= SKEW_SECONDS:
+        return None
+    return BacklogError(
+        f"it is {format_duration(abs(seconds))} {'behind' if seconds > 0 else 'ahead of'} the "
+        "ledger's, which samples and forecasts go by; ages of transactions are wrong by that",
+        subject=f"clock of {platform.node()}",
+        hint="let both follow the same time servers: `timedatectl`, `chronyc tracking`",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from backlogctl.spark_backfill.audits.consumed import ConsumedAudit, UnhandledRange
 
 CLAIMS = (
-    "Each was committed, and its identity is not in the consumer's table. A consumer that leaves "
-    "messages out on purpose looks the same, and so do rows that were removed from the table. "
-    "Where keys repeat, only a key that is wholly absent is seen."
+    "It finds messages that were committed and whose identity is not in the consumer's table. A "
+    "consumer that leaves messages out on purpose looks the same, and so do rows that were removed "
+    "from the table. Where keys repeat, only a key that is wholly absent is seen."
 )
 _SHOWN = 20
 
@@ -214,7 +214,10 @@ class _Teller:
         }
 
     def _tell_lost(self, ranges: Sequence[UnhandledRange], many: int) -> AuditFinding:
-        mend = "the consumer commits before it has handled them; once that is mended, put them back"
+        mend = (
+            "unless the consumer leaves such messages out on purpose, or their rows were removed, "
+            "it commits before it has handled them; once that is mended, put them back"
+        )
         if self.look.span.is_compacted:
             mend = (
                 "the topic is compacted, where an old message must not come after a newer one: "

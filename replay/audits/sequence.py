@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from backlogctl.clock import read_millis, utc_now
 from backlogctl.config import Stream
 from backlogctl.formats import format_duration, format_moment, format_plural
+from backlogctl.monitoring.offsets.bulk_look import measure_clock_skew
 from backlogctl.replay.audits.audit import (
     Audit,
     AuditFinding,
@@ -53,8 +54,8 @@ UNSURE: Mapping[str, tuple[AuditLevel, str, str]] = {
     ),
     "not-settled": (
         AuditLevel.UNKNOWN,
-        "are missing near the end of the log, and may still come",
-        "producers retry, and only what was in the log for some time is judged: look again in",
+        "are missing, and may still come: no sample shows that what follows was in the log",
+        "producers retry for so long: look again in",
     ),
     "at-the-head": (
         AuditLevel.NOTED,
@@ -77,7 +78,8 @@ class SequenceAuditing(Audit):
         from backlogctl.spark_backfill.audits.sequence import audit_sequence
         from backlogctl.spark_backfill.spark.kafka_options import make_java_options
 
-        began_at = utc_now()
+        # The samples are in the ledger's time.
+        began_at = utc_now() + measure_clock_skew(workspace.ledger)
         make_java_options(workspace.properties(stream))  # refuses now what Spark could not use
         say("looking at the topic")
         span = read_span(workspace, stream, bounds.since)
@@ -292,7 +294,8 @@ def _tell_unsure(
     many = format_plural(sum(hole.count for hole in holes), "message")
     level, found, mend = UNSURE[name]
     if name == "not-settled":
-        mend = f"{mend} {format_duration(bounds.waits.total_seconds())}"
+        waits = format_duration(bounds.waits.total_seconds())
+        found, mend = f"{found} {waits} ago", f"{mend} {waits}"
     again = (f"backlogctl audit sequence {stream}",) if name == "not-settled" else ()
     detail = {"holes": [_detail(hole) for hole in holes]}
     return AuditFinding(name, level, f"{many} {found}", mend, again, detail=detail)

@@ -71,10 +71,14 @@ def find_settled(
 
     Messages' own timestamps do not say when they came; samples do. Partitions of which there is no
     sample so old are left out.
+
+    Args:
+        now: by the ledger's clock.
     """
     found: dict[int, int] = {}
     for sample in workspace.ledger.samples.history(stream.name):
-        if sample.topic_id == topic_id and sample.taken_at <= now - grace:
+        is_old = sample.taken_at + timedelta(seconds=sample.took) <= now - grace
+        if sample.topic_id == topic_id and is_old:
             found.update({part.partition: part.high for part in sample.partitions})
     return found
 

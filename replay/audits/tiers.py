@@ -362,7 +362,7 @@ def _find_judged(
     end = max(min(last, bounds.until or last), _EPOCH + _DAY) - (_DAY if is_date else timedelta(0))
     whole = not any(archived.begins.values())
     gone = _find_gone(counting, span.topic.topic_id, archived.begins)
-    begins = [(min(heads.values()), "the topic has no older messages")] if heads else []
+    begins = [(min(heads.values()), "the topic's first messages are about as old")] if heads else []
     for number, begin_at in archived.begins.items():
         if begin_at:
             # A row may be marked later than its message was written.

@@ -33,7 +33,7 @@ def start(
         int, typer.Option(help="How many; three are a quorum that survives one.", min=1)
     ] = 1,
 ) -> None:
-    """Start it in the background, or say that it runs."""
+    """Start it in the background, or what is dead of several, or say that it runs."""
     from backlogctl.sandbox.embedded import start_broker
 
     heap = "512m" if brokers == 1 else "256m"
@@ -64,15 +64,19 @@ def status(session: Session, directory: Directory = _DEFAULT) -> None:
 def _show(session: Session, directory: Path, state: BrokerState | None) -> None:
     if state is None or not state.alive:
         document: dict[str, Any] = {"running": False, "bootstrap": None, "pids": [], "alive": 0}
+        document["started"] = []
         text = f"no broker runs in {directory}"
     else:
         alive, count = state.alive, len(state.pids)
         document = {"running": state.running, "bootstrap": state.bootstrap}
-        document |= {"pids": state.pids, "alive": alive}
+        document |= {"pids": state.pids, "alive": alive, "started": state.started}
         pids = ", ".join(map(str, state.pids))
         text = f"Kafka runs at {state.bootstrap} (pid {pids}, data in {directory})"
+        if 0 < len(state.started) < count:
+            text += f"; started again: {', '.join(f'broker {one}' for one in state.started)}"
+            text += "; the others went on"
         if not state.running:
             again = ["backlogctl", "broker", "start", "--brokers", f"{count}"]
             again += [] if directory == _DEFAULT else ["--dir", str(directory)]
-            text += f"; {alive} of {count} brokers run; `{join_words(again)}` starts all again"
+            text += f"; {alive} of {count} brokers run; `{join_words(again)}` starts the others"
     session.emit({**document, "directory": str(directory)}, text)

@@ -27,6 +27,7 @@ from backlogctl.monitoring.doctor.checks import (
     read_part,
 )
 from backlogctl.monitoring.doctor.facts import Controller, read_controller
+from backlogctl.monitoring.offsets.bulk_look import SKEW_SECONDS
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.observe.rights import (
     DOCTOR,
@@ -99,7 +100,6 @@ def judge_rights(workspace: Workspace, stream: Stream) -> Iterator[CheckFinding]
 
 # The tool itself: ledger, clocks, disk of staging, versions, Java and Spark.
 
-SKEW_SECONDS = 5.0
 TESTED_KAFKA = (3, 7)
 # Longer than any lease is extended for: two hosts would both hold it.
 SKEW_STOPS = 60.0

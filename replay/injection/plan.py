@@ -12,6 +12,7 @@ from backlogctl.formats import format_bytes, format_duration, format_moment, for
 from backlogctl.replay.engine.plan import Plan, PlannedDisk, PlanPart
 from backlogctl.replay.engine.values import Fact, Tone
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
+from backlogctl.values import Quota
 
 if TYPE_CHECKING:
     from backlogctl.kafka.rights import Right
@@ -57,6 +58,9 @@ class InjectionPlan(Plan):
         first_time, last_time: of the messages, in the normal form; None where they have none.
         pace: messages a second of the stream's last recovery; None where that is not known.
         disk: whether the brokers' disks have room for all of it; None where it was not asked.
+        quota: what brokers grant for writing, as it was planned; None where no share of it was
+            asked for.
+        size: bytes that the staged messages take at most.
     """
 
     manifest_sha256: str
@@ -70,6 +74,8 @@ class InjectionPlan(Plan):
     last_time: str | None = None
     pace: float | None = None
     disk: PlannedDisk | None = None
+    quota: Quota | None = None
+    size: int = 0
 
     def closes(self, gap_id: str) -> bool:
         """Whether it closes a gap that it was planned for, so that it takes it."""
@@ -112,8 +118,11 @@ class InjectionPlan(Plan):
 
     def estimate_seconds(self) -> float | None:
         """How long the work takes, without waits; None where nothing tells how fast it goes."""
-        speed = min(filter(None, (self.limits.messages_per_second, self.pace)), default=None)
-        return None if speed is None else max(1.0, self.message_count / speed)
+        speeds = (self.limits.messages_per_second, self.pace)
+        seconds = [self.message_count / speed for speed in speeds if speed]
+        if self.quota and self.quota.rate and (share := self.limits.share):
+            seconds.append(self.size / (share * self.quota.rate))
+        return max(1.0, *seconds) if seconds else None
 
     @property
     def delivers(self) -> bool:
@@ -155,8 +164,14 @@ def format_schedule(plan: InjectionPlan) -> str:
     rate, pace = plan.limits.messages_per_second, plan.pace
     seconds = plan.estimate_seconds()
     took = "" if seconds is None else format_duration(seconds)
+    share, quota = plan.limits.share, plan.quota
+    if share is not None:
+        unasked = "at most a share of the quota, which the run asks for (`limits.quota_share`)"
+        brakes.append(quota.describe(share) if quota else unasked)
     if rate:
         brakes.append(f"at most {rate:,} messages/s: about {took} of work")
+    elif share is not None and quota and quota.rate:
+        brakes.append(f"about {took} of work")
     elif pace:
         brakes.append(f"about {took} of work, at {pace:,.0f} messages/s as the last recovery went")
     if plan.delivers and (lag := plan.limits.max_live_lag):

@@ -31,6 +31,7 @@ from backlogctl.replay.injection.ledger import find_planned_log, make_job, open_
 from backlogctl.replay.injection.plan import READ_BACK, To
 from backlogctl.replay.injection.target import clear_rehearsals, make_rehearsal
 from backlogctl.replay.observe.rights import require_rights
+from backlogctl.replay.observe.snapshot import take_share
 from backlogctl.replay.present.progress import measure_injection
 from backlogctl.spark_backfill.injection.ledger_topic import read_committed_chunks
 from backlogctl.values import GapState, Step
@@ -210,7 +211,9 @@ class Inject(Step[InjectionContext]):
 
         job = make_job(context)
         codec = _choose_codec(job, context.stream.group)
-        job = replace(job, compression=codec, follows=find_planned_log(context))
+        rate = take_share(context.workspace, context.stream, "writes", context.say)
+        follows = find_planned_log(context)
+        job = replace(job, compression=codec, follows=follows, bytes_per_second=rate)
         floor = context.plan.limits.floor
         disk = DiskBrake(job.properties, job.topic, floor, context.say)
         brakes: list[Brake] = [_RunBrake(context)]

@@ -43,6 +43,7 @@ from backlogctl.replay.observe.snapshot import (
     finish_plan,
     take_snapshot,
 )
+from backlogctl.spark_backfill.injection.job import measure_chunk
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.values import Gap, Recovery, RecoveryState
 
@@ -130,6 +131,7 @@ def fill_injection(
         "deliver": stream.deliver,
         "off_peak": PlannedWindow.freeze(stream.off_peak),
         "limits": stream.limits,
+        "quota": draft.quota,
     }
 
 
@@ -155,7 +157,8 @@ def stage_and_store(
         plan = make()
         directory = workspace.staging_of(recovery_id)
         manifest = read_manifest(directory, plan.manifest_sha256)
-        plan = plan.model_copy(update=describe_staged(workspace, draft.stream, manifest))
+        staged = describe_staged(workspace, draft.stream, manifest)
+        plan = plan.model_copy(update={**staged, "size": sum(map(measure_chunk, manifest.chunks))})
         disk, told = check_room(workspace, plan, manifest)
         closed = [gap for gap in gaps if target.planned is None and plan.closes(gap.id)]
         told += [

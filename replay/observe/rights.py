@@ -28,6 +28,7 @@ from backlogctl.replay.engine.kind import Registry, Workspace
 
 SEE, WATCH, HOLD, DOCTOR, AIRFLOW = "see", "watch", "hold", "doctor", "airflow"
 TRANSACTIONS = "transactions"
+QUOTA = "quota"  # beside what writes, where `limits.quota_share` is set
 # Of transactional ids: all of them, and a name that stands for any.
 _EVERY, _ANY = "*", "backlogctl:any"
 # Stands for the id of a recovery that is not planned yet.
@@ -89,6 +90,7 @@ _TABLE = (
     ("expand", Resource.GROUP, "{group}.recovery.*", "DELETE", "delete the recovery's group"),
     ("expand", _ID, "{prefix}:relay:{topic}.*", "DESCRIBE", "find their coordinator"),
     ("expand", _ID, "{prefix}:relay:{topic}.*", "WRITE", "relay each message once"),
+    (QUOTA, Resource.CLUSTER, CLUSTER_NAME, "DESCRIBE_CONFIGS", "keep to a share of its quota"),
     ("letters", Resource.TOPIC, "{source}", "DESCRIBE", "read its offsets"),
     ("letters", Resource.TOPIC, "{source}", "READ", "read the dead letters"),
     ("other", Resource.TOPIC, "{target}", "DESCRIBE", "read its offsets"),
@@ -137,6 +139,8 @@ def select_rights(
             producer, without it all.
     """
     chosen = set(parts.split())
+    if stream.limits.share is not None and chosen & {"expand", "send"}:
+        chosen.add(QUOTA)
     names = {"topic": stream.topic, "group": stream.group, "id": _EVERY, **names}
     rights = []
     for jobs, resource, template, operation, purpose in _TABLE:
@@ -144,7 +148,7 @@ def select_rights(
             continue
         name, star = template.removesuffix("*").format(**names), template.endswith("*")
         looks = operation.startswith("DESCRIBE") and (jobs == "who" or resource is Resource.CLUSTER)
-        needed = not looks and jobs not in (WATCH, optional)
+        needed = (not looks or jobs == QUOTA) and jobs not in (WATCH, optional)
         asked = _ANY if name == _EVERY else ""
         if star and resource is Resource.TOPIC:
             asked = name_temporary_topic(stream.topic, recovery_id, template.split(".")[1])

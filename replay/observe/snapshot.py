@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Stream
 from backlogctl.kafka.admin import TopicInfo, describe_topic, list_topic_readers
+from backlogctl.kafka.quotas import read_quota
 from backlogctl.kafka.readers import TopicReaders
 from backlogctl.replay.engine.approval import approve_automatically
 from backlogctl.replay.engine.archives import clear_staging
@@ -22,12 +23,13 @@ from backlogctl.replay.engine.kind import Say, Workspace, ignore_progress
 from backlogctl.replay.engine.plan import Options, RunOrigin, find_identity
 from backlogctl.replay.observe.rights import require_rights
 from backlogctl.replay.observe.stream import read_history, sample_stream
-from backlogctl.values import Gap, Recovery, Sample
+from backlogctl.values import Gap, Quota, Recovery, Sample
 
 if TYPE_CHECKING:
     from backlogctl.kafka.rights import Right
 
 _SECONDS = 60.0
+_QUOTA_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Draft:
     Attributes:
         origin: the run of a scheduler that asked for it.
         rights: warnings about rights that are missing, or could not be asked.
+        quota: what brokers grant for writing; None where no share of it is asked for.
         say: hears what is being done, for people.
     """
 
@@ -46,11 +49,17 @@ class Draft:
     origin: RunOrigin | None = None
     rights: tuple[str, ...] = ()
     say: Say = ignore_progress
+    quota: Quota | None = None
 
     @property
     def properties(self) -> Mapping[str, str]:
         """Client properties of the stream's cluster, secrets revealed."""
         return self.workspace.properties(self.stream)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """What it may write of its quota; None: as much as it can."""
+        return None if self.quota is None else self.quota.take(self.stream.limits.share)
 
     def fill(
         self,
@@ -123,15 +132,18 @@ def begin_plan(
     origin: RunOrigin | None = None,
     say: Say = ignore_progress,
     needs_offsets: bool = True,
+    writes: bool = True,
 ) -> Draft:
     """What must hold before anything is looked at.
 
     Args:
         list_rights: what the recovery of this id must be allowed.
         needs_offsets: the recovery goes by the group's committed offsets.
+        writes: it sends messages.
 
     Raises:
-        Refused: a guard says no, or a right is missing.
+        Refused: a guard says no, a right is missing, or the quota of which a share is to be kept is
+            not told.
         InvalidTransition: another recovery is in the way.
     """
     check_denied(workspace, stream)
@@ -140,7 +152,33 @@ def begin_plan(
         refuse_group_type(workspace, stream)
     recovery_id = workspace.ledger.recoveries.next_id(utc_now())
     told = require_rights(workspace, stream, list_rights(recovery_id))
-    return Draft(workspace, stream, recovery_id, origin, tuple(told), say)
+    quota = read_stream_quota(workspace, stream) if writes else None
+    return Draft(workspace, stream, recovery_id, origin, tuple(told), say, quota)
+
+
+def read_stream_quota(workspace: Workspace, stream: Stream) -> Quota | None:
+    """What brokers grant for writing; None where no share of it is asked for.
+    Raises Refused: they do not tell. ClusterUnreachable, KafkaFailure.
+    """
+    if stream.limits.share is None:
+        return None
+    return read_quota(workspace.properties(stream), Deadline(_QUOTA_SECONDS))
+
+
+def take_share(
+    workspace: Workspace, stream: Stream, whom: str, say: Callable[[str], None]
+) -> float | None:
+    """Bytes a second that may be written, by the quota as it is now, not as it was planned; None
+    for no limit. Raises as `read_stream_quota`.
+
+    Args:
+        whom: begins what is said: `the relays write`.
+    """
+    quota, share = read_stream_quota(workspace, stream), stream.limits.share
+    if quota is None or share is None:
+        return None
+    say(f"{whom} {quota.describe(share)}")
+    return quota.take(share)
 
 
 def take_snapshot(draft: Draft) -> StreamSnapshot:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from backlogctl.config import Config, Stream
 from backlogctl.errors import Refused
+from backlogctl.formats import format_plural
 from backlogctl.replay.audits import AUDITS
 from backlogctl.replay.audits.audit import AuditResult
 from backlogctl.replay.audits.carrying import run_audit
@@ -66,11 +67,22 @@ def describe_audit(found: AuditResult) -> dict[str, Any]:
     """What an event and the task's result say; nothing of any message."""
     return {
         **to_document(found, "stream", "audit", "verdict", "missing"),
-        "sentence": found.findings[0].found if found.findings else "nothing was found",
+        "sentence": _sum_up(found),
         "findings": [{"check": one.check, "level": str(one.level)} for one in found.findings],
         "gaps": [gap.id for gap in found.recorded],
         "next": next(iter(found.next_commands), f"backlogctl audit {found.audit} {found.stream}"),
     }
+
+
+def _sum_up(found: AuditResult) -> str:
+    """The worst finding, and how much there is beside it."""
+    if not found.findings:
+        return "nothing was found"
+    first, *others = found.findings
+    more = sum(one.level is first.level for one in others)
+    told = first.found + (f"; and {format_plural(more, 'more finding')}" if more else "")
+    is_all = found.missing <= (first.count or 0)
+    return told if is_all else f"{told}; {format_plural(found.missing, 'message')} lost in all"
 
 
 # What an approver is asked, and what a run's last task says.

@@ -271,7 +271,8 @@ def _list_lost(
         rows = rows.withColumn("message", F.coalesce("stamp", place))
     else:
         rows = rows.withColumn("message", F.col("identity"))
-    whole = Window.partitionBy("message")
+    # Two messages whose producer passed on the headers of one copy are two all the same.
+    whole = Window.partitionBy("message", "identity")
     newest = whole.orderBy(
         F.desc("is_put_back"), F.desc_nulls_last("at_ms"), *(F.desc(name) for name in _PLACE)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from backlogctl.kafka.errors import TopicMissing
 from backlogctl.kafka.markers import FIND_HINT, find_hidden
 from backlogctl.kafka.room import Room
 from backlogctl.kafka.throttling import Throttling
-from backlogctl.manifests import Manifest
+from backlogctl.manifests import MESSAGE_BYTES, Manifest
 from backlogctl.spark_backfill.injection.newer import PlannedLog
 from backlogctl.spark_backfill.injection.snapshots import LedgerSnapshot
 from backlogctl.spark_backfill.injection.transactional import (
@@ -38,7 +39,27 @@ WAVE_SECONDS = 5.0
 MAX_CHUNKS = 20
 
 
-def choose_slots(left: Mapping[int, Sequence[Chunk]], rate: float | None) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What all slots together may write in a second; None: as much as comes."""
+
+    messages: float | None = None
+    bytes: float | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        return self.messages is not None or self.bytes is not None
+
+    def count_seconds(self, count: int, size: int) -> float:
+        """That so many messages of so many bytes take at least."""
+        return max(count / (self.messages or math.inf), size / (self.bytes or math.inf))
+
+    def measure(self, chunk: Chunk) -> float:
+        """Seconds that a chunk takes at least."""
+        return self.count_seconds(chunk.count, measure_chunk(chunk))
+
+
+def choose_slots(left: Mapping[int, Sequence[Chunk]], rate: Rate) -> list[int]:
     """Slots of the next wave: of those with chunks left all, or with a rate as many as fit.
 
     A wave lasts no longer than one transaction may, however many of its chunks are written at
@@ -46,37 +67,31 @@ def choose_slots(left: Mapping[int, Sequence[Chunk]], rate: float | None) -> lis
 
     Args:
         left: the chunks that are left of each slot, the next one first.
-        rate: messages per second over all slots.
     """
     pending = [slot for slot, chunks in left.items() if chunks]
-    if rate is None:
+    if not rate.is_limited:
         return pending
-    budget, chosen = rate * MAX_TRANSACTION_SECONDS, list[int]()
+    budget, chosen = MAX_TRANSACTION_SECONDS, list[int]()
     # The slots with the most left go first, so that none of them is late at the end.
     for slot in sorted(pending, key=lambda s: -len(left[s])):
-        budget -= left[slot][0].count
+        budget -= rate.measure(left[slot][0])
         if chosen and budget < 0:
             break
         chosen.append(slot)
     return chosen
 
 
-def choose_chunks(left: Sequence[Chunk], rate: float | None, most: int) -> tuple[Chunk, ...]:
+def choose_chunks(left: Sequence[Chunk], rate: Rate, most: int) -> tuple[Chunk, ...]:
     """The next chunks of a slot in a wave: one with a rate or of the canary, else some seconds'
     worth, since a task that goes on with its producer does not have to take the slot over again.
 
     Args:
         left: the chunks that are left of the slot, at least one.
-        rate: messages per second over all slots.
         most: so many at most.
     """
-    if rate is not None or left[0].canary:
+    if rate.is_limited or left[0].canary:
         return (left[0],)
     return tuple(islice(left, most))
-
-
-# Our headers, a record's own bytes, indexes: beside key and value.
-MESSAGE_BYTES = 300
 
 
 def measure_chunk(chunk: Chunk) -> int:
@@ -101,20 +116,20 @@ def count_fitting(
     return {slot: max(least, count) for slot, count in kept.items()}
 
 
-def choose_pace(count: int, rate: float | None, width: int, parallelism: int) -> float | None:
+def choose_pace(chunk: Chunk, rate: Rate, width: int, parallelism: int) -> float | None:
     """Messages per second of one chunk of a wave; None for as fast as it goes.
 
     Evenly inside the wave, but never so slowly that the transaction stays open for long; what is
     missing to the rate then is waited for between the waves.
 
     Args:
-        count: messages of the chunk.
         width: chunks of the wave.
         parallelism: how many of them are written at once; the others wait, and use no rate.
     """
-    if rate is None:
+    if not rate.is_limited:
         return None
-    return max(rate / max(1, min(width, parallelism)), count / MAX_TRANSACTION_SECONDS)
+    seconds = rate.measure(chunk) * max(1, min(width, parallelism))
+    return chunk.count / min(seconds, MAX_TRANSACTION_SECONDS)
 
 
 # Checks of the target topic: still the plan's, visible to readers, and enough replicas.
@@ -270,7 +285,7 @@ class InjectionJob:
         compression: a codec that the group's clients can read.
         start_offsets: the target topic's ends when the plan was made (`record_target_ends`).
         group: of the stream; where it has members it must commit past the canary.
-        messages_per_second: over all slots; None for as fast as it goes.
+        messages_per_second, bytes_per_second: over all slots; None for as fast as it goes.
         canary_wait: seconds for the group to commit past the canary.
         hidden_wait: seconds for which an open transaction of somebody else that hides the canary is
             waited for.
@@ -293,6 +308,7 @@ class InjectionJob:
     start_offsets: Mapping[int, int]
     group: str | None = None
     messages_per_second: int | None = None
+    bytes_per_second: float | None = None
     prefix: str = DEFAULT_PREFIX
     compression: str = "none"
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
@@ -302,6 +318,10 @@ class InjectionJob:
     patience: float = PATIENCE
     follows: PlannedLog | None = None
     recorded: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def rate(self) -> Rate:
+        return Rate(self.messages_per_second, self.bytes_per_second)
 
     def writer_settings(self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> WriterSettings:
         """What the executors need of it."""

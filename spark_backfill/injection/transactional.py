@@ -25,6 +25,7 @@ from backlogctl.errors import (
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.kafka.markers import ProducerIdAndEpoch, Unmarked
+from backlogctl.kafka.throttling import RECORD_BYTES
 from backlogctl.spark_backfill.injection.ledger_topic import (
     CLOSED,
     COORDINATOR_SECONDS,
@@ -77,6 +78,7 @@ class ChunkResult:
             producer whose last commit it is, and with no other. Empty where there is none.
         first_offset, last_offset: of its messages in the target partition, where known.
         seconds: of the last attempt, from begin to committed.
+        size: bytes that it took of the brokers at most, of one attempt.
         throttled: of these seconds, those in which brokers took nothing, by a quota.
         not_wire: why it was written message by message; empty where it was not.
     """
@@ -91,6 +93,7 @@ class ChunkResult:
     seconds: float = 0.0
     attempts: int = 1
     left_out: tuple[int, ...] = ()
+    size: int = 0
     throttled: float = 0.0
     not_wire: str = ""
 
@@ -104,6 +107,12 @@ class ChunkMessages:
     pace: float | None = None
     newer: NewerMessages | None = None
     left_out: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes that they take of the brokers at most: uncompressed."""
+        content: Any = self.table.select(["key", "value", "headers"])
+        return int(content.nbytes + RECORD_BYTES * content.num_rows)
 
     @classmethod
     def choose(
@@ -260,6 +269,7 @@ class TransactionalWriter:
             seconds=seconds,
             attempts=attempt,
             left_out=sent.left_out,
+            size=sent.size,
             throttled=producer.throttling.throttled,
             not_wire=producer.not_wire,
         )

@@ -326,7 +326,7 @@ class _Injection:
         self._follower: LogFollower | None = None
         self._left_out: dict[Chunk, tuple[int, ...]] = {}
         self._is_canary_proved = False
-        self._throttling = Throttling()
+        self._throttling, self._owed = Throttling(), 0.0  # seconds that the wave takes at least
         self._injected = self._skipped = self._waves = 0
         self._began = time.monotonic()
 
@@ -340,7 +340,7 @@ class _Injection:
             )
         self._send_canary()
         while any(self._left.values()):
-            self._send_wave(choose_slots(self._left, self._job.messages_per_second))
+            self._send_wave(choose_slots(self._left, self._job.rate))
         self._follow(is_last=True)
         return InjectionResult(
             *(self._injected, self._skipped, self._waves, time.monotonic() - self._began),
@@ -433,16 +433,14 @@ class _Injection:
 
     def _send_wave(self, slots: list[int]) -> None:
         room = self._brakes.check(self._progress(slots))
-        started, before = time.monotonic(), self._injected
+        started, self._owed = time.monotonic(), 0.0
         self._follow()
         tasks = [self._make_task(slot, len(slots)) for slot in slots]
         fit = count_fitting({task.slot: task.chunks for task in tasks}, room)
         self._run_tasks([replace(t, chunks=t.chunks[:n]) for t in tasks if (n := fit[t.slot])])
         self._waves += 1
         self._report()
-        rate = self._job.messages_per_second
-        if rate is not None:
-            self._wait_until(started + (self._injected - before) / rate)
+        self._wait_until(started + self._owed)
 
     def _check_target(self) -> None:
         """Whoever recreated the topic in the middle must not get the rest.
@@ -456,11 +454,11 @@ class _Injection:
         )
 
     def _make_task(self, slot: int, width: int) -> ChunkTask:
-        rate = self._job.messages_per_second
+        rate = self._job.rate
         # A look is good for one chunk: what comes behind it is read within the transaction.
         most = 1 if self._follower is not None else self._job.wave_chunks
         chunks = choose_chunks(self._left[slot], rate, most)
-        pace = choose_pace(chunks[0].count, rate, width, self._runner.parallelism)
+        pace = choose_pace(chunks[0], rate, width, self._runner.parallelism)
         # Tasks wait for cores: the wave as a whole keeps to its time, but each writes one chunk.
         seconds = WAVE_SECONDS * min(1.0, self._runner.parallelism / width)
         session, follower = self._sessions.get(slot, ""), self._follower
@@ -560,6 +558,8 @@ class _Injection:
         else:
             self._injected += result.count
             self._throttling += Throttling(result.throttled, result.seconds)
+            size = result.size * result.attempts
+            self._owed += self._job.rate.count_seconds(result.count, size)
         self._slots[result.slot] = self._slots.get(result.slot, 0) + result.count
         self._chunks[result.slot] = self._chunks.get(result.slot, 0) + 1
         self._last_offsets[result.slot] = result.last_offset

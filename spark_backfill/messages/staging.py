@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.errors import StagingError
-from backlogctl.manifests import CHUNK_SCHEMA, HEADER_TYPE, write_chunk
+from backlogctl.manifests import CHUNK_SCHEMA, HEADER_TYPE, MESSAGE_BYTES, write_chunk
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.messages.rules import MessageRules, join_headers
 from backlogctl.values import Chunk
@@ -68,13 +68,18 @@ class ChunkLimits:
         return slot == self.canary_slot and number < self.canary_chunks
 
 
-def fit_chunks(messages_per_second: int | None, slots: int) -> ChunkLimits:
-    """Chunks of about two seconds at this rate over all slots, so that a pause, the window's end
+def fit_chunks(
+    messages_per_second: int | None, slots: int, bytes_per_second: float | None = None
+) -> ChunkLimits:
+    """Chunks of about two seconds at these rates over all slots, so that a pause, the window's end
     or Ctrl-C is seen soon and no transaction stays open for long."""
-    if messages_per_second is None:
-        return ChunkLimits()
-    fitting = math.ceil(messages_per_second * CHUNK_SECONDS / max(1, slots))
-    return ChunkLimits(messages=min(CHUNK_MESSAGES, max(CANARY_MESSAGES, fitting)))
+    seconds, messages, size = CHUNK_SECONDS / max(1, slots), CHUNK_MESSAGES, CHUNK_BYTES
+    if messages_per_second is not None:
+        messages = min(messages, math.ceil(messages_per_second * seconds))
+    if bytes_per_second is not None:
+        size = min(size, math.ceil(bytes_per_second * seconds))
+        messages = min(messages, size // MESSAGE_BYTES)
+    return ChunkLimits(messages=max(CANARY_MESSAGES, messages), bytes=size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,8 +186,8 @@ def open_session(
 
 
 def end_tasks(seconds: float = 20.0) -> bool:
-    """Cancels this process' jobs, and waits until no task is at work, if Spark runs here: when a
-    job has failed others of its tasks go on, and write. False where some still are."""
+    """Cancels this process' jobs, and waits until nothing of them writes, if Spark runs here: when
+    a job has failed others of its tasks go on. False where something may write still."""
     context = SparkContext._active_spark_context
     if context is None:
         return True
@@ -198,10 +198,30 @@ def end_tasks(seconds: float = 20.0) -> bool:
         while not limit.expired:
             executors = store.executorList(True)
             if not any(executors.apply(n).activeTasks() for n in range(executors.size())):
-                return True
+                return _end_workers(context, limit)
             time.sleep(0.05)
         return False
     return True
+
+
+def _end_workers(context: SparkContext, limit: Deadline) -> bool:
+    """Spark takes a task for ended before the Python process that did it is. The next job starts
+    others."""
+    if not is_local(str(context.master)):
+        return False  # elsewhere nobody can see it
+    jvm = context._jvm
+    assert jvm is not None
+    here = jvm.java.lang.ProcessHandle.current()
+    while not limit.expired:
+        # Spark's daemon is the JVM's child, and the workers are the daemon's.
+        parent = [(one, one.parent()) for one in here.descendants().toList()]
+        workers = [one for one, its in parent if its.isPresent() and its.get().pid() != here.pid()]
+        if not workers:
+            return True
+        for one in workers:
+            one.destroyForcibly()
+        time.sleep(0.02)
+    return False
 
 
 def make_submit_conf(settings: SparkSection, *, s3: bool, elsewhere: bool) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from kafka.protocol import admin, producer
+from kafka.protocol import admin, metadata, producer
 from kafka.protocol.consumer import offsets
 
 
@@ -55,7 +55,7 @@ class Refusing(StrEnum):
 
 CLUSTER_DENIED, TOPIC_DENIED, GROUP_DENIED, ID_DENIED = 31, 29, 30, 53
 UNSUPPORTED, POLICY = 35, 44
-_API_VERSIONS = 18
+_METADATA, _API_VERSIONS = 3, 18
 # Answers that tell addresses of brokers: Metadata, FindCoordinator, DescribeCluster.
 _ADDRESSES = frozenset({3, 10, 60})
 _MESSAGE = "refused by this cluster"
@@ -146,11 +146,13 @@ _teach(
 @dataclass
 class Refusals:
     """What is refused from now on; a change counts for the next request, of versions for the next
-    connection. `asked` are the keys of all requests so far."""
+    connection. `asked` are the keys of all requests so far. With `nameless` metadata name no broker,
+    as those of one that has just started."""
 
     how: Refusing = Refusing.REFUSED
     apis: frozenset[int] = frozenset()
     code: int = CLUSTER_DENIED
+    nameless: bool = False
     asked: list[int] = field(default_factory=list)
 
     def refuse(self, how: Refusing, apis: Collection[int], code: int = CLUSTER_DENIED) -> None:
@@ -212,6 +214,10 @@ class _Proxy:
                 _write_frame(client, self._rewrite(key, version, answer))
 
     def _rewrite(self, key: int, version: int, answer: bytes) -> bytes:
+        if key == _METADATA and self._refusals.nameless:
+            decoded = metadata.MetadataResponse.decode(answer, version=version, header=True)
+            decoded.brokers = []
+            return bytes(decoded.encode(header=True))
         if key in _ADDRESSES:
             return answer.replace(self._far, self._near)
         if key == _API_VERSIONS and self._refusals.how is Refusing.MISSING:

@@ -225,6 +225,7 @@ class EmbeddedMariaDb(Server):
             *(f"--port={self.port}", f"--bind-address={HOST}", f"--socket={self._data / 'socket'}"),
             *(f"--pid-file={self._data / 'pid'}", f"--init-file={grant}", "--skip-name-resolve"),
             *("--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M"),
+            f"--tmpdir={self._data}",  # servers delete each other's temporary tables in /tmp
         )
 
     def _answers(self) -> bool:

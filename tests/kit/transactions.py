@@ -99,22 +99,42 @@ def open_raw(properties: Mapping[str, str], seconds: float = 90.0) -> RawClient:
 
 def limit_rates(properties: Mapping[str, str], client: str, **limits: float) -> dict[str, str]:
     """The properties of a client that has quotas, in bytes a second."""
+    set_quotas(properties, {"client-id": client}, limits)
+    return {**properties, "client.id": client}
+
+
+def set_quotas(
+    properties: Mapping[str, str],
+    whom: Mapping[str, str | None],
+    limits: Mapping[str, float | None],
+) -> None:
+    """Of `user`, `client-id` or both by name, None is the default; a limit that is None is removed."""
     quotas = AlterClientQuotasRequest.EntryData
-    entity = quotas.EntityData(entity_type="client-id", entity_name=client)
-    ops = [quotas.OpData(key=key, value=value, remove=False) for key, value in limits.items()]
+    entity = [quotas.EntityData(entity_type=kind, entity_name=name) for kind, name in whom.items()]
+    ops = [
+        quotas.OpData(key=key, value=value or 0.0, remove=value is None)
+        for key, value in limits.items()
+    ]
     with open_raw(properties) as raw:
         request = AlterClientQuotasRequest(
-            entries=[quotas(entity=[entity], ops=ops)], validate_only=False
+            entries=[quotas(entity=entity, ops=ops)], validate_only=False
         )
         answer = raw.run(lambda: raw.send(request), Deadline(30.0))
         assert [entry.error_code for entry in answer.entries] == [0]
-    return {**properties, "client.id": client}
 
 
 def produce_raw(
     client: RawClient, topic: str, batch: Any, partition: int = 0, transactional_id: str = ""
 ) -> int:
     """One batch of kafka-python's builder; returns the broker's error code."""
+    answer = ask_to_write(client, topic, batch, partition, transactional_id)
+    return int(answer.responses[0].partition_responses[0].error_code)
+
+
+def ask_to_write(
+    client: RawClient, topic: str, batch: Any, partition: int = 0, transactional_id: str = ""
+) -> Any:
+    """As `produce_raw`; returns the broker's answer."""
     from kafka.protocol.producer import ProduceRequest
 
     data: Any = ProduceRequest.TopicProduceData
@@ -129,8 +149,7 @@ def produce_raw(
     )
     limit = Deadline(90.0)
     node = read_leaders(client, topic, limit)[partition]
-    answer: Any = client.run(lambda: client.send(request, node), limit)
-    return int(answer.responses[0].partition_responses[0].error_code)
+    return client.run(lambda: client.send(request, node), limit)
 
 
 def write_hanging(

@@ -44,6 +44,7 @@ from tests.kit.kafka import (
     move_log_start,
     publish,
     set_offsets_raw,
+    wait_until,
 )
 from tests.kit.transactions import run_transactions
 from tests.monitoring.live_watch import make_config
@@ -105,7 +106,12 @@ def test_a_commit_that_names_the_log_start_is_told_as_such(
     client.assign([TopicPartition(name, 0)])
     stream = StreamStub(name, group, name="started")
     with closing(CommitFeed(properties, [stream])) as feed:
-        feed.read(Deadline(30))
+
+        def is_followed() -> bool:
+            feed.read(Deadline(30))
+            return feed.take(stream) is not None
+
+        wait_until(is_followed, what="the commit log is followed")
         for offset in (5, -1, -2):
             client.commit({TopicPartition(name, 0): OffsetAndMetadata(offset, "", -1)})
         feed.read(Deadline(30))

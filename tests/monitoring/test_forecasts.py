@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backlogctl.clock import Deadline
+from backlogctl.clock import Deadline, utc_now
 from backlogctl.kafka.clients import make_admin, make_producer
 from backlogctl.ledger import Ledger
 from backlogctl.monitoring.offsets.lag import list_cuts, read_reached
@@ -239,7 +239,9 @@ def test_the_broker_tells_what_retention_reaches_whatever_the_clock(
     for number in range(100):
         producer.produce(name, b"v", None, 0, timestamp=now + (number - 50) * 36_000)
     assert producer.flush(60) == 0
-    found = read_reached(make_admin(properties), name, [0, 1], timedelta(hours=2), Deadline(60))
+    found = read_reached(
+        make_admin(properties), name, [0, 1], timedelta(hours=2), Deadline(60), utc_now()
+    )
     assert list(found) == [0]
     *before, last = found[0]
     assert last[0] == 100

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from backlogctl.clock import utc_now
 from backlogctl.ledger import Ledger
-from backlogctl.monitoring.offsets import bulk_look, pasts, sampler
+from backlogctl.monitoring.offsets import bulk_look, sampler
 from backlogctl.monitoring.offsets.bulk_look import CLOCK_NOISE, measure_clock_skew
 from backlogctl.monitoring.offsets.gaps import find_gaps
 from backlogctl.monitoring.offsets.lag import read_retention, read_size_limit
@@ -232,7 +232,7 @@ def test_fault_41_hosts_whose_clocks_differ_make_one_timeline(
         publish(properties, name, {0: 10})
         commit(properties, group, name, {0: 10 * round_ + 5})
         slow = timedelta(minutes=5) if round_ % 2 else timedelta(0)
-        for module in (bulk_look, pasts, sampler):
+        for module in (bulk_look, sampler):
             monkeypatch.setattr(module, "utc_now", lambda slow=slow: utc_now() - slow)
         observe_stream(ledger, stream, properties)
     history = ledger.samples.history("orders")

@@ -38,6 +38,7 @@ from tests.kit.kafka import (
     set_offsets_raw,
     wait_until,
 )
+from tests.kit.refusing import start_refusing
 from tests.kit.shop import call_main
 
 SOON = 20.0
@@ -117,6 +118,21 @@ def test_brokers_that_are_not_where_the_cluster_says(tmp_path: Path) -> None:
     assert f"1 at 127.0.0.2:{port} (connection refused)" in said
     assert "advertised.listeners" in said
     assert took < SOON
+
+
+def test_an_answer_that_names_no_broker_is_not_taken_for_all_there(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    with start_refusing(kafka.bootstrap) as proxy:
+        write_config(tmp_path, proxy.bootstrap)
+        proxy.refusals.nameless = True
+        for words in (("status", "orders"), ("doctor", "orders"), ("plan", "expand", "orders")):
+            began = time.monotonic()
+            code, out, err = call_main(words, tmp_path, {})
+            assert time.monotonic() - began < SOON
+            assert code == (2 if words[0] == "doctor" else 1)
+            said = " ".join((out + err).replace("│", " ").split())
+            assert f"{proxy.bootstrap} answered, and names no broker" in said
 
 
 def test_one_broker_of_three(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from backlogctl.clock import Deadline
 from backlogctl.fanout.relay.guard import find_others
-from backlogctl.kafka.admin import read_group_state
+from backlogctl.fanout.retention import RETENTION_MS
+from backlogctl.kafka.admin import alter_topic_config, read_group_state
 from backlogctl.kafka.capabilities import CAPABILITIES
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import RequestMissing
+from backlogctl.kafka.topics import read_topic_overrides
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
 from tests.kit.kafka import join, leave_at, move_log_start, publish, set_offsets_raw
@@ -166,6 +168,35 @@ def test_fault_182_what_needs_a_request_that_is_not_there_is_not_planned(
     assert f"the cluster does not take what this needs: {request_name} (" in flatten(said)
 
 
+@pytest.mark.parametrize("how", Refusing)
+def test_fault_182_what_has_to_raise_the_retention_is_refused_where_it_cannot_be(
+    proxy: RefusingKafka, properties: dict[str, str], behind: Path, how: Refusing
+) -> None:
+    """Nothing is planned or held then; what need not raise it is planned. An offload whose segments
+    do not end is, where its space need not be freed."""
+    topic = json.loads((behind / "backlog.yaml").read_text())["streams"]["orders"]["topic"]
+    proxy.refusals.refuse(how, [Api.INCREMENTAL_ALTER_CONFIGS], TOPIC_DENIED)
+    assert call(behind, *PLANS[0]).code == 0
+    behind.joinpath("ledger.db").unlink()
+    alter_topic_config(properties, topic, {RETENTION_MS: "300000"})
+    said = call(behind, *PLANS[0])
+    assert said.code == (1 if how is Refusing.CLOSED else 5)
+    if how is not Refusing.CLOSED:  # may be there when it is asked again
+        assert "so it has to be raised, and cannot be: could not change" in flatten(said)
+    assert call(behind, "recoveries", "--json").document["recoveries"] == []
+    held = call(behind, "hold", "orders", "--for", "1h")
+    assert held.code == 1
+    assert "could not change its settings" in flatten(held)
+    assert read_topic_overrides(properties, topic, [RETENTION_MS]) == {RETENTION_MS: "300000"}
+    offload = call(behind, *PLANS[1])
+    assert offload.code == 5
+    assert "segment.ms cannot be lowered" in flatten(offload)
+    assert call(behind, *PLANS[1], "--allow", "frees-nothing").code == 0
+    proxy.refusals.refuse(Refusing.REFUSED, ())
+    assert call(behind, "hold", "orders", "--release").code == 0
+    assert call(behind, *PLANS[0]).code == 0
+
+
 def test_fault_182_what_is_not_there_is_not_to_be_tried_again(
     proxy: RefusingKafka, behind: Path
 ) -> None:
@@ -268,7 +299,7 @@ def test_a_service_is_looked_at_and_planned_for(
     for capability in CAPABILITIES:
         is_named = f"{capability.request}: the broker that was asked does not have it" in doctor
         assert is_named is (capability in missed), capability
-    # A plan is made where only the retention cannot be raised: its run says so before the cut-over.
+    # A plan is made where the retention cannot be raised, and need not be.
     stopped = {
         job for one in missed if one.key != Api.INCREMENTAL_ALTER_CONFIGS for job in one.jobs
     }

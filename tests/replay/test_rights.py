@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backlogctl.clock import utc_now
+from backlogctl.clock import Deadline, utc_now
 from backlogctl.config import Config, load_config
 from backlogctl.errors import Refused
 from backlogctl.kafka.admin import (
@@ -19,6 +19,7 @@ from backlogctl.kafka.admin import (
     list_topic_readers,
     read_metadata,
 )
+from backlogctl.kafka.quotas import read_quota
 from backlogctl.kafka.rights import Operation, Resource, Right, make_acl_lines, read_rights
 from backlogctl.replay.cli import main, shared
 from backlogctl.replay.engine.kind import Workspace
@@ -27,7 +28,7 @@ from backlogctl.replay.observe import retention
 from backlogctl.replay.observe.retention import hold_stream
 from backlogctl.replay.observe.rights import list_jobs, list_rights, require_rights
 from backlogctl.replay.opening import open_workspace
-from backlogctl.values import Recovery, RecoveryState
+from backlogctl.values import Quota, Recovery, RecoveryState
 from backlogctl_delivery.kafka import AccessDenied
 from scripts.permissions_reference import PAGE, render_page
 from tests.kit.java import run_line, write_script
@@ -139,6 +140,38 @@ def test_fault_77_a_plan_refuses_before_it_touches_anything(
     ]
     assert read_metadata(secured.properties).topics.keys() == before.keys()
     assert open_workspace(config).ledger.recoveries.list() == ()
+
+
+def test_a_share_of_the_quota_needs_a_right_to_read_it(
+    secured: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where it is set; without the right nothing is planned that could not keep it."""
+    config = write_config(tmp_path, secured, "no-quotas", monkeypatch)
+    right = Right(
+        *(Resource.CLUSTER, "kafka-cluster", Operation.DESCRIBE_CONFIGS),
+        "keep to a share of its quota",
+    )
+    place = tmp_path / "backlog.yaml"
+    document = json.loads(place.read_text())
+    document["streams"]["orders"]["limits"] = {"quota_share": "50%"}
+    place.write_text(json.dumps(document))
+    before = list_rights(KINDS, "expand", config, config.stream("orders"))
+    config = load_config(place)
+    for kind in KINDS.names():
+        assert (right in list_rights(KINDS, kind, config, config.stream("orders"))) is (
+            kind != "offload"
+        )
+    properties = secured.add_user("no-quotas", before)
+    code, out, _ = call_main(("plan", "expand", "orders", "--rate", "1", "--json"), tmp_path, {})
+    error = json.loads(out)["error"]
+    assert (code, error["code"]) == (5, "refused")
+    assert "DESCRIBE_CONFIGS on the cluster (to keep to a share of its quota)" in error["message"]
+    with pytest.raises(Refused, match="cannot be kept"):
+        read_quota(properties, Deadline(30))
+    secured.add_user("no-quotas", [*before, right])
+    wait_until(lambda: not read_rights(properties, [right]).missing, what="the rule holds")
+    quota = read_quota(properties, Deadline(30))
+    assert quota == Quota(None, "user no-quotas with client.id backlogctl")
 
 
 def test_the_lines_work_as_they_are_printed(

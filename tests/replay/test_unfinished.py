@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,8 +130,14 @@ def test_fault_113_a_plan_whose_ledger_goes_away_leaves_nothing(
 def test_fault_113_tasks_that_still_write_are_ended_first(
     spark: SparkSession, desk: Workspace
 ) -> None:
-    """One task has failed, another one is at work: its folder would be there again."""
+    """One task has failed, another one is at work: its folder would be there again.
+
+    Who ends the workers for Spark is busy elsewhere for some seconds."""
     target = str(desk.staging_of(ID))
+    spark.sparkContext.parallelize([0]).foreach(print)
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    daemons = psutil.Process(jvm.java.lang.ProcessHandle.current().pid()).children()
 
     def write(number: int) -> None:
         import pathlib
@@ -146,8 +153,20 @@ def test_fault_113_tasks_that_still_write_are_ended_first(
             path.write_text("a row")
             time.sleep(0.01)
 
+    def resume() -> None:
+        for daemon in daemons:
+            daemon.resume()
+
+    def fail() -> None:
+        try:
+            spark.sparkContext.parallelize([0, 1], 2).foreach(write)
+        finally:
+            for daemon in daemons:
+                daemon.suspend()
+            threading.Timer(4, resume).start()
+
     with pytest.raises(Exception, match="RuntimeError"), undoing(desk, ID):
-        spark.sparkContext.parallelize([0, 1], 2).foreach(write)
+        fail()
     await_tasks()
     assert list(desk.config.staging.dir.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -30,7 +31,7 @@ from backlogctl.sandbox.embedded import (
 from backlogctl.sandbox.secured import HOST, free_port
 from backlogctl.spark_backfill.spark.session import SPARK_JARS, ensure_spark_jars
 from tests.kit.kafka import wait_until
-from tests.kit.processes import is_running
+from tests.kit.processes import is_running, start_backlogctl
 
 
 def _gone_within(pid: int, seconds: float) -> bool:
@@ -158,14 +159,6 @@ def test_a_detached_broker_outlives_its_starter(tmp_path: Path, brokers: int) ->
         assert start_broker(tmp_path, brokers=brokers) == state
         with pytest.raises(EmbeddedError, match="data of"):
             start_broker(tmp_path, brokers=4)
-        if brokers > 1:
-            os.kill(state.pids[1], signal.SIGKILL)
-            assert _gone_within(state.pids[1], 60)
-            left = broker_state(tmp_path)
-            assert left is not None
-            assert (left.running, left.alive) == (False, brokers - 1)
-            state = start_broker(tmp_path, brokers=brokers, heap="256m")
-            assert state.running
         # The same directory, said in another way.
         (tmp_path / "link").symlink_to(tmp_path)
         assert broker_state(tmp_path / "broker-1" / "..") == state
@@ -175,6 +168,46 @@ def test_a_detached_broker_outlives_its_starter(tmp_path: Path, brokers: int) ->
     assert not any(map(is_running, state.pids))
     assert broker_state(tmp_path) is None
     assert not stop_broker(tmp_path)
+
+
+def _call_broker(verb: str, directory: Path, *words: str) -> str:
+    process = start_backlogctl(directory, "broker", verb, "--dir", str(directory), *words)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return " ".join(out.split())
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("dead", [(2,), (1, 3)])
+def test_a_second_start_starts_only_what_is_dead(tmp_path: Path, dead: tuple[int, ...]) -> None:
+    """The others go on with their pids, and all with their addresses and data."""
+    first = json.loads(_call_broker("start", tmp_path, "--brokers", "3", "--json"))
+    try:
+        assert first["started"] == [1, 2, 3]
+        state = broker_state(tmp_path)
+        assert state is not None
+        _create(state.bootstrap, "orders", copies=3)
+        _produce(state.bootstrap, "orders", b"before")
+        for number in dead:
+            os.kill(state.pids[number - 1], signal.SIGKILL)
+            assert _gone_within(state.pids[number - 1], 60)
+        alive = f"{3 - len(dead)} of 3 brokers run"
+        assert f"{alive}; `backlogctl broker start" in _call_broker("status", tmp_path)
+        port = [] if 1 in dead else ["--port", str(free_port())]  # nobody needs it
+        said = _call_broker("start", tmp_path, "--brokers", "3", *port)
+        named = ", ".join(f"broker {number}" for number in dead)
+        assert f"started again: {named}; the others went on" in said
+        after = broker_state(tmp_path)
+        assert after is not None
+        assert (after.running, after.bootstrap) == (True, state.bootstrap)
+        pids = enumerate(zip(state.pids, after.pids, strict=True), 1)
+        assert tuple(number for number, (old, new) in pids if old != new) == dead
+        again = _call_broker("start", tmp_path, "--brokers", "3", "--json")
+        assert json.loads(again)["started"] == []
+        _produce(state.bootstrap, "orders", b"after")
+        assert _values(state.bootstrap, "orders", 2) == [b"before", b"after"]
+    finally:
+        stop_broker(tmp_path)
 
 
 @pytest.mark.kafka

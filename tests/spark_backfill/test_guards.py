@@ -24,6 +24,7 @@ from backlogctl.errors import (
 )
 from backlogctl.kafka import markers
 from backlogctl.kafka.clients import make_admin, outlast
+from backlogctl.manifests import MESSAGE_BYTES
 from backlogctl.partitioners import PARTITIONERS
 from backlogctl.spark_backfill.comparison import LogMessage, RebuiltMessage
 from backlogctl.spark_backfill.evidence.injected import LOST
@@ -37,6 +38,7 @@ from backlogctl.spark_backfill.injection.brakes import (
 )
 from backlogctl.spark_backfill.injection.job import (
     MAX_TRANSACTION_SECONDS,
+    Rate,
     await_visible,
     choose_pace,
     choose_slots,
@@ -45,6 +47,7 @@ from backlogctl.spark_backfill.injection.verification import VerificationResult
 from backlogctl.spark_backfill.lost_rows import find_basis, warn_about_rules
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.messages.rules import MessageRules
+from backlogctl.spark_backfill.messages.staging import ChunkLimits, fit_chunks
 from backlogctl.spark_backfill.messages.windows import Bounds, describe_older
 from backlogctl.spark_backfill.placing.placement import GapPlacement
 from backlogctl.spark_backfill.proof import (
@@ -458,15 +461,15 @@ def chunks(slot: int, *counts: int) -> list[Chunk]:
 
 
 def test_without_a_rate_all_slots_with_chunks_left_go_as_fast_as_they_can() -> None:
-    assert choose_slots({0: chunks(0, 9), 1: [], 2: chunks(2, 9)}, None) == [0, 2]
-    assert choose_pace(100, None, 3, 2) is None
+    assert choose_slots({0: chunks(0, 9), 1: [], 2: chunks(2, 9)}, Rate()) == [0, 2]
+    assert choose_pace(chunks(0, 100)[0], Rate(), 3, 2) is None
 
 
 def test_a_wave_holds_what_the_rate_allows_in_one_transaction_and_always_one_chunk() -> None:
     left = {0: chunks(0, 40), 1: chunks(1, 40, 40), 2: chunks(2, 40)}
-    assert choose_slots(left, 15) == [1]
-    assert choose_slots(left, 20) == [1, 0]
-    assert choose_slots(left, 1) == [1]
+    assert choose_slots(left, Rate(15)) == [1]
+    assert choose_slots(left, Rate(20)) == [1, 0]
+    assert choose_slots(left, Rate(1)) == [1]
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 8, 64])
@@ -474,7 +477,7 @@ def test_a_wave_holds_what_the_rate_allows_in_one_transaction_and_always_one_chu
 @pytest.mark.parametrize("rate", [300, 1000, 50_000])
 def test_a_wave_takes_the_time_that_its_rate_says(width: int, parallelism: int, rate: int) -> None:
     count = int(rate * MAX_TRANSACTION_SECONDS / width)
-    pace = choose_pace(count, rate, width, parallelism)
+    pace = choose_pace(chunks(0, count)[0], Rate(rate), width, parallelism)
     assert pace is not None
     at_once = min(width, parallelism)
     # Rounds of `at_once` chunks, each as long as its pace says; the last may be smaller.
@@ -484,7 +487,26 @@ def test_a_wave_takes_the_time_that_its_rate_says(width: int, parallelism: int, 
 
 
 def test_a_chunk_is_never_so_slow_that_its_transaction_stays_open() -> None:
-    assert choose_pace(100, 1, 1, 1) == 100 / MAX_TRANSACTION_SECONDS
+    assert choose_pace(chunks(0, 100)[0], Rate(1), 1, 1) == 100 / MAX_TRANSACTION_SECONDS
+
+
+def test_bytes_and_messages_hold_whichever_takes_longer() -> None:
+    small, large = chunks(0, 10)[0], replace(chunks(0, 10)[0], bytes=10_000)
+    rate = Rate(10, 1000 + 10 * MESSAGE_BYTES)
+    assert rate.measure(small) == 1.0  # by messages
+    assert rate.measure(large) == pytest.approx((10_000 + 3_000) / 4_000)
+    assert choose_pace(large, rate, 1, 1) == pytest.approx(10 / 3.25)
+    assert choose_slots({0: [large], 1: [large]}, rate) == [0]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_chunks_fit_a_rate_of_bytes(slots: int) -> None:
+    """Whatever their messages are, none takes longer than a transaction may."""
+    limits = fit_chunks(None, slots, 60_000.0)
+    most = limits.bytes + limits.messages * MESSAGE_BYTES
+    assert most / 60_000.0 <= MAX_TRANSACTION_SECONDS / slots + 0.1
+    assert fit_chunks(None, slots) == ChunkLimits()
+    assert fit_chunks(None, slots, 1e12) == ChunkLimits()
 
 
 # What a verification result says.

@@ -50,6 +50,7 @@ from backlogctl.replay.consumers.stopped_group import (
     put_back_commits,
 )
 from backlogctl.replay.kinds.expand.plan import ExpandPlan
+from backlogctl.replay.observe.snapshot import take_share
 from backlogctl.replay.observe.stream import note_stream
 from backlogctl.replay.present.burndown import BurndownView
 
@@ -304,6 +305,7 @@ class ExpandContext(StoppingContext[ExpandPlan]):
             self.logs,
             Hooks(self.look, self.check_ground, lambda: note_overtaken(self)),
             engine=self._engine,
+            find_rate=lambda: take_share(self.workspace, self.stream, "the relays write", self.say),
         )
 
     @property

@@ -119,7 +119,7 @@ def warn_about_backlog(stream: Stream, backlog: StreamBacklog, start_at: str) ->
 
 
 def warn_about_speed(
-    stream: Stream, backlog: StreamBacklog, layout: Layout, *, given: bool
+    stream: Stream, backlog: StreamBacklog, load: Load, layout: Layout, *, given: bool
 ) -> list[str]:
     """How sure the drain times are, and whether they are good enough.
 
@@ -136,7 +136,7 @@ def warn_about_speed(
         warnings.append(
             "how fast the topic is written is not known: drain times are those of a topic at rest"
         )
-    if layout.seconds_expanded is None:
+    if measure_drain(load.unlimited, layout.consumers) is None:
         warnings.append(
             f"even {format_plural(layout.consumers, 'consumer')} do not keep up with what is "
             "written: the group will fall behind again"
@@ -332,7 +332,7 @@ def _list_facts(plan: ExpandPlan) -> tuple[Fact, ...]:
         Fact("relays into", f"topic {plan.temporary.topic}, read by {plan.recovery_group}"),
         Fact("relay engine", ": ".join(filter(None, (plan.engine, plan.engine_why)))),
         Fact("disk", plan.disk.told or "room enough", _choose_disk_tone(plan)),
-        *([Fact("tried", plan.tried)] if plan.tried else []),
+        *(Fact(*one) for one in (("writes", plan.writes), ("tried", plan.tried)) if one[1]),
     )
 
 

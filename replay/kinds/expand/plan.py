@@ -133,6 +133,11 @@ class PlannedHold(PlanPart):
     needed: bool
     changes: Mapping[str, SettingChange]
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What is set; empty where nothing is."""
+        return {name: change.to for name, change in self.changes.items()}
+
 
 class ExpandPlan(Plan):
     """What is approved and carried out.
@@ -179,6 +184,7 @@ class ExpandPlan(Plan):
     launch: Mapping[str, Any]
     transactional_prefix: str
     options: ExpandOptions
+    writes: str = ""  # how fast it may, of its quota; where a share of it is asked for
     tried: str = ""  # what a dry run of one consumer showed
 
 

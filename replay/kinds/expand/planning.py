@@ -16,6 +16,7 @@ from backlogctl.fanout.disk import (
     DiskCheck,
     PartitionBacklog,
     combine_checks,
+    count_per_second,
     estimate_copy,
     estimate_hold,
     find_local_part,
@@ -23,7 +24,7 @@ from backlogctl.fanout.disk import (
 )
 from backlogctl.fanout.keys import Skew, measure_key_skew, sample_keys
 from backlogctl.fanout.launchers import Role, make_launcher
-from backlogctl.fanout.layout import Layout, Load, plan_layout
+from backlogctl.fanout.layout import Layout, Load, plan_layout, warn_about_quota
 from backlogctl.fanout.relay.worker import choose_relay_engine
 from backlogctl.fanout.retention import (
     FOREVER,
@@ -34,6 +35,7 @@ from backlogctl.fanout.retention import (
     compute_expansion_hold,
     find_time_to_loss,
     needs_hold,
+    require_raising,
 )
 from backlogctl.fanout.temporary_settings import agree_on_config, say_given_up
 from backlogctl.fanout.temporary_topic import name_temporary_topic
@@ -371,6 +373,7 @@ def plan_expand(
             subject=f"topic {stream.topic}",
             hint="make room on the brokers' disks; `--allow disk` plans in spite of it",
         )
+    require_raising(draft.properties, stream.topic, plan.hold.settings)
     if told := _ask_about_topic(draft, backlog, plan):
         plan = plan.model_copy(update={"warnings": (*plan.warnings, told)})
     if options.try_one:
@@ -419,6 +422,9 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         ),
         seconds_to_loss=loss.seconds,
         largest_share=backlog.skew.share if order == "key" else 0.0,
+        relayed_per_second=count_per_second(
+            backlog.log_dirs, _list_unread(backlog), draft.bytes_per_second
+        ),
     )
     layout = plan_layout(load, factor)
     hold = _plan_hold(workspace, stream, backlog, layout)
@@ -438,7 +444,8 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         *backlog.snapshot.warnings,
         *warn_about_stream(workspace, stream),
         *warn_about_backlog(stream, backlog, options.start),
-        *warn_about_speed(stream, backlog, layout, given=options.rate is not None),
+        *warn_about_speed(stream, backlog, load, layout, given=options.rate is not None),
+        *warn_about_quota(load, layout, draft.bytes_per_second),
         *_warn_about_members(backlog, layout),
         *warn_about_keys(stream, backlog, order),
         *warn_about_skew(backlog.skew, load, layout, order),
@@ -493,7 +500,15 @@ def compute_expansion(draft: Draft, backlog: StreamBacklog, options: ExpandOptio
         other_topics=backlog.other_topics,
         launch=freeze_consumers(config, stream),
         transactional_prefix=config.kafka_ledger.transactional_prefix,
+        writes="" if draft.quota is None else draft.quota.describe(stream.limits.share or 0.0),
     )
+
+
+def _list_unread(backlog: StreamBacklog) -> list[PartitionBacklog]:
+    return [
+        PartitionBacklog(part.unread.partition, part.lag, part.unread.log_start, part.unread.high)
+        for part in backlog.partitions
+    ]
 
 
 def _freeze_partition(part: Behind) -> PlannedPartition:
@@ -532,10 +547,7 @@ def _check_disk(
     """Room above the floor for the copy, and for what the topic keeps while its retention is
     raised."""
     replication = backlog.topic.replication
-    unread = [
-        PartitionBacklog(part.unread.partition, part.lag, part.unread.log_start, part.unread.high)
-        for part in backlog.partitions
-    ]
+    unread = _list_unread(backlog)
     copy = estimate_copy(backlog.log_dirs, unread, replication=replication, floor=floor)
     if not held:
         return copy

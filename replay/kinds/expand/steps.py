@@ -18,7 +18,7 @@ from backlogctl.errors import (
 from backlogctl.fanout.kept_record import fetch_record, keep_record
 from backlogctl.fanout.launchers.process import ramp_up
 from backlogctl.fanout.quiet import await_empty
-from backlogctl.fanout.retention import raise_retention
+from backlogctl.fanout.retention import raise_retention, require_raising
 from backlogctl.fanout.temporary_topic import (
     create_temporary_topic,
     start_recovery_group,
@@ -78,7 +78,8 @@ def require_fitting(context: ExpandContext) -> None:
     """Between plan and run the backlog grows, disks fill, and retention comes nearer.
 
     Raises:
-        Refused: nothing is behind any more, or the copy no longer fits on the disks.
+        Refused: nothing is behind any more, the copy no longer fits on the disks, or the cluster
+            would not raise the retention.
         PlanStale: retention would win now, and the plan does not raise it.
     """
     recovery, plan = context.recovery, context.plan
@@ -100,6 +101,7 @@ def require_fitting(context: ExpandContext) -> None:
             subject=f"topic {recovery.topic}",
             hint=again,
         )
+    require_raising(draft.properties, recovery.topic, plan.hold.settings)
 
 
 def explain_missing_hold(now: ExpandPlan) -> str:
@@ -188,8 +190,8 @@ class HoldRetention(Step[ExpandContext]):
 
     def start(self, context: ExpandContext) -> None:
         """Raises it. Called again it changes nothing more."""
-        changes = context.plan.hold.changes
-        if not context.plan.hold.needed or not changes:
+        settings = context.plan.hold.settings
+        if not context.plan.hold.needed or not settings:
             return
         raise_retention(
             context.workspace.ledger,
@@ -199,7 +201,7 @@ class HoldRetention(Step[ExpandContext]):
             topic=context.recovery.topic,
             topic_id=context.plan.topic_id,
             holder=context.recovery.id,
-            settings={name: change.to for name, change in changes.items()},
+            settings=settings,
             until=None,
             actor=str(find_identity()),
         )

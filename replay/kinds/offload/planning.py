@@ -399,6 +399,7 @@ def plan_offload(
         lambda _: list_offload_rights(workspace.config, stream),
         origin=origin,
         say=say,
+        writes=False,
     )
     refuse_losing(stream, discard=options.discard, allowed=options.allow)
     plan = compute_offload(draft, inspect_backlog(draft, take_snapshot(draft)), options)

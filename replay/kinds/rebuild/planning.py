@@ -133,7 +133,7 @@ def compute_rebuild(draft: Draft, losses: Losses, options: RebuildOptions) -> Re
         spark,
         request,
         progress=draft.say,
-        limits=fit_chunks(stream.limits.messages_per_second, slots),
+        limits=fit_chunks(stream.limits.messages_per_second, slots, draft.bytes_per_second),
     )
     lows = list_offsets(
         *(draft.properties, stream.topic, snapshot.lows, "earliest"), deadline=Deadline(30)

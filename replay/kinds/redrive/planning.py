@@ -217,7 +217,8 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
         may_lack_ids=ALLOW_IDS in options.allow,
         origin={"ledger_topic": None if ledger_topic is None else ledger_topic.to_json()},
     )
-    limits = fit_chunks(stream.limits.messages_per_second, target.topic.partitions)
+    rate, slots = stream.limits.messages_per_second, target.topic.partitions
+    limits = fit_chunks(rate, slots, draft.bytes_per_second)
     try:
         outcome = stage_redrive(spark, request, progress=draft.say, limits=limits)
     except PutBackAlready as done:

@@ -27,16 +27,27 @@ from backlogctl.values import Gap, GapState, PartitionSample, Sample
 # What the last audits of a stream found.
 
 _ORDER = ("lost", "suspect", "unknown", "clean")
+_TOLD = 5
 
 
 @dataclass(frozen=True, slots=True)
 class AuditView:
-    """One audit; `command` looks again, `plot` is of counts, None where there are none."""
+    """One audit.
+
+    Attributes:
+        missing: messages that are lost, by all of its findings.
+        findings: the worst that are no notes.
+        more: how many such findings there are beside these.
+        command: looks again.
+        plot: of counts, None where there are none.
+    """
 
     name: str
     verdict: str
     at: datetime
+    missing: int
     findings: tuple[Mapping[str, Any], ...]
+    more: int
     claims: str
     command: str
     plot: Figure | None
@@ -55,11 +66,14 @@ def read_audits(ledger: Ledger, stream: str) -> tuple[AuditView, ...]:
 def _view(record: AuditRecord) -> AuditView:
     document = record.document
     windows = document.get("windows") or ()
+    told = [one for one in document.get("findings") or () if one["level"] != "noted"]
     return AuditView(
         name=record.audit,
         verdict=record.verdict,
         at=record.at,
-        findings=tuple(document.get("findings") or ()),
+        missing=record.missing,
+        findings=tuple(told[:_TOLD]),
+        more=len(told[_TOLD:]),
         claims=str(document.get("claims") or ""),
         command=f"backlogctl audit {record.audit} {record.stream}",
         plot=make_counts_figure(windows) if windows else None,

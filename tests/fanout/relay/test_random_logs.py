@@ -23,7 +23,7 @@ from tests.kit.kafka import move_log_start, set_offsets_raw
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "4"))
 
-Header = tuple[str, bytes | None]
+Header = tuple[str, str | bytes | None]  # as the client takes them
 Record = tuple[bytes | None, bytes | None, list[Header], int]
 
 

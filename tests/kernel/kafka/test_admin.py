@@ -398,6 +398,7 @@ def test_properties_are_translated() -> None:
         {
             "bootstrap_servers": ["a:1", "b:2"],
             "security_protocol": "SASL_SSL",
+            "client_id": "backlogctl",
             "sasl_mechanism": "SCRAM-SHA-512",
             "sasl_plain_username": "ada",
             "sasl_plain_password": "hunter2-of-the-broker",

@@ -227,6 +227,7 @@ def test_only_what_was_committed_long_ago_is_judged(empty_shop: Shop) -> None:
     found = audit(shop, grace="1h")
     assert checks(found) == [("unprocessed", AuditLevel.LOST), ("not-settled", AuditLevel.UNKNOWN)]
     assert offsets_of(found.findings[0]) == {(0, 8), (0, 9)}
+    assert "unless the consumer leaves such messages out on purpose" in found.findings[0].mend
     assert found.figures["not_settled"] == 10
 
     set_offsets_raw(shop.properties, shop.group, shop.topic, {0: 9, 1: 0, 2: 0})

@@ -24,6 +24,7 @@ from backlogctl.config import load_config
 from backlogctl.errors import Refused
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.rights import Operation, Resource
+from backlogctl.ledger import Ledger
 from backlogctl.replay.audits import AUDITS, carrying
 from backlogctl.replay.observe.rights import list_seeing
 from backlogctl.replay.opening import open_workspace
@@ -102,12 +103,24 @@ def test_a_hole_is_unknown_until_it_is_settled_and_then_a_loss(empty_shop: Shop)
     """By the samples of the ledger: the first look takes one, a later one knows its age."""
     publish_sequenced(empty_shop, 40, leave_out=(7, 8, 30))
     told = call(empty_shop, 2, *SETTLED)
-    assert "3 messages are missing near the end of the log" in told
+    assert "3 messages are missing, and may still come" in told
+    assert "no sample shows that what follows was in the log under 1 s ago" in told
     told = call(empty_shop, 1, *SETTLED)
     assert "2 messages (sequence 7 to 8) of producer shop, epoch 1, for partition 0" in told
     assert "3 messages lost" in told
     # A producer that is given its time is not judged.
     call(empty_shop, 2)
+
+
+def test_fault_41_a_hole_is_as_old_as_the_ledgers_clock_says(
+    empty_shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples have its time: a host that is ahead of it by more than the grace judges no earlier."""
+    there = Ledger.now
+    monkeypatch.setattr(Ledger, "now", lambda ledger: there(ledger) - timedelta(minutes=10))
+    publish_sequenced(empty_shop, 40, leave_out=(7, 8))
+    for _ in range(2):
+        assert "2 messages are missing" in call(empty_shop, 2)
 
 
 def test_fault_152_a_hole_that_no_table_has_is_sent_again_and_closed(empty_shop: Shop) -> None:

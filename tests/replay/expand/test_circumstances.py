@@ -10,8 +10,13 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from backlogctl.clock import Deadline
-from backlogctl.kafka.admin import create_topic
+from backlogctl.errors import Refused
+from backlogctl.fanout.launchers import Role
+from backlogctl.fanout.retention import RETENTION_MS
+from backlogctl.kafka.admin import alter_topic_config, create_topic
 from backlogctl.kafka.clients import make_admin, make_producer
 from backlogctl.monitoring.doctor.facts import list_brokers
 from backlogctl.replay.kinds import EXPAND
@@ -19,9 +24,11 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.values import Recovery
 from tests.kit.java import run_line, write_script
 from tests.kit.kafka import wait_until
+from tests.kit.refusing import Api, Refusing, start_refusing
+from tests.kit.transactions import set_quotas
 from tests.replay.expand.conftest import MakeWorld
 from tests.replay.expand.oracle import await_handled, find_disorder, find_unhandled, judge
-from tests.replay.expand.world import CONSUMER, KEYS, PARTITIONS, World
+from tests.replay.expand.world import CONSUMER, KEYS, PARTITIONS, REPLICAS, World
 
 LARGE = 5_000_000
 
@@ -33,6 +40,30 @@ def test_fault_129_groups_take_fewer_members(make_world: MakeWorld, tmp_path: Pa
         plan = EXPAND.read_plan(recovery)
         assert (plan.consumers, plan.temporary.partitions) == (3, 4)
         assert "the brokers' `group.max.size` keeps it at 3 consumers" in plan.warnings
+        world.run(recovery)
+        assert judge(world, recovery) == []
+        world.end()
+
+
+def test_fault_182_a_cluster_that_changes_no_settings(
+    make_world: MakeWorld, kafka: EmbeddedKafka
+) -> None:
+    """What was planned while it did is refused before anything begins, and is cancelled; where
+    retention need not be raised, all goes on."""
+    with start_refusing(kafka.bootstrap) as proxy:
+        world = make_world(bootstrap=proxy.bootstrap)
+        direct = {"bootstrap.servers": kafka.bootstrap}
+        alter_topic_config(direct, world.topic, {RETENTION_MS: "300000"})
+        held = world.plan_approved(rate=1)
+        assert EXPAND.read_plan(held).hold.needed
+        proxy.refusals.refuse(Refusing.MISSING, [Api.INCREMENTAL_ALTER_CONFIGS])
+        with pytest.raises(Refused, match="has to be raised, and cannot be"):
+            world.run(held)
+        assert len(world.list_pids(Role.ORIGINAL)) == REPLICAS
+        assert world.cancel(held).state == "cancelled"
+        assert world.open().ledger.holds.list(stream=world.stream) == ()
+        alter_topic_config(direct, world.topic, {RETENTION_MS: None})
+        recovery = world.plan_approved(rate=1)
         world.run(recovery)
         assert judge(world, recovery) == []
         world.end()
@@ -70,6 +101,32 @@ def test_quotas_that_throttle_everybody(make_world: MakeWorld, tmp_path: Path) -
         events = world.open().ledger.events.list(recovery.id)
         said = [event.detail["message"] for event in events if event.action == "said"]
         assert any("brokers throttled the relays for" in message for message in said)
+        world.end()
+
+
+def test_relays_that_keep_to_a_share_of_a_quota(make_world: MakeWorld, tmp_path: Path) -> None:
+    """The plan says so, its times are with that, and nobody is throttled."""
+    with EmbeddedKafka.start(tmp_path / "kafka") as kafka:
+        world = make_world(bootstrap=kafka.bootstrap)
+        set_quotas(world.properties, {"client-id": "backlogctl"}, {"producer_byte_rate": 8000.0})
+        place = world.directory / "backlog.yaml"
+        document = json.loads(place.read_text())
+        document["streams"]["orders"]["limits"] = {"quota_share": "50 %"}
+        place.write_text(json.dumps(document))
+        recovery = world.plan_approved(rate=1000)
+        plan = EXPAND.read_plan(recovery)
+        assert plan.writes == (
+            "at most 4.0 kB/s: 50 % of the quota of user ANONYMOUS with client.id backlogctl, "
+            "8.0 kB/s (`limits.quota_share`)"
+        )
+        told = next(one for one in plan.warnings if one.startswith("`limits.quota_share` lets"))
+        assert "so the drain takes" in told
+        world.run(recovery)
+        assert judge(world, recovery) == []
+        events = world.open().ledger.events.list(recovery.id)
+        said = [event.detail["message"] for event in events if event.action == "said"]
+        assert f"the relays write {plan.writes}" in said
+        assert not [message for message in said if "throttled" in message]
         world.end()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,10 +12,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from backlogctl.kafka.admin import create_topic, describe_topic, list_topic_readers, read_metadata
+from backlogctl.manifests import MESSAGE_BYTES
 from backlogctl.replay.injection import target
 from tests.conftest import MakeTopic
 from tests.kit.kafka import commit, delete_topic, set_config
 from tests.kit.shop import PARTITIONS, Shop, place
+from tests.kit.transactions import limit_rates
 from tests.replay.redrive.world import (
     AT,
     KEEP,
@@ -242,6 +245,27 @@ def test_fault_01_killed_in_the_middle_and_run_again(ordered: Shop) -> None:
     assert ledger.recoveries.get(planned["id"]).injected == TOTAL
     assert "lease taken over" in [event.action for event in ledger.events.list(planned["id"])]
     assert keys_of(read_sent(ordered)) == KEYS
+
+
+def test_a_share_of_the_quota_is_kept_to(ordered: Shop) -> None:
+    """As it is when it is planned, and when it runs."""
+    ordered.write_config(limits={"quota_share": "50%"})
+    place = ordered.directory / "backlog.yaml"
+    document = json.loads(place.read_text())
+    document["clusters"]["main"]["client.id"] = ordered.group
+    place.write_text(json.dumps(document))
+    limit_rates(ordered.properties, ordered.group, producer_byte_rate=10_000.0)
+    planned = plan(ordered, "--from", "log", "--all")
+    shown = ordered.call("show", planned["id"]).out
+    assert "at most 5.0 kB/s: 50 % of the quota of" in " ".join(shown.split())
+    limit_rates(ordered.properties, ordered.group, producer_byte_rate=20_000.0)
+    began = time.monotonic()
+    run(ordered, planned["id"])
+    assert time.monotonic() - began > TOTAL * MESSAGE_BYTES / 10_000.0 / 2
+    events = ordered.open().ledger.events.list(planned["id"])
+    said = [event.detail["message"] for event in events if event.action == "said"]
+    assert any(message.startswith("writes at most 10.0 kB/s") for message in said)
+    assert not [message for message in said if "throttled" in message]
 
 
 def test_other_readers_must_be_allowed(ordered: Shop) -> None:

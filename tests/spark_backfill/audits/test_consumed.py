@@ -137,6 +137,14 @@ def test_a_copy_that_was_put_back_stands_for_its_original(spark: SparkSession) -
     assert found.counts.repeated == 0, "a copy of ours does not make a key one that repeats"
 
 
+def test_an_id_that_was_passed_on_hides_no_other_message(spark: SparkSession) -> None:
+    """Of one copy two messages were made, with its headers: both were never handled."""
+    sent = [Sent(0, 0, b"a"), copy(0, 1, b"b", (7, 7)), copy(0, 2, b"c", (7, 7))]
+    found = examine(spark, sent, [b"a"])
+    assert places(found) == ["0:1-2"]
+    assert found.counts.unhandled == 2
+
+
 def test_what_is_older_than_the_table_is_apart(spark: SparkSession) -> None:
     """By the newest message of each identity: which of them its row means is not known."""
     sent = [

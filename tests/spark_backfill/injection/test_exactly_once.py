@@ -16,6 +16,7 @@ from backlogctl.kafka.admin import list_offsets
 from backlogctl.manifests import read_chunk, write_chunk
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.injection.brakes import CombinedBrakes, InjectionProgress
+from backlogctl.spark_backfill.injection.job import measure_chunk
 from backlogctl.spark_backfill.injection.ledger_topic import read_committed_chunks
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer
 from backlogctl.spark_backfill.injection.transactional import (
@@ -375,6 +376,19 @@ def test_fault_174_what_a_quota_took_is_told(scenario: MakeScenario, unique: str
     assert 0 < results[0].throttled <= results[0].seconds
     assert progress[-1].throttling == done.throttling
     assert "brokers throttled it for" in done.throttling.describe("it")
+
+
+@pytest.mark.parametrize("share", [None, 0.9])
+def test_an_injection_that_keeps_to_a_share_is_never_throttled(
+    scenario: MakeScenario, unique: str, client: str, share: float | None
+) -> None:
+    job = scenario(slots=2, chunks=9, messages=20, size=600).job
+    mine = limit_rates(job.properties, unique, producer_byte_rate=50_000.0)
+    rate = None if share is None else share * 50_000.0
+    done = inject_here(replace(job, properties=mine, bytes_per_second=rate))
+    assert (done.injected, done.throttling.throttled > 0) == (360, share is None)
+    if rate is not None:
+        assert 0.8 * sum(map(measure_chunk, job.manifest.chunks)) / rate < done.seconds
 
 
 def test_fault_174_a_quota_that_no_chunk_fits_is_told(scenario: MakeScenario, unique: str) -> None:

@@ -34,7 +34,7 @@ from backlogctl.kafka.admin import (
 from backlogctl.kafka.clients import make_consumer, make_producer
 from backlogctl.kafka.log_dirs import BrokerLogDirs, Disk, LogDirs
 from backlogctl.kafka.room import Room, measure_room
-from backlogctl.manifests import Manifest, read_chunk
+from backlogctl.manifests import MESSAGE_BYTES, Manifest, read_chunk
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.injection import job as targets
 from backlogctl.spark_backfill.injection.brakes import (
@@ -47,7 +47,6 @@ from backlogctl.spark_backfill.injection.brakes import (
 )
 from backlogctl.spark_backfill.injection.job import (
     MAX_TRANSACTION_SECONDS,
-    MESSAGE_BYTES,
     count_fitting,
 )
 from backlogctl.spark_backfill.injection.producing import AttemptError, SlotProducer

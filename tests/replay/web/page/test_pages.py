@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from backlogctl.kafka.transactions import OpenTransaction, TransactionFate
+from backlogctl.ledger.measurements import AuditRecord
 from backlogctl.monitoring.groups.survey import describe_cluster
 from backlogctl.monitoring.verdict.status import HeldBack, Verdict
 from backlogctl.monitoring.watch.board import Board, ClusterPass, TopicPartitionState
@@ -102,7 +103,8 @@ def test_a_stream_shows_who_is_in_its_group_and_what_the_doctor_found(night: Nig
     assert "--add-config min.insync.replicas=2" in words
     assert words.index("loses topic orders") < words.index("stops stream orders")
     assert "Nobody is in the group." in strip(read(night, "/streams/emails"))
-    assert "lost sequence 5 h ago lost 37 messages (sequence 4,120 to 4,156)" in words
+    told = "lost sequence 37 messages lost 5 h ago lost 37 messages (sequence 4,120 to 4,156)"
+    assert told in words
     assert "2,480 rows have no message in the topic" in words
     assert "nothing to see" not in words
     clicks = strip(read(night, "/streams/clicks"))
@@ -115,6 +117,22 @@ def test_a_stream_shows_who_is_in_its_group_and_what_the_doctor_found(night: Nig
     front = strip(read(night, "/"))
     assert "2 findings of the doctor lose messages or stop a recovery" in front
     assert "its clock is 12 s ahead of this host" in front
+
+
+def test_what_of_an_audit_is_not_shown_is_counted(quiet: Night) -> None:
+    """Seven holes, and how much is lost in all."""
+    hole = {"level": "lost", "found": "3 messages never reached the topic", "commands": []}
+    findings = [hole] * 7 + [{"level": "noted", "found": "no loss", "commands": []}]
+    quiet.ledger.audits.record(
+        AuditRecord("orders", "main", "sequence", NOW, "lost", 21, {"findings": findings})
+    )
+    quiet.sample("orders", lambda *_: (0, 500, 1000), 1, times=[NOW - DAY, NOW])
+    quiet.look("orders")
+    quiet.at()
+    words = strip(read(quiet, "/streams/orders"))
+    assert "lost sequence 21 messages lost" in words
+    assert words.count("3 messages never reached the topic") == 5
+    assert "and 2 more findings" in words
 
 
 def test_many_partitions_are_compact_and_the_rest_is_counted(quiet: Night) -> None:
