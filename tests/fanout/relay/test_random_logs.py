@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from backlogctl.fanout.quiet import await_decided
@@ -94,6 +94,8 @@ def read_keyed(world: RelayWorld) -> dict[int, list[Identity]]:
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
+    # A smaller log that fails too would take a broker many minutes to find.
+    phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
