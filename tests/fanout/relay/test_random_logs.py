@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from tests.fanout.relay.doing import OLD_MS, Identity, RelayWorld, check_copied,
 from tests.kit.kafka import move_log_start, set_offsets_raw
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "4"))
+pytestmark = pytest.mark.timeout(600 + 30 * EXAMPLES)
 
 Header = tuple[str, str | bytes | None]  # as the client takes them
 Record = tuple[bytes | None, bytes | None, list[Header], int]
