@@ -284,20 +284,23 @@ def test_fault_184_changes_while_a_broker(cluster: Cluster, name: str, how: str)
     set_offsets_raw(properties, group, old, {0: 4})
     made: list[str] = []
 
+    def within() -> Deadline:
+        return Deadline(90.0)  # three brokers that elect on a busy machine
+
     def make(admin: Admin) -> None:
         config = {"retention.ms": "-1"}
-        made.append(create_topic(admin, topic, partitions=4, config=config))
+        made.append(create_topic(admin, topic, partitions=4, config=config, deadline=within()))
 
     by_controller: tuple[Callable[[Admin], object], ...] = (
         make,
-        lambda admin: alter_topic_config(admin, topic, {"retention.ms": "3600000"}),
-        lambda admin: delete_records(admin, old, {0: 4}),
-        lambda admin: delete_topic(admin, topic, made[0]),
+        lambda admin: alter_topic_config(admin, topic, {"retention.ms": "3600000"}, within()),
+        lambda admin: delete_records(admin, old, {0: 4}, within()),
+        lambda admin: delete_topic(admin, topic, made[0], within()),
     )
     by_coordinator: tuple[Callable[[Admin], object], ...] = (
-        lambda admin: set_group_offsets(admin, group, old, {0: 5}),
-        lambda admin: read_all_commits(admin, [group], Deadline(30.0))[group],
-        lambda admin: delete_group(admin, group),
+        lambda admin: set_group_offsets(admin, group, old, {0: 5}, within()),
+        lambda admin: read_all_commits(admin, [group], within())[group],
+        lambda admin: delete_group(admin, group, within()),
     )
     for change in by_controller + by_coordinator:
         admin, away = _know(cluster, how)

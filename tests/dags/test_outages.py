@@ -80,6 +80,13 @@ def test_a_rebuild_waits_for_brokers_and_ledger(
     assert airflow.read_run(run)["note"].startswith(f"{recovery} is verified")
 
 
+def read_page(airflow: Airflow, path: str = "") -> tuple[int, str]:
+    """Status and text of our page within Airflow, whose own pages answer meanwhile."""
+    answer = airflow.client().get(f"/backlogctl/{path}")
+    assert airflow.get("/api/v2/plugins")
+    return answer.status_code, answer.text
+
+
 def test_an_expansion_waits_for_brokers_and_ledger(
     airflow: Airflow, take_world: TakeWorld, own_kafka: EmbeddedKafka, database: EmbeddedPostgres
 ) -> None:
@@ -89,11 +96,16 @@ def test_an_expansion_waits_for_brokers_and_ledger(
     with relaying(one):
         database.kill()
         await_said(airflow, one.run, WORK, "the ledger has not answered since")
+        status, page = read_page(airflow)
+        assert (status, "The ledger does not answer" in page) == (503, True), page
         database.start()
         await_said(airflow, one.run, WORK, "the ledger answers again, after")
+        wait_until(lambda: one.recovery.id in read_page(airflow)[1], 60.0, "the page has it again")
         one.await_relayed()
         own_kafka.kill()
         await_said(airflow, one.run, WORK, "is away since")
+        status, page = read_page(airflow, f"recoveries/{one.recovery.id}")
+        assert (status, "running" in page) == (200, True), page
         own_kafka.restart()
         one.await_relayed()
         one.go_on()
@@ -103,3 +115,24 @@ def test_an_expansion_waits_for_brokers_and_ledger(
     assert airflow.read_run(one.run)["note"].startswith(f"{one.recovery.id} is verified")
     assert judge(world, one.recovery) == []
     assert len(world.list_pids(Role.ORIGINAL)) == 2
+
+
+def test_a_dag_paused_in_mid_work_goes_on_when_it_is_unpaused(
+    airflow: Airflow, take_world: TakeWorld
+) -> None:
+    """Airflow ends what runs, and starts nothing after it: that is told, and what it needs."""
+    world = take_world()
+    one = start(airflow, world)
+    with relaying(one):
+        with airflow.paused("recover_backlog"):
+            one.go_on()
+            airflow.await_state(one.run, WORK, {"success"}, within=300)
+            assert one.now.state == "verified"
+            look = airflow.trigger("detect_backlog", {"streams": [world.stream]})
+            airflow.await_state(look, "tell_paused", {"failed"}, within=300)
+            told = airflow.xcom(look, "tell_paused", "reason")
+            assert "recover_backlog is paused, and has work" in told
+            assert airflow.read_states(one.run)["report"] in (None, "none", "scheduled")
+        airflow.await_run(one.run, {"success"}, within=300)
+    world.release_holds()
+    assert judge(world, one.recovery) == []

@@ -16,6 +16,7 @@ from backlogctl import clock
 
 MODULE = "tests.kit.shifted"
 HOST, SHIFT = "SHIFTED_HOST", "SHIFTED_SECONDS"  # in the environment: the name, how far ahead
+RUNS = "SHIFTED_RUNS"  # another module in the place of `backlogctl`
 
 
 def shift() -> None:
@@ -29,4 +30,4 @@ def shift() -> None:
 
 if __name__ == "__main__":
     shift()
-    runpy.run_module("backlogctl.replay.cli", None, "__main__", True)
+    runpy.run_module(os.environ.get(RUNS, "backlogctl.replay.cli"), None, "__main__", True)

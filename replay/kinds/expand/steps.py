@@ -33,6 +33,7 @@ from backlogctl.kafka.admin import (
 )
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import TopicMissing
+from backlogctl.monitoring.offsets.lag import count_lag
 from backlogctl.replay.consumers.copy_group import (
     GONE,
     GROUP_SECONDS,
@@ -78,17 +79,19 @@ def require_fitting(context: ExpandContext) -> None:
     """Between plan and run the backlog grows, disks fill, and retention comes nearer.
 
     Raises:
-        Refused: nothing is behind any more, the copy no longer fits on the disks, or the cluster
-            would not raise the retention.
-        PlanStale: retention would win now, and the plan does not raise it.
+        Refused: the copy no longer fits on the disks, or the cluster would not raise the retention.
+        PlanStale: nothing is behind any more, or retention would win, and is not raised by plan.
     """
     recovery, plan = context.recovery, context.plan
     again = "cancel it, then plan again"
     planned = {"rate": plan.rate_per_consumer, "factor": plan.factor, "order": plan.order}
     options = plan.options.model_copy(update=planned)
     draft = Draft(context.workspace, context.stream, recovery.id)
-    backlog = inspect_backlog(draft, take_snapshot(draft), options.start)
-    now = compute_expansion(draft, backlog, options)
+    snapshot = take_snapshot(draft)
+    if all(count_lag(one, draft.stream.isolation) == 0 for one in snapshot.sample.partitions):
+        subject = f"group {recovery.group} on topic {recovery.topic}"
+        raise PlanStale("nothing is behind any more", subject=subject, hint="cancel it")
+    now = compute_expansion(draft, inspect_backlog(draft, snapshot, options.start), options)
     if now.disk.enough is False and ALLOW_DISK not in plan.allowed:
         raise Refused(
             f"the copy does not fit any more: {now.disk.told}",

@@ -7,7 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from backlogctl.fanout.quiet import await_decided
@@ -22,6 +23,7 @@ from tests.fanout.relay.doing import OLD_MS, Identity, RelayWorld, check_copied,
 from tests.kit.kafka import move_log_start, set_offsets_raw
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "4"))
+pytestmark = pytest.mark.timeout(600 + 30 * EXAMPLES)
 
 Header = tuple[str, str | bytes | None]  # as the client takes them
 Record = tuple[bytes | None, bytes | None, list[Header], int]
@@ -94,6 +96,8 @@ def read_keyed(world: RelayWorld) -> dict[int, list[Identity]]:
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
+    # A smaller log that fails too would take a broker many minutes to find.
+    phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())

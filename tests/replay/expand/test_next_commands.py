@@ -168,6 +168,14 @@ def change_topic_before_the_run(world: World) -> Recovery:
     return recovery
 
 
+def read_all_before_the_run(world: World) -> Recovery:
+    recovery = world.plan_approved()
+    let_all_go(world)
+    wait_until(lambda: world.find_rest() == 0, 90.0, "the usual consumers have read it")
+    fail(world, recovery, "run")
+    return recovery
+
+
 def cancel_without_launcher(world: World) -> Recovery:
     recovery = fail_the_canary(world, rate=0.001)
     with breaking_launcher(world):
@@ -224,6 +232,7 @@ CASES = {
     "a rewind was killed": Case(kill_rewind, (REWIND,), state="cancelled"),
     "partitions were added": Case(add_partitions, (CANCEL,), state="cancelled"),
     "partitions were added before": Case(change_topic_before_the_run, (CANCEL,), state="cancelled"),
+    "all was read before": Case(read_all_before_the_run, (CANCEL,), state="cancelled"),
     "the launcher does not work": Case(
         cancel_without_launcher,
         ("cancel R --leave-consumers",),
