@@ -46,6 +46,12 @@ demo-secure: $(DEMO) ## The same on three brokers with OAuth, certificates and n
 demo-expand: $(DEMO) ## Drain 300,000 messages ten times as fast, and restore the layout
 	@$(PYTHON) -m examples.demo expand --report build/demo-expand-report.html $(ARGS)
 
+.PHONY: demo-kubernetes
+demo-kubernetes: $(SETUP) ## The same with pods: 3, 30, 3, through a real API server; the runner is killed
+	@scripts/need.sh etcd go
+	@$(PYTHON) -m tests.kit.kubernetes
+	@$(PYTHON) -m examples.demo kubernetes --report build/demo-kubernetes-report.html $(ARGS)
+
 .PHONY: demo-offload
 demo-offload: $(DEMO) ## Fill a broker's disk, move what is unread into an archive, put it back
 	@$(PYTHON) -m examples.demo offload --report build/demo-offload-report.html $(ARGS)

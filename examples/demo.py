@@ -19,12 +19,13 @@ from examples.delivery import story as delivery
 STORIES = {
     "rebuild": "lose 1,000 of 10,000 orders for real, and put exactly those back",
     "expand": "drain a backlog of 300,000 orders ten times as fast",
+    "kubernetes": "the same with the pods of a Deployment; the runner is killed in the middle",
     "offload": "a disk is nearly full; move what is unread into an archive, and put it back",
     "delivery": "kill an outbox, look-back and their consumers; each order is handled once",
 }
 # Which options go with which stories.
 TAKES = {
-    "report": ("rebuild", "expand", "offload"),
+    "report": ("rebuild", "expand", "kubernetes", "offload"),
     "consumed": ("rebuild",),
     "secure": ("rebuild",),
 }
@@ -76,10 +77,18 @@ def tell(options: argparse.Namespace, console: Console) -> Result:
             console, report, consumed=options.consumed, secure=options.secure
         ),
         "expand": lambda: expand.tell_story(console, report=report),
+        "kubernetes": lambda: _tell_of_pods(console, report),
         "offload": lambda: offload.tell_story(console, report=report),
         "delivery": lambda: delivery.tell_story(console),
     }
     return stories[options.story]()
+
+
+def _tell_of_pods(console: Console, report: Path | None) -> Result:
+    # The API server is the tests', with more packages than other stories need.
+    from examples import kubernetes
+
+    return kubernetes.tell_story(console, report=report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -381,7 +381,7 @@ def _play(stage: Stage, directory: Path, bootstrap: str, size: Size) -> Result:
     stage.run("consumers", "status", TOPIC)
     after = _look(directory, bootstrap)
     handled = read_logs(directory / HANDLED)
-    return _show(stage, size, times, orders.published, handled, before == after)
+    return show_result(stage, size, times, orders.published, handled, restored=before == after)
 
 
 def _fall_behind(stage: Stage, directory: Path, bootstrap: str, size: Size) -> None:
@@ -414,7 +414,11 @@ def _expand(stage: Stage, directory: Path, recovery_id: str) -> Times:
     stage.run("approve", recovery_id, "--by", "demo")
     began = time.time()
     stage.run("run", recovery_id)
-    ended = time.time()
+    return read_times(directory, recovery_id, began, time.time())
+
+
+def read_times(directory: Path, recovery_id: str, began: float, ended: float) -> Times:
+    """How long each step took, by the ledger."""
     with open_ledger(f"sqlite:///{directory / 'ledger.db'}") as ledger:
         steps = ledger.steps.list(recovery_id)
     times = [
@@ -426,9 +430,10 @@ def _expand(stage: Stage, directory: Path, recovery_id: str) -> Times:
     return Times(began, ended, (("start of the command", start), *times))
 
 
-def _show(
-    stage: Stage, size: Size, times: Times, published: int, handled: Handled, restored: bool
+def show_result(
+    stage: Stage, size: Size, times: Times, published: int, handled: Handled, *, restored: bool
 ) -> Result:
+    """The last chapter: each figure, and the steps."""
     stage.open_chapter("What the consumers' own logs say")
     if not handled.during or handled.all_back is None:
         raise VerificationFailed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -170,9 +171,14 @@ class Stage:
         self._console.file.flush()
         return line
 
-    def run(self, *words: str, quiet: bool = False) -> None:
+    def run(self, *words: str, quiet: bool = False, kill: Callable[[], bool] | None = None) -> None:
         """Shows a command line, and runs it; `quiet` leaves out what it prints on stdout.
-        Raises BacklogError: it failed; its own output says why.
+
+        Args:
+            kill: asked all the while; once it says so, the process is killed with SIGKILL.
+
+        Raises:
+            BacklogError: it failed, and its own output says why; or it ended before it was killed.
         """
         line = self.show_command(*words)
         process = subprocess.Popen(
@@ -182,11 +188,15 @@ class Stage:
             stdout=subprocess.DEVNULL if quiet else None,
         )
         try:
+            while kill is not None and process.poll() is None:
+                if kill():
+                    process.kill()
+                time.sleep(_TICK)
             code = process.wait()
         except BaseException:
             _stop(process)
             raise
-        if code:
+        if code != (0 if kill is None else -signal.SIGKILL):
             raise BacklogError(f"it ended with exit code {code}", subject=f"backlogctl {line}")
 
 

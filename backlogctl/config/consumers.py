@@ -93,6 +93,11 @@ class Ramp(Section):
 class Kubernetes(Section):
     """Consumers that are pods: whose number is set, and how more of them are made."""
 
+    conn_id: Text | None = Field(
+        default=None,
+        description="In a file that only Airflow reads: a connection of its provider for "
+        "Kubernetes, which gives `namespace`, `context` and the kubeconfig.",
+    )
     workload: str = Field(
         description="What keeps the stream's own consumers: `deployment/NAME`, `statefulset/NAME`, "
         "or `PLURAL.VERSION.GROUP/NAME` of anything that has a scale subresource, such as "
@@ -111,6 +116,12 @@ class Kubernetes(Section):
         # Another machine has another place for it, and goes on with the same recovery.
         exclude=True,
         description="The kubeconfig file; without it those of `KUBECONFIG`, else ~/.kube/config.",
+    )
+    kubeconfig_text: SecretStr | None = Field(
+        default=None,
+        exclude=True,
+        description="The kubeconfig itself, by reference, in the place of a file: "
+        "`${env:SHOP_KUBECONFIG}`. Paths in it are from the working directory.",
     )
     container: Text | None = Field(
         default=None,

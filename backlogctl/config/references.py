@@ -1,5 +1,5 @@
 """Secrets stand in the file only by reference: `${env:NAME}`, `${file:PATH}`, or, where Airflow
-reads it, `${airflow:CONNECTION.FIELD}`; a whole cluster or source by its connection's id."""
+reads it, `${airflow:CONNECTION.FIELD}`; a whole section by its connection's id."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from backlogctl.config.kafka_properties import OWN_PROPERTIES, SECRET_PROPERTIES
 _REFERENCE = re.compile(r"\$\{(env|file|airflow):([^{}]+)\}")
 # Gives the field of a connection, `CONNECTION.FIELD`; "" where there is none.
 FindConnection = Callable[[str], str]
-# The field that `conn_id` takes whole: a Kafka connection has its properties in `extra`.
-_CONNECTED = {"clusters": "extra", "sources": "url"}
+# What a connection of Airflow's provider for Kubernetes has in `extra`, and its key here.
+_KUBERNETES = {
+    "namespace": "namespace",
+    "cluster_context": "context",
+    "kube_config_path": "kubeconfig",
+    "kube_config": "kubeconfig_text",
+}
 _HOLE = "\0"
 # A URL's user and password as SQLAlchemy reads them: the password ends at the first `@`.
 _URL_PASSWORD = re.compile(r"^[\w+.\-]+://[^:/]*:([^@]*)@")
@@ -67,6 +72,8 @@ def is_secret(path: KeyPath) -> bool:
         case ("watch", "hooks", _, "apprise" | "webhook" | "token"):
             return True
         case ("look_back", "services", _, "token"):
+            return True
+        case ("streams", _, "consumers", "kubernetes", "kubeconfig_text"):
             return True
     return False
 
@@ -188,14 +195,16 @@ class _Resolution:
         return value or None
 
     def _take_connection(self, own: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
-        """A cluster's or a source's `conn_id`: what that connection says, beneath its own keys."""
-        if len(path) != 2 or path[0] not in _CONNECTED or "conn_id" not in own:
+        """What the connection of a `conn_id` says, beneath the section's own keys."""
+        read = _find_reader(path)
+        if read is None or "conn_id" not in own:
             return own
-        at, name, field = (*path, "conn_id"), str(own.pop("conn_id")), _CONNECTED[path[0]]
+        at, name = (*path, "conn_id"), str(own.pop("conn_id"))
+        field = "url" if path[0] == "sources" else "extra"
         found = self._look_up_connection(f"{name}.{field}", at)
         if found is None:
             return own
-        given = {field: found} if field == "url" else _read_properties(found)
+        given = read(found)
         for key, value in given.items():
             self.values.add(value)
             if is_secret((*path, key)):
@@ -207,18 +216,45 @@ class _Resolution:
         return ""
 
 
+def _find_reader(path: KeyPath) -> Callable[[str], dict[str, str]] | None:
+    """What a section takes from a connection; None: such a section takes none."""
+    match path:
+        case ("clusters", _):
+            return _read_properties
+        case ("sources", _):
+            return lambda url: {"url": url}
+        case ("streams", _, "consumers", "kubernetes"):
+            return _read_kubernetes
+    return None
+
+
 def _read_properties(extra: str) -> dict[str, str]:
     """Of a connection's extra, without what its other readers say of themselves (`group.id`)."""
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in _read_extra(extra).items()
+        if key not in OWN_PROPERTIES
+    }
+
+
+def _read_kubernetes(extra: str) -> dict[str, str]:
+    """Without a kubeconfig in it the pod's own service account is used, or the worker's file."""
+    found = _read_extra(extra)
+    given = {}
+    for name, key in _KUBERNETES.items():
+        # Older versions of the provider wrote the longer names.
+        value = found.get(name) or found.get(f"extra__kubernetes__{name}")
+        if value:
+            given[key] = value if isinstance(value, str) else json.dumps(value)
+    return given
+
+
+def _read_extra(extra: str) -> Mapping[str, Any]:
     try:
         found = json.loads(extra)
     except ValueError:
         return {}
-    given = found.items() if isinstance(found, Mapping) else ()
-    return {
-        key: str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in given
-        if key not in OWN_PROPERTIES
-    }
+    return found if isinstance(found, Mapping) else {}
 
 
 def _reason_against_references(path: KeyPath) -> str:

@@ -309,14 +309,17 @@ def _find_context(settings: Kubernetes) -> SingleConfig:
     from lightkube.core.exceptions import ConfigError
 
     listed = os.environ.get("KUBECONFIG", "")
+    text = settings.kubeconfig_text
     named = settings.kubeconfig or settings.context or listed
     config: KubeConfig
-    if not named and (_ACCOUNT / "token").exists():
+    if text is not None:
+        config = _merge([(text.get_secret_value(), Path())])
+    elif not named and (_ACCOUNT / "token").exists():
         config = KubeConfig.from_service_account()
     else:
         paths = [str(settings.kubeconfig)] if settings.kubeconfig else listed.split(os.pathsep)
         files = [Path(path).expanduser() for path in paths if path]
-        config = _merge(files or [Path("~/.kube/config").expanduser()])
+        config = _merge(_read_files(files or [Path("~/.kube/config").expanduser()]))
     found = config.get(settings.context)
     if found is None:
         raise ConfigError("it has no current context")
@@ -325,25 +328,37 @@ def _find_context(settings: Kubernetes) -> SingleConfig:
     return found
 
 
-def _merge(files: Sequence[Path]) -> KubeConfig:
-    """Several files as kubectl takes them: the first that has a name wins."""
+def _read_files(files: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Those that are there, each with its folder."""
+    from lightkube.core.exceptions import ConfigError
+
+    found = [(path.read_text(), path.parent) for path in files if path.is_file()]
+    if not found:
+        raise ConfigError(f"there is no file {', '.join(map(str, files))}")
+    return found
+
+
+def _merge(texts: Sequence[tuple[str, Path]]) -> KubeConfig:
+    """Several kubeconfigs as kubectl takes them: the first that has a name wins."""
     import yaml
     from lightkube.config.kubeconfig import KubeConfig
     from lightkube.core.exceptions import ConfigError
 
-    there = [path for path in files if path.is_file()]
-    if not there:
-        raise ConfigError(f"there is no file {', '.join(map(str, files))}")
     whole: dict[str, Any] = {"clusters": {}, "contexts": {}, "users": {}}
-    for path in there:
-        document = yaml.safe_load(path.read_text()) or {}
+    for text, folder in texts:
+        try:
+            document = yaml.safe_load(text) or {}
+        except yaml.YAMLError:
+            # Without what the parser shows of it, which may be a token.
+            raise ConfigError(f"one in {folder.absolute()} is no YAML") from None
         if document.get("current-context"):
             whole.setdefault("current-context", document["current-context"])
         for kind in ("clusters", "contexts", "users"):
             for entry in document.get(kind) or ():
-                whole[kind].setdefault(entry["name"], dict(_anchor(entry, path.parent)))
+                whole[kind].setdefault(entry["name"], dict(_anchor(entry, folder)))
     named = {kind: [*entries.values()] for kind, entries in whole.items() if kind.endswith("s")}
-    return KubeConfig.from_dict({**whole, **named}, fname=there[0])
+    # Its files' paths are anchored already.
+    return KubeConfig.from_dict({**whole, **named}, fname="kubeconfig")
 
 
 def _anchor(entry: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Any]]:

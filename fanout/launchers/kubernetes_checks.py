@@ -23,12 +23,16 @@ from backlogctl.fanout.launchers.kubernetes_api import (
     ObjectKind,
 )
 from backlogctl.fanout.launchers.kubernetes_fleet import RecoveryPods
+from backlogctl.fanout.launchers.kubernetes_pods import find_container
 from backlogctl.fanout.launchers.kubernetes_workload import (
     Workload,
     read_stopped_record,
     refuse_other_stream,
 )
 from backlogctl.formats import format_plural
+
+# Labels that the controller of StatefulSets gives.
+_PLACES = ("apps.kubernetes.io/pod-index", "statefulset.kubernetes.io/pod-name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ def check_cluster(
         return tuple(told)
     _refuse_rollout(now, workload)
     template = now["spec"].get("template", {}).get("spec", {})
+    told += _describe_places(template, pods, workload)
     admitted = _try_pod(pods, now, count, told)
     each = reckon_pod(admitted.get("spec", template))
     told += check_quotas(workload.api, each, count, len(running))
@@ -291,6 +296,21 @@ def _describe_budgets(api: KubernetesApi, pods: Iterable[Object]) -> list[str]:
             f"disruption budget {budget['metadata']['name']} ({rule}) is for these pods: it holds "
             "evictions back, no scaling to 0; the recovery's pods have the same labels, and count"
         )
+    return told
+
+
+def _describe_places(template: Object, pods: RecoveryPods, workload: Workload) -> list[str]:
+    """Variables that take a pod's place in its StatefulSet: static members may be named by it."""
+    own = find_container(template, pods.settings.container) or {}
+    told = []
+    for one in own.get("env") or ():
+        field = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+        if one["name"] not in pods.variables and any(label in field for label in _PLACES):
+            told.append(
+                f"{one['name']} is a label that only pods of {workload} have ({field}): the "
+                "recovery's have it empty; where it is the consumers' `group.instance.id`, take "
+                "`metadata.name`"
+            )
     return told
 
 

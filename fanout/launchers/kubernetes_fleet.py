@@ -54,7 +54,7 @@ class RecoveryPods:
 
     def __init__(self, api: KubernetesApi, settings: Kubernetes, fleet: Fleet) -> None:
         self.api = api
-        self._settings = settings
+        self.settings = settings
         self._fleet = fleet
         self.name = name_deployment(settings.workload.partition("/")[2], fleet)
         self.labels = {
@@ -74,7 +74,7 @@ class RecoveryPods:
     @property
     def variables(self) -> dict[str, str]:
         """What the pods are told."""
-        templates = self._settings.variables
+        templates = self.settings.variables
         return dict(
             zip(templates, fill_in(templates.values(), self._fleet.placeholders), strict=True)
         )
@@ -105,7 +105,7 @@ class RecoveryPods:
                 subject=f"{workload['kind']} {workload['metadata']['name']}",
                 hint="use `launcher: command`",
             )
-        template = merge_patch(copy.deepcopy(spec["template"]), self._settings.template)
+        template = merge_patch(copy.deepcopy(spec["template"]), self.settings.template)
         metadata = template.setdefault("metadata", {})
         metadata["labels"] = {**(metadata.get("labels") or {}), **self.labels}
         pod = template["spec"]
@@ -241,12 +241,12 @@ class RecoveryPods:
         return found
 
     def _tell(self, pod: Object) -> None:
-        own = find_container(pod, self._settings.container)
+        own = find_container(pod, self.settings.container)
         if own is None:
             names = ", ".join(one["name"] for one in pod["containers"])
             raise UsageError(
-                f"its pods have no container {self._settings.container}, but {names}",
-                subject=self._settings.workload,
+                f"its pods have no container {self.settings.container}, but {names}",
+                subject=self.settings.workload,
                 hint="see `consumers.kubernetes.container`",
             )
         kept = [one for one in own.get("env") or [] if one["name"] not in self.variables]
@@ -264,7 +264,7 @@ class RecoveryPods:
 
     def _check_pods(self, pods: list[Object]) -> None:
         for pod in pods:
-            told = find_deviation(pod, self._settings.container, self.variables)
+            told = find_deviation(pod, self.settings.container, self.variables)
             if told is not None:
                 raise BacklogError(
                     told,

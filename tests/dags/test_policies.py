@@ -275,6 +275,35 @@ def test_a_cluster_and_a_database_are_connections(
         load_config(file)
 
 
+def test_a_kubernetes_is_a_connection(
+    know: Know, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its provider has them, of today and of before Airflow 2.3."""
+    pods = {"workload": "deployment/shop", "conn_id": "pods", "namespace": "till"}
+    consumers = {"launcher": "kubernetes", "replicas": 2, "kubernetes": pods}
+    stream = {"cluster": "main", "topic": "orders", "group": "shop", "consumers": consumers}
+    file = write_config(tmp_path, streams={"orders": stream})
+    monkeypatch.setenv("BACKLOG_CONFIG", str(file))
+    content = json.dumps({"users": [{"user": {"token": "hunter2"}}]})
+    extra = {"kube_config": content, "namespace": "shop", "extra__kubernetes__cluster_context": "a"}
+    know("pods", conn_type="kubernetes", extra=json.dumps({**extra, "in_cluster": False}))
+    read = load().stream("orders").consumers
+    assert read is not None
+    assert read.kubernetes is not None
+    assert read.kubernetes.kubeconfig_text is not None
+    assert read.kubernetes.kubeconfig_text.get_secret_value() == content
+    assert (read.kubernetes.namespace, read.kubernetes.context) == ("till", "a")
+    assert "hunter2" not in read.model_dump_json()
+    know("pods", conn_type="kubernetes", extra=json.dumps({"kube_config_path": "/etc/kube"}))
+    read = load().stream("orders").consumers
+    assert read is not None
+    assert read.kubernetes is not None
+    assert (read.kubernetes.kubeconfig_text, read.kubernetes.kubeconfig) == (
+        None,
+        Path("/etc/kube"),
+    )
+
+
 def test_a_connection_that_is_no_database_is_told(know: Know) -> None:
     know("web", conn_type="http", host="x")
     with pytest.raises(LookupError, match="of the type http, no database"):

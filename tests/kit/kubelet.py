@@ -1,6 +1,6 @@
 """Stands in for a node: binds pods, runs their command as a process here, reports what it does.
 
-Of the pod it heeds: command, args, plain variables, an exec readiness probe, the grace period. Of
+Of the pod it heeds: command, args, variables (plain, or its name), an exec readiness probe, the grace period. Of
 other things it only acts the outcome: an image whose name begins with `missing` is not found, a
 nodeSelector finds no node.
 """
@@ -146,16 +146,16 @@ class Kubelet:
             if container["image"].startswith("missing"):
                 local.pulls, local.next_at = local.pulls + 1, now + _BACK_OFF
             else:
-                self._start(container, local)
+                self._start(pod, container, local)
         if local.process is not None and now >= local.probe_at:
             local.ready = _probe(container)
             local.probe_at = now + _PROBE_EACH
         self._tell(pod, local, self._describe(container, local))
 
-    def _start(self, container: Object, local: _Local) -> None:
+    def _start(self, pod: Object, container: Object, local: _Local) -> None:
         local.restarts += 1
         own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        told = {one["name"]: one.get("value", "") for one in container.get("env", [])}
+        told = {one["name"]: _read_variable(one, pod) for one in container.get("env", [])}
         command = [*container.get("command", []), *container.get("args", [])]
         with local.log(local.restarts).open("wb") as log:
             local.process = subprocess.Popen(
@@ -276,6 +276,16 @@ class _Conflict(Exception):
 def _path(pod: Object) -> str:
     metadata = pod["metadata"]
     return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+
+
+def _read_variable(one: Object, pod: Object) -> str:
+    """A value, or a field of the pod."""
+    path = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+    metadata: Object = pod["metadata"]
+    if path == "metadata.name":
+        return str(metadata["name"])
+    assert path is None, path
+    return str(one.get("value", ""))
 
 
 def _condition(kind: str, *, holds: bool, **more: str) -> Object:

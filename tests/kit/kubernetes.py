@@ -13,6 +13,7 @@ import re
 import ssl
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +27,7 @@ from cryptography.x509.oid import NameOID
 
 from backlogctl.sandbox.secured import HOST, free_port
 from tests.clients.building import TOOLS, find_go, make_from
-from tests.kit.kafka import wait_until
+from tests.kit.kafka import repeating, wait_until
 from tests.kit.processes import ROOT
 from tests.kit.services import Server, find_program
 
@@ -253,6 +254,57 @@ class Namespace:
         self.cluster.ask("DELETE", f"/api/v1/namespaces/{self.name}")
         self.cluster.ask("DELETE", self.path("pods"), gracePeriodSeconds="0")
 
+
+class Keda:
+    """Its kind of objects while this is entered, and who acts upon them as KEDA does: to the paused
+    number, else to no less than its minimum."""
+
+    def __init__(self, cluster: Kubernetes) -> None:
+        self._cluster = cluster
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        version: Object = {"name": "v1alpha1", "served": True, "storage": True}
+        version["schema"] = {"openAPIV3Schema": schema}
+        names = {"plural": "scaledobjects", "singular": "scaledobject", "kind": "ScaledObject"}
+        spec = {"group": "keda.sh", "scope": "Namespaced", "names": names, "versions": [version]}
+        body = {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": "scaledobjects.keda.sh"},
+            "spec": spec,
+        }
+        self._cluster.ask("POST", _DEFINITIONS, body)
+        wait_until(
+            lambda: self._cluster.http.get(_SCALED_OBJECTS).is_success, 60.0, "KEDA's are served"
+        )
+        self._stack.enter_context(repeating(self._act, each=0.2))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._cluster.ask("DELETE", f"{_DEFINITIONS}/scaledobjects.keda.sh")
+
+    def _act(self) -> None:
+        # What is gone meanwhile, or a server that is away: the next look sees it.
+        with suppress(AssertionError, httpx.HTTPError):
+            for one in self._cluster.ask("GET", _SCALED_OBJECTS)["items"]:
+                self._scale(one["metadata"], one["spec"])
+
+    def _scale(self, metadata: Object, spec: Object) -> None:
+        path = f"/apis/apps/v1/namespaces/{metadata['namespace']}/deployments"
+        path = f"{path}/{spec['scaleTargetRef']['name']}"
+        replicas = self._cluster.ask("GET", path)["spec"]["replicas"]
+        paused = metadata.get("annotations", {}).get("autoscaling.keda.sh/paused-replicas")
+        wanted = max(spec["minReplicaCount"], replicas) if paused is None else int(paused)
+        if replicas != wanted:
+            patch = {"spec": {"replicas": wanted}}
+            self._cluster.ask("PATCH", path, patch, fieldManager="keda")
+
+
+_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_SCALED_OBJECTS = "/apis/keda.sh/v1alpha1/scaledobjects"
 
 KINDS: Mapping[str, tuple[str, str]] = {
     "Deployment": ("deployments", "apps/v1"),

@@ -587,14 +587,9 @@ def _ask_launcher(
     assert stream.consumers is not None
     launcher = make_launcher(stream.consumers, workspace.properties(stream), lambda _: None)
     original = fleet_of(workspace, stream, Role.ORIGINAL)
-    recovery = fleet_of(
-        workspace,
-        stream,
-        Role.RECOVERY,
-        recovery_id,
-        topic=name_temporary_topic(stream.topic, recovery_id),
-        group=name_recovery_group(stream.group, recovery_id),
-    )
+    group = name_recovery_group(stream.group, recovery_id)
+    topic = name_temporary_topic(stream.topic, recovery_id)
+    recovery = fleet_of(workspace, stream, Role.RECOVERY, recovery_id, topic=topic, group=group)
     mask = workspace.config.mask_secrets
     told = tuple(map(mask, launcher.check(original, recovery, count)))
     return (mask(launcher.describe(original)), mask(launcher.describe(recovery))), told

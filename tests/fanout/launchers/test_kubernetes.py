@@ -36,7 +36,7 @@ from tests.fanout.launchers.pods import (
 )
 from tests.kit.kafka import repeating, wait_until
 from tests.kit.kubelet import Kubelet
-from tests.kit.kubernetes import TOOL, Object, await_pods, read_documented_role
+from tests.kit.kubernetes import TOOL, Keda, Object, await_pods, read_documented_role
 
 MakeWorld = Callable[..., PodWorld]
 RECOVERY = f"{NAME}-recovery-r-1"
@@ -174,33 +174,13 @@ def test_an_autoscaler_does_nothing_while_the_workload_is_stopped(world: PodWorl
 
 @pytest.fixture
 def keda(kubernetes: Kubelet) -> Iterator[None]:
-    """Its kind of objects; who acts upon them is the test."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1alpha1", "served": True, "storage": True}
-    names = {"plural": "scaledobjects", "singular": "scaledobject", "kind": "ScaledObject"}
-    version["schema"] = {"openAPIV3Schema": schema}
-    spec = {"group": "keda.sh", "scope": "Namespaced", "names": names, "versions": [version]}
-    body = {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "scaledobjects.keda.sh"},
-        "spec": spec,
-    }
-    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    kubernetes.cluster.ask("POST", path, body)
-
-    def is_served() -> bool:
-        url = "/apis/keda.sh/v1alpha1/scaledobjects"
-        return kubernetes.cluster.http.get(url).is_success
-
-    wait_until(is_served, 60.0, "it is served")
-    yield
-    kubernetes.cluster.ask("DELETE", f"{path}/scaledobjects.keda.sh")
+    with Keda(kubernetes.cluster):
+        yield
 
 
 @pytest.mark.parametrize("before", [None, "1"])
 def test_keda_is_paused_and_let_go(world: PodWorld, keda: None, before: str | None) -> None:
-    """One acts as KEDA does: to the paused number, else to its minimum of 2."""
+    """To the paused number, else to its minimum of 2."""
     world.start(2)
     annotations = {} if before is None else {KEDA_PAUSED: before}
     metadata = {"name": NAME, "annotations": annotations}
@@ -208,19 +188,11 @@ def test_keda_is_paused_and_let_go(world: PodWorld, keda: None, before: str | No
     kind = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject"}
     world.namespace.create({**kind, "metadata": metadata, "spec": spec})
 
-    def act() -> None:
-        found = world.namespace.get("ScaledObject", NAME)
-        paused = found["metadata"].get("annotations", {}).get(KEDA_PAUSED)
-        wanted = max(2, world.replicas) if paused is None else int(paused)
-        if world.replicas != wanted:
-            world.namespace.merge("Deployment", NAME, {"spec": {"replicas": wanted}}, "keda")
-
-    with repeating(act, each=0.2):
-        world.launcher().stop(world.original, no_stop)
-        time.sleep(1.0)
-        assert world.replicas == 0
-        world.launcher().scale(world.original, 9, no_stop)
-        wait_until(lambda: world.replicas == (2 if before is None else 1), 30.0)
+    world.launcher().stop(world.original, no_stop)
+    time.sleep(1.0)
+    assert world.replicas == 0
+    world.launcher().scale(world.original, 9, no_stop)
+    wait_until(lambda: world.replicas == (2 if before is None else 1), 30.0)
     kept = world.namespace.get("ScaledObject", NAME)["metadata"].get("annotations", {})
     assert kept.get(KEDA_PAUSED) == before
 
@@ -595,6 +567,20 @@ def test_claims_of_a_stateful_set_are_each_pods_own(make_world: MakeWorld) -> No
     assert requests == {"storage": "1Gi"}
 
 
+def test_a_place_in_a_stateful_set_is_no_other_pods(make_world: MakeWorld) -> None:
+    """Where each pod of the recovery had the same name, one would fence the other."""
+    paths = {"PLACE": "metadata.labels['apps.kubernetes.io/pod-index']", "POD": "metadata.name"}
+    env = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in paths.items()
+    ]
+    world = make_world(kind="StatefulSet", container={"env": env})
+    (told, _) = world.launcher().check(world.original, world.fleet, 2)
+    assert told.startswith("PLACE is a label that only pods of statefulsets.apps/order-service")
+    world.settings["variables"] = {"BACKLOG_TOPIC": "{topic}", "PLACE": "{group}"}
+    assert len(world.launcher().check(world.original, world.fleet, 2)) == 1
+
+
 # Names and connections.
 
 
@@ -664,6 +650,18 @@ def test_several_kubeconfigs_and_a_login_program(
     api = connect_to_cluster(Settings(workload=f"deployment/{NAME}"))
     with pytest.raises(KubernetesFailure, match=r"its login failed: .*expired"):
         api.find(DEPLOYMENTS, NAME)
+
+
+def test_a_kubeconfig_that_is_no_file(world: PodWorld) -> None:
+    def connect(text: str) -> KubernetesApi:
+        return connect_to_cluster(
+            Settings.model_validate({"workload": f"deployment/{NAME}", "kubeconfig_text": text})
+        )
+
+    assert connect(world.kubeconfig.read_text()).find(DEPLOYMENTS, NAME) is not None
+    with pytest.raises(UsageError, match="is no YAML") as caught:
+        connect("token: hunter2: [")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_the_api_server_is_restarted(world: PodWorld, kubernetes: Kubelet) -> None:

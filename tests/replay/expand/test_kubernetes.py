@@ -37,6 +37,7 @@ class PodsWorld(World):
     """The consumers are pods, and who runs `backlogctl` has the documented Role."""
 
     node: Kubelet | None = None
+    kind: str = "Deployment"  # of a StatefulSet static members, each by its pod's name
 
     @property
     def namespace(self) -> Namespace:
@@ -58,17 +59,23 @@ class PodsWorld(World):
             "ORDER_LOG": str(self.log),
             WORLD: str(self.directory),
         }
-        container = {
+        container: Object = {
             "command": [sys.executable, str(CONSUMER)],
             "env": [{"name": name, "value": value} for name, value in told.items()],
         }
-        self._namespace.create(make_workload("Deployment", self.directory, container=container))
+        if self.kind == "StatefulSet":
+            name = {"fieldRef": {"fieldPath": "metadata.name"}}
+            container["env"] += [
+                {"name": "BACKLOG_INDEX", "valueFrom": name},
+                {"name": "STATIC", "value": "yes"},
+            ]
+        self._namespace.create(make_workload(self.kind, self.directory, container=container))
         super().write_config()
         path = self.directory / "backlog.yaml"
         document = json.loads(path.read_text())
         names = {"TOPIC": "{topic}", "GROUP": "{group}", "ROLE": "{role}"}
         variables = {f"BACKLOG_{name}": value for name, value in names.items()}
-        pods = {"workload": f"deployment/{NAME}", "kubeconfig": "kubeconfig"}
+        pods = {"workload": f"{self.kind.lower()}/{NAME}", "kubeconfig": "kubeconfig"}
         document["streams"][self.stream]["consumers"] = {
             "launcher": "kubernetes",
             "replicas": REPLICAS,
@@ -78,7 +85,7 @@ class PodsWorld(World):
 
     def start_originals(self) -> None:
         self.set_speed(Role.ORIGINAL, 5)
-        self.namespace.merge("Deployment", NAME, {"spec": {"replicas": REPLICAS}}, "people")
+        self.namespace.merge(self.kind, NAME, {"spec": {"replicas": REPLICAS}}, "people")
         await_pods(self.namespace, f"app={NAME}", REPLICAS)
 
     def list_pids(self, role: Role, recovery: Recovery | None = None) -> list[int]:
@@ -91,7 +98,7 @@ class PodsWorld(World):
         return {one["metadata"]["name"]: one["spec"]["replicas"] for one in found}
 
     def read_workload(self) -> Object:
-        return self.namespace.get("Deployment", NAME)
+        return self.namespace.get(self.kind, NAME)
 
     def end(self) -> None:
         self.namespace.close()
@@ -107,11 +114,15 @@ def world(
     group: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[PodsWorld]:
     monkeypatch.setenv(WORLD, str(tmp_path))
     shorten(monkeypatch.setattr)
     name = topic(PARTITIONS, None, "orders")
-    made = PodsWorld(tmp_path, kafka.bootstrap, name, group, monkeypatch, node=kubernetes)
+    kind = getattr(request, "param", "Deployment")
+    made = PodsWorld(
+        tmp_path, kafka.bootstrap, name, group, monkeypatch, node=kubernetes, kind=kind
+    )
     made.write_config()
     made.publish(BACKLOG)
     made.start_originals()
@@ -140,6 +151,19 @@ def test_from_2_pods_to_6_and_back_whatever_is_killed(world: PodsWorld) -> None:
     after = world.read_workload()
     assert after["spec"] == before["spec"]
     assert RECORD not in after["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("world", ["StatefulSet"], indirect=True)
+def test_static_members_of_a_stateful_set(world: PodsWorld) -> None:
+    """They leave the group when their sessions are over; the recovery's have names of their own."""
+    wait_until(lambda: "order-service-original" in world.find_members(), what="they have joined")
+    recovery = world.plan_approved(factor=FACTOR)
+    assert any("static member" in line for line in recovery.plan["stopped"])
+    world.set_speed(Role.RECOVERY, 400)
+    world.call("run", recovery.id, "--json")
+    assert judge(world, recovery) == []
+    assert world.read_workload()["spec"]["replicas"] == REPLICAS
+    assert world.list_deployments() == {}
 
 
 def test_nothing_is_stopped_where_the_recoverys_pods_would_have_no_room(world: PodsWorld) -> None:
