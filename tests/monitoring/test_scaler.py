@@ -662,7 +662,9 @@ def test_watch_answers_keda(
     name = topic(partitions=4)
     publish(properties, name, {0: 20, 1: 20})
     stream = {
-        **{"cluster": "main", "topic": name, "group": group},
+        "cluster": "main",
+        "topic": name,
+        "group": group,
         "consumers": {"launcher": "manual", "replicas": 2},
     }
     workspace = make_workspace(
