@@ -445,7 +445,7 @@ def test_a_stream_of_activity_tells_changes_and_ends_with_what_is_unknown(
         board.note_failure("main", "orders", "it is away")
         with pytest.raises(grpc.RpcError) as caught:
             next(told)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         board.put_stream(make_seen(*spread([0, 6])))
         left = keda.open_stream()
         assert next(left).result is True
@@ -466,7 +466,7 @@ def test_open_streams_leave_threads_for_the_calls(
         assert all(next(one).result for one in streams)
         with pytest.raises(grpc.RpcError) as caught:
             next(keda.open_stream())
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert keda.read_metric() == REPLICAS
         streams.pop().cancel()
 
