@@ -29,6 +29,7 @@ from backlogctl.monitoring.watch.loop import watch_streams
 from backlogctl.monitoring.watch.notes import with_stopped_warning
 from backlogctl.monitoring.watch.scaler import (
     Scaler,
+    ScalerAnswer,
     ScalingUnknown,
     WantedConsumers,
     choose_consumers,
@@ -436,12 +437,21 @@ def test_a_stream_of_activity_tells_changes_and_ends_with_what_is_unknown(
     monkeypatch.setattr(service, "_STREAM_SECONDS", 0.05)
     board = Board()
     board.put_stream(make_seen(*spread([0] * 12)))
-    with ask(make_scaler(ledger, board)) as keda:
+    scaler = make_scaler(ledger, board)
+    answer, asked = scaler.answer, list[str]()
+
+    def note(name: str) -> ScalerAnswer:
+        asked.append(name)
+        return answer(name)
+
+    monkeypatch.setattr(scaler, "answer", note)
+    with ask(scaler) as keda:
         told = keda.open_stream()
         assert next(told).result is False
         board.put_stream(make_seen(*spread([0, 5])))
         assert next(told).result is True
-        board.put_stream(make_seen(*spread([0, 6])))
+        before = len(asked)
+        wait_until(lambda: len(asked) > before + 3, WITHIN, "it is looked at again and again")
         board.note_failure("main", "orders", "it is away")
         with pytest.raises(grpc.RpcError) as caught:
             next(told)
