@@ -207,6 +207,12 @@ class Watch(Section):
         description="Address and port of /metrics, /healthz, /readyz and the page; port 0 takes a "
         "free one. Without `token_file` there is no login: what can reach it can read it.",
     )
+    scaler: Text | None = Field(
+        default=None,
+        description="Address and port at which KEDA's external scaler is answered by gRPC, such as "
+        "`0.0.0.0:9322`: [scale by the true lag](kubernetes.md#scale-by-the-true-lag). It has the "
+        "certificate of `tls`, and no token.",
+    )
     token_file: LocalPath | None = Field(
         default=None,
         description="A file with a token that every request must have, but /healthz and /readyz: "

@@ -235,6 +235,7 @@ class GroupStatus:
         held: offsets that lie behind transactions that have been open for too long.
         rhythm: of a job that comes by, is away now, and is behind; None where it has none, or is
             late.
+        stopped_by: kind and id of the recovery that has stopped its consumers; "" where none has.
     """
 
     stream: str
@@ -267,6 +268,7 @@ class GroupStatus:
     held: int = 0
     lag_at_least: int | None = None
     rhythm: Rhythm | None = None
+    stopped_by: str = ""
 
     @property
     def urgency(self) -> Urgency | None:

@@ -157,25 +157,41 @@ def with_stopped_warning(
     Raises:
         LedgerError.
     """
+    recovery = find_stopping(ledger, status.stream, status.topic, status.group, begun)
+    if recovery is None:
+        return status
+    runner = ledger.leases.find_runner(recovery.id)
+    least = Verdict.STOP if runner is None else Verdict.WARN
+    told = _describe(ledger, recovery, is_at_work=runner is not None)
+    show = show_recovery(recovery.id)
+    return replace(
+        status,
+        verdict=find_worst((status.verdict, least)),
+        sentence=f"{status.sentence}; {told}",
+        # Any plan would be refused until that recovery is over.
+        next_commands=tuple(dict.fromkeys((show, *filterfalse(is_plan, status.next_commands)))),
+        stopped_by=f"{recovery.kind} {recovery.id}",
+    )
+
+
+def find_stopping(
+    ledger: Ledger, stream: str, topic: str, group: str, begun: Sequence[Recovery] | None = None
+) -> Recovery | None:
+    """The recovery that keeps the consumers of a stream stopped now; None where none does.
+
+    Args:
+        begun: the stream's recoveries that are not over; None asks the ledger.
+
+    Raises:
+        LedgerError.
+    """
     if begun is None:
-        begun = ledger.recoveries.list(status.stream, AT_WORK)
+        begun = ledger.recoveries.list(stream, AT_WORK)
     for recovery in begun:
-        same = (recovery.topic, recovery.group) == (status.topic, status.group)
+        same = (recovery.topic, recovery.group) == (topic, group)
         if same and recovery.stops_consumers and _is_stopped(ledger, recovery):
-            runner = ledger.leases.find_runner(recovery.id)
-            least = Verdict.STOP if runner is None else Verdict.WARN
-            told = _describe(ledger, recovery, is_at_work=runner is not None)
-            show = show_recovery(recovery.id)
-            return replace(
-                status,
-                verdict=find_worst((status.verdict, least)),
-                sentence=f"{status.sentence}; {told}",
-                next_commands=tuple(
-                    # Any plan would be refused until that recovery is over.
-                    dict.fromkeys((show, *filterfalse(is_plan, status.next_commands)))
-                ),
-            )
-    return status
+            return recovery
+    return None
 
 
 def _is_stopped(ledger: Ledger, recovery: Recovery) -> bool:

@@ -173,6 +173,8 @@ class WatchReport:
                     "(`watch.token_file`)",
                     "yellow",
                 )
+            if exporter.scaler:
+                session.say(f"answering KEDA at {exporter.scaler}")
             if outboxes := len(config.outboxes):
                 watched.append(f"{outboxes:,} {'outbox' if outboxes == 1 else 'outboxes'}")
             if config.look_back is not None:

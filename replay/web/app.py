@@ -14,9 +14,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from backlogctl.config import mask_secrets
+from backlogctl.errors import BacklogError, UsageError
 from backlogctl.monitoring.metrics.groups import CONTENT_TYPE
 from backlogctl.monitoring.metrics.scrape import Scrape
 from backlogctl.monitoring.watch.board import Board, BoardState
+from backlogctl.monitoring.watch.scaler import Scaler, ScalingHeld
 
 # Whether the process lives (/healthz), and whether what it serves is fresh (/readyz).
 
@@ -142,8 +145,13 @@ def _is_failing(seen: BoardState, cluster: str, *, streams: bool) -> bool:
 _THREADS = 4
 
 
-def make_web_app(scrape: Scrape, check: HealthCheck, page: FastAPI) -> FastAPI:
-    """/metrics, /healthz, /readyz, and the page on all other paths."""
+def make_web_app(
+    scrape: Scrape,
+    check: HealthCheck,
+    page: FastAPI,
+    scaler: Scaler | None = None,
+) -> FastAPI:
+    """/metrics, /healthz, /readyz, /scaler/STREAM, and the page on all other paths."""
     app = FastAPI(title="backlogctl", docs_url=None, redoc_url=None, openapi_url=None)
 
     # Threads of its own: those that the page shares may all wait for a ledger that hangs.
@@ -174,8 +182,31 @@ def make_web_app(scrape: Scrape, check: HealthCheck, page: FastAPI) -> FastAPI:
         ("/readyz", show_readiness),
     ):
         app.add_api_route(path, show, methods=["GET", "HEAD"], response_model=None)
+    if scaler is not None:
+        _add_scaler(app, scaler)
     app.mount("/", page)
     return app
+
+
+def _add_scaler(app: FastAPI, scaler: Scaler) -> None:
+    """`/scaler/STREAM`: 200 with the answer; 404 without such a stream, 409 while a recovery holds
+    it, 503 where the number is not known, each with the reason as `error`."""
+    # Threads of its own: a ledger that hangs holds up no scrape.
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="backlog-scaler-json")
+
+    async def show_wanted(stream: str) -> Response:
+        code, body = await asyncio.get_running_loop().run_in_executor(pool, ask, stream)
+        return JSONResponse(body, code, headers={"Cache-Control": "no-store"})
+
+    def ask(stream: str) -> tuple[int, dict[str, Any]]:
+        try:
+            return 200, scaler.answer(stream).to_json()
+        except BacklogError as error:
+            known = {ScalingHeld: 409, UsageError: 404}
+            code = known.get(type(error), 503)
+            return code, {"stream": stream, "error": mask_secrets(str(error))}
+
+    app.add_api_route("/scaler/{stream}", show_wanted, methods=["GET", "HEAD"], response_model=None)
 
 
 def _takes_gzip(accepted: str) -> bool:

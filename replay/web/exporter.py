@@ -26,6 +26,7 @@ from backlogctl.monitoring.offsets.sampler import StreamLike
 from backlogctl.monitoring.verdict.status import GroupStatus
 from backlogctl.monitoring.watch.board import Board
 from backlogctl.monitoring.watch.loop import OnOutage
+from backlogctl.monitoring.watch.scaler import Scaler
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.plan import ACTIVE
 from backlogctl.replay.observe.stream import find_page
@@ -81,6 +82,7 @@ class Exporter:
     board: Board
     url: str
     is_open: bool = False  # listens beyond this machine
+    scaler: str = ""  # where KEDA is answered; "" where it is not
 
     def note(self, status: GroupStatus) -> None:
         """A stream was looked at."""
@@ -141,12 +143,19 @@ def open_exporter(
     )
     with ExitStack() as stack:
         watch = config.watch
-        app: ASGIApp = make_web_app(scrape, health_check, page)
+        scaler = Scaler(board, workspace.ledger, config.streams, watch.interval, watch.window)
+        app: ASGIApp = make_web_app(scrape, health_check, page, scaler)
         if watch.token_file is not None:
             app = TokenGuard(app, watch.token_file)
         app = HostGuard(app, find_hosts(watch.url, watch.hosts))
         tls = None if watch.tls is None else (watch.tls.certificate, watch.tls.key)
         server = stack.enter_context(Server(app, bound, tls))
+        answering = ""
+        if watch.scaler is not None:
+            # Only here: it comes with an extra of the package.
+            from backlogctl.replay.web.scaler import serve_scaler
+
+            answering = stack.enter_context(serve_scaler(scaler, watch.scaler, "watch.scaler", tls))
         for sampler in _make_samplers(config, board, scrape, on_outage):
             threads.append(sampler.thread)
             stack.enter_context(sampler)
@@ -159,7 +168,7 @@ def open_exporter(
         # All are asked to stop before any of them is waited for.
         for sampler in samplers:
             stack.callback(sampler.stop)
-        yield Exporter(board, server.url, is_open=server.is_open)
+        yield Exporter(board, server.url, is_open=server.is_open, scaler=answering)
 
 
 def _make_samplers(
