@@ -312,7 +312,7 @@ def _find_context(settings: Kubernetes) -> SingleConfig:
     named = settings.kubeconfig or settings.context or listed
     config: KubeConfig
     if not named and (_ACCOUNT / "token").exists():
-        config = KubeConfig.from_service_account()
+        config = KubeConfig.from_service_account(_ACCOUNT)
     else:
         paths = [str(settings.kubeconfig)] if settings.kubeconfig else listed.split(os.pathsep)
         files = [Path(path).expanduser() for path in paths if path]
