@@ -377,7 +377,10 @@ _PODS = "launcher: kubernetes, kubernetes: {workload: deployment/orders"
         ("launcher: manual, ramp: {stepp: 2}", "nearest known key is `step`"),
         ("launcher: manual, replicas: 0", "consumers.replicas"),
         ("launcher: manual, directory: [a]", "consumers.directory"),
-        ("launcher: swarm", "must be one of `process`, `command`, `manual`, `kubernetes` or `compose`"),
+        (
+            "launcher: swarm",
+            "must be one of `process`, `command`, `manual`, `kubernetes` or `compose`",
+        ),
         ("launcher: kubernetes", "`launcher: kubernetes` needs `kubernetes`"),
         ("launcher: manual, kubernetes: {workload: deployment/a}", "`kubernetes` does not go with"),
         (f"{_PODS}}}, environment: {{LEVEL: info}}", "`kubernetes.variables`"),

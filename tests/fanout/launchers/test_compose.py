@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backlogctl.errors import BacklogError, Refused
+from backlogctl.fanout.launchers.compose import parse_containers
 from tests.fanout.launchers.containers import SERVICE, ContainerWorld
 from tests.fanout.launchers.fleets import no_stop, read_seen, wait_for_count
 
@@ -85,6 +86,15 @@ def test_an_older_compose_prints_an_array(world: ContainerWorld) -> None:
     (world.engine / "array").touch()
     world.launcher().scale(world.fleet, 2, no_stop)
     wait_for_count(world, 2)
+
+
+def test_containers_of_compose_run_are_nobodys_replicas() -> None:
+    one = {"Name": "shop-order-service-1", "State": "running", "ExitCode": 0, "Labels": "a=b"}
+    other = {**one, "Name": "shop-x-run-1", "Labels": "a=b,com.docker.compose.oneoff=True"}
+    (found,) = parse_containers(f"{json.dumps(one)}\n{json.dumps(other)}\n")
+    assert (found.name, found.index) == ("shop-order-service-1", "1")
+    with pytest.raises(BacklogError, match="printed something else: NAME"):
+        parse_containers("NAME  STATE")
 
 
 def test_a_container_that_ends_at_once_is_named_with_its_last_lines(world: ContainerWorld) -> None:
