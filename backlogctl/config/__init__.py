@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backlogctl.config.consumers import Consumers, Expand, Kubernetes, Ramp
+from backlogctl.config.consumers import Compose, Consumers, Expand, Kubernetes, Ramp
 from backlogctl.config.delivery import LookBack, LookBackService, OutboxSection
 from backlogctl.config.hooks import Hook
 from backlogctl.config.root import Config, load_config, mask_secrets
@@ -31,6 +31,7 @@ from backlogctl.config.template import render_template
 
 __all__ = [
     "Cluster",
+    "Compose",
     "Config",
     "Consumed",
     "Consumers",

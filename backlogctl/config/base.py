@@ -62,7 +62,6 @@ LATER = "is not supported by this version yet"
 # Keys of the product whose work comes later: refused, in other words than an unknown key.
 LATER_KEYS: tuple[KeyPath, ...] = ()
 LATER_VALUES: tuple[tuple[KeyPath, tuple[str, ...]], ...] = (
-    (("streams", "*", "consumers", "launcher"), ("compose",)),
     (("streams", "*", "source", "stale"), ("skip_if_newer", "side_topic")),
     (("streams", "*", "deliver"), ("side_topic",)),
 )

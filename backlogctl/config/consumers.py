@@ -10,6 +10,7 @@ from string import Formatter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     SecretStr,
     ValidationInfo,
@@ -62,12 +63,14 @@ _NEEDED = {
     "command": ("scale", "stop"),
     "manual": (),
     "kubernetes": ("kubernetes",),
+    "compose": ("compose",),
 }
 _TAKEN = {
     "process": ("command",),
     "command": ("scale", "stop", "status"),
     "manual": (),
     "kubernetes": (),
+    "compose": (),
 }
 _PLACEHOLDERS = {
     "command": (*FLEET_PLACEHOLDERS, "index"),
@@ -78,6 +81,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _WORKLOAD = re.compile(
     r"(?:deployment|statefulset|[a-z0-9-]+\.v[0-9][a-z0-9]*\.[a-z0-9.-]+)/[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?"
 )
+_PROJECT = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_SERVICE = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]*")
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -88,6 +93,30 @@ class Ramp(Section):
     every: Duration = Field(
         default=timedelta(seconds=1), description="Time between two steps of the ramp."
     )
+
+
+def _check_told(value: dict[str, str]) -> dict[str, str]:
+    for name, template in value.items():
+        if not _VARIABLE.fullmatch(name):
+            raise fail_at((name,), "is not a name of an environment variable")
+        try:
+            check_placeholders([template], FLEET_PLACEHOLDERS)
+        except ValueError as error:
+            raise fail_at((name,), str(error)) from None
+    for word in ("{topic}", "{group}"):
+        if not any(word in template for template in value.values()):
+            raise ValueError(
+                f"none of them has `{word}`: the recovery's consumers would read what the others do"
+            )
+    return value
+
+
+def _name_told() -> dict[str, str]:
+    return {"BACKLOG_TOPIC": "{topic}", "BACKLOG_GROUP": "{group}"}
+
+
+ToldVariables = Annotated[dict[str, Text], AfterValidator(_check_told)]
+"""By name the template of its value: what a consumer is told where it cannot be given arguments."""
 
 
 class Kubernetes(Section):
@@ -127,8 +156,8 @@ class Kubernetes(Section):
         default=None,
         description="The container that reads the topic; without it the first of the pod.",
     )
-    variables: dict[str, Text] = Field(
-        default_factory=lambda: {"BACKLOG_TOPIC": "{topic}", "BACKLOG_GROUP": "{group}"},
+    variables: ToldVariables = Field(
+        default_factory=_name_told,
         description="Environment variables that the recovery's pods have in the place of the "
         "workload's own: one with `{topic}`, one with `{group}`, and more where they are needed. "
         "The placeholders of `command` but `{index}` are filled in. Without it `BACKLOG_TOPIC` and "
@@ -156,30 +185,49 @@ class Kubernetes(Section):
             raise ValueError("is not the name of a namespace")
         return value
 
-    @field_validator("variables")
+
+class Compose(Section):
+    """Consumers that are containers of Docker Compose: of which file, and what they are told."""
+
+    files: Annotated[tuple[LocalPath, ...], Field(min_length=1)] = Field(
+        description="The compose files, as after each `--file`; relative to the configuration file."
+    )
+    project: str | None = Field(
+        default=None,
+        description="The project's name, as after `--project-name`; without it as Compose "
+        "finds it.",
+    )
+    service: str = Field(description="The service that keeps the stream's own consumers.")
+    variables: ToldVariables = Field(
+        default_factory=_name_told,
+        description="Environment variables that the recovery's containers have in the place of "
+        "the service's own: as `kubernetes.variables`.",
+    )
+
+    @field_validator("project")
     @classmethod
-    def _check_variables(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, template in value.items():
-            if not _VARIABLE.fullmatch(name):
-                raise fail_at((name,), "is not a name of an environment variable")
-            try:
-                check_placeholders([template], FLEET_PLACEHOLDERS)
-            except ValueError as error:
-                raise fail_at((name,), str(error)) from None
-        for word in ("{topic}", "{group}"):
-            if not any(word in template for template in value.values()):
-                raise ValueError(
-                    f"none of them has `{word}`: the recovery's pods would read what the others do"
-                )
+    def _check_project(cls, value: str | None) -> str | None:
+        if value is not None and not _PROJECT.fullmatch(value):
+            raise ValueError(
+                "is not the name of a project: lowercase letters, digits, `-` and `_`, "
+                "a letter or digit first"
+            )
+        return value
+
+    @field_validator("service")
+    @classmethod
+    def _check_service(cls, value: str) -> str:
+        if not _SERVICE.fullmatch(value):
+            raise ValueError("is not the name of a service")
         return value
 
 
 class Consumers(Section):
     """The stream's consumers, as the tool starts and stops them."""
 
-    launcher: Literal["process", "command", "manual", "kubernetes"] = Field(
+    launcher: Literal["process", "command", "manual", "kubernetes", "compose"] = Field(
         description="`process`: local processes; `command`: your own commands; `manual`: people; "
-        "`kubernetes`: pods, see docs/kubernetes.md."
+        "`kubernetes`: pods, see docs/kubernetes.md; `compose`: containers, see docs/compose.md."
     )
     replicas: Positive = Field(default=1, description="How many run in normal times.")
     command: Arguments | None = Field(
@@ -212,7 +260,8 @@ class Consumers(Section):
     command_within: Duration = Field(
         default=timedelta(minutes=10),
         description="`command`: how long one of the commands may take, and how long until `status` "
-        "says what was asked for. `kubernetes`: how long until all pods are ready.",
+        "says what was asked for. `kubernetes`, `compose`: how long until all pods are ready, or "
+        "all containers run.",
     )
     stop_within: Duration = Field(
         default=timedelta(seconds=60),
@@ -220,6 +269,9 @@ class Consumers(Section):
     )
     kubernetes: Kubernetes | None = Field(
         default=None, description="`kubernetes`: which pods, where, and what they are told."
+    )
+    compose: Compose | None = Field(
+        default=None, description="`compose`: which service, and what its consumers are told."
     )
     ramp: Ramp = Field(default_factory=Ramp, description="How fast more consumers are started.")
     max_consumers: Positive | None = Field(
@@ -249,8 +301,9 @@ class Consumers(Section):
         for name in _NEEDED[self.launcher]:
             if getattr(self, name) is None:
                 raise ValueError(f"`launcher: {self.launcher}` needs `{name}`")
-        if self.kubernetes is not None and self.launcher != "kubernetes":
-            raise ValueError(f"`kubernetes` does not go with `launcher: {self.launcher}`")
+        for name in ("kubernetes", "compose"):
+            if getattr(self, name) is not None and self.launcher != name:
+                raise ValueError(f"`{name}` does not go with `launcher: {self.launcher}`")
         if self.environment and self.launcher == "kubernetes":
             raise fail_at(
                 ("environment",),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from backlogctl.config import Consumers
 from backlogctl.fanout.launchers.command import CommandLauncher
+from backlogctl.fanout.launchers.compose import ComposeLauncher
 from backlogctl.fanout.launchers.interface import CheckStop, Fleet, Launcher, Role
 from backlogctl.fanout.launchers.kubernetes import KubernetesLauncher
 from backlogctl.fanout.launchers.manual import LeftLauncher, ManualLauncher
@@ -15,6 +16,7 @@ from backlogctl.formats import Say
 __all__ = [
     "CheckStop",
     "CommandLauncher",
+    "ComposeLauncher",
     "ConsumerState",
     "Fleet",
     "KubernetesLauncher",
@@ -44,3 +46,5 @@ def make_launcher(consumers: Consumers, properties: Mapping[str, str], say: Say)
             return ManualLauncher(properties, say)
         case "kubernetes":
             return KubernetesLauncher(consumers, say)
+        case "compose":
+            return ComposeLauncher(consumers)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
-import subprocess
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from backlogctl.clock import Deadline
 from backlogctl.config import Consumers
 from backlogctl.config.consumers import fill_in
 from backlogctl.errors import BacklogError
 from backlogctl.fanout.launchers.interface import CheckStop, Fleet, cut_tail, find_inherited
+from backlogctl.fanout.launchers.running import LaunchCommand, run_to_end
 from backlogctl_delivery.visible import join_words
 
 _TICK = 0.02
 _ASK_EVERY = 1.0
-_END_WITHIN = 5.0
 
 
 class CommandLauncher:
@@ -121,65 +115,12 @@ class CommandLauncher:
             **fleet.variables,
             **{f"BACKLOG_{name.upper()}": value for name, value in counts.items()},
         }
-        subject = f"stream {fleet.stream}, `consumers.{name}`"
-        # Files without a name: what it prints may be secret, and a child of it may stay and hold
-        # them open.
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            try:
-                process = self._start(command, environment, out, err)
-            except OSError as error:
-                raise BacklogError(
-                    f"the command could not be started: {error.strerror}: {error.filename}",
-                    subject=subject,
-                    hint="it is looked for on PATH, and runs in `consumers.directory`",
-                ) from error
-            try:
-                while process.poll() is None and not limit.expired:
-                    check_stop()
-                    time.sleep(limit.remaining(_TICK))
-            finally:
-                ended = process.poll() is not None
-                if not ended:
-                    _end(process)
-            output, complaint = _read(out), _read(err)
-        if ended and process.returncode == 0:
-            return output
-        last = cut_tail(complaint) or cut_tail(output) or "(nothing)"
-        if ended:
-            why, hint = f"ended with exit code {process.returncode}", "run it by hand to see more"
-        else:
-            why = f"took longer than {limit.seconds:g} s and was ended"
-            hint = "see `consumers.command_within`"
-        raise BacklogError(
-            f"the command {why}; its last lines:\n  {last}", subject=subject, hint=hint
-        )
-
-    def _start(
-        self, command: list[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        run = LaunchCommand(
             command,
-            cwd=self._consumers.directory or Path.cwd(),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
+            environment,
+            self._consumers.directory or Path.cwd(),
+            f"stream {fleet.stream}, `consumers.{name}`",
+            "it is looked for on PATH, and runs in `consumers.directory`",
+            "consumers.command_within",
         )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a command that may not go on, and its children."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        try:
-            process.wait(_END_WITHIN)
-        except subprocess.TimeoutExpired:
-            continue
-        return
-
-
-def _read(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
+        return run_to_end(run, limit, check_stop)

@@ -315,7 +315,7 @@ def _find_context(settings: Kubernetes) -> SingleConfig:
     if text is not None:
         config = _merge([(text.get_secret_value(), Path())])
     elif not named and (_ACCOUNT / "token").exists():
-        config = KubeConfig.from_service_account()
+        config = KubeConfig.from_service_account(_ACCOUNT)
     else:
         paths = [str(settings.kubeconfig)] if settings.kubeconfig else listed.split(os.pathsep)
         files = [Path(path).expanduser() for path in paths if path]

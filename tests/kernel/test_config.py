@@ -132,7 +132,6 @@ def test_fault_62_something_known_is_always_named(word: str, known: set[str]) ->
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        with_stream("consumers: {launcher: compose}"),
         with_stream("deliver: side_topic"),
         ("stale: restate", "stale: skip_if_newer"),
         ("stale: restate", "stale: side_topic"),
@@ -378,7 +377,10 @@ _PODS = "launcher: kubernetes, kubernetes: {workload: deployment/orders"
         ("launcher: manual, ramp: {stepp: 2}", "nearest known key is `step`"),
         ("launcher: manual, replicas: 0", "consumers.replicas"),
         ("launcher: manual, directory: [a]", "consumers.directory"),
-        ("launcher: swarm", "must be one of `process`, `command`, `manual` or `kubernetes`"),
+        (
+            "launcher: swarm",
+            "must be one of `process`, `command`, `manual`, `kubernetes` or `compose`",
+        ),
         ("launcher: kubernetes", "`launcher: kubernetes` needs `kubernetes`"),
         ("launcher: manual, kubernetes: {workload: deployment/a}", "`kubernetes` does not go with"),
         (f"{_PODS}}}, environment: {{LEVEL: info}}", "`kubernetes.variables`"),
@@ -390,6 +392,15 @@ _PODS = "launcher: kubernetes, kubernetes: {workload: deployment/orders"
         ),
         (f"{_PODS}, namespace: A}}", "is not the name of a namespace"),
         ("launcher: kubernetes, kubernetes: {workload: orders}", "must be `deployment/NAME`"),
+        ("launcher: compose", "`launcher: compose` needs `compose`"),
+        ("launcher: manual, compose: {files: [a], service: a}", "`compose` does not go with"),
+        ("launcher: compose, compose: {files: [], service: a}", "compose.files"),
+        ("launcher: compose, compose: {files: [a], service: --all}", "not the name of a service"),
+        ("launcher: compose, compose: {files: [a], service: a, project: A}", "name of a project"),
+        (
+            "launcher: compose, compose: {files: [a], service: a, variables: {T: '{topic}'}}",
+            "none of them has `{group}`",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_key(text: str, told: str) -> None:

@@ -1,7 +1,8 @@
 """Stands in for a node: binds pods, runs their command as a process here, reports what it does.
 
-Of the pod it heeds: command, args, variables (plain, or its name), an exec readiness probe, the grace period. Of
-other things it only acts the outcome: an image whose name begins with `missing` is not found, a
+Of the pod it heeds: command, args, variables, volumes, its service account, containers that run
+before the first one, a readiness probe by exec or httpGet, the grace period. Of other things it
+only acts the outcome: an image whose name begins with `missing` is not found, a
 nodeSelector finds no node.
 """
 
@@ -12,6 +13,7 @@ import os
 import signal
 import ssl
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -20,13 +22,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
 from backlogctl.sandbox.secured import HOST
 from tests.kit.kubernetes import Kubernetes, Object, write_key
+from tests.kit.mounts import Mounts
 
 NODE = "stand-in"
 _POLL = 0.1
@@ -49,6 +52,7 @@ class _Local:
     ready: bool = False
     asked_to_end: float | None = None
     told: Object = field(default_factory=dict)
+    mounts: Mounts | None = None
 
     def log(self, restarts: int) -> Path:
         return self.place / f"{restarts}.log"
@@ -153,19 +157,59 @@ class Kubelet:
         self._tell(pod, local, self._describe(container, local))
 
     def _start(self, pod: Object, container: Object, local: _Local) -> None:
+        mounts = local.mounts or self._mount(pod, local)
+        before = [] if local.mounts else pod["spec"].get("initContainers", [])
+        for number, one in enumerate(before):
+            with (local.place / f"before-{number}.log").open("wb") as log:
+                if self._launch(one, mounts, log).wait(60):
+                    local.next_at = time.monotonic() + _BACK_OFF
+                    return
+        local.mounts = mounts
         local.restarts += 1
-        own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        told = {one["name"]: _read_variable(one, pod) for one in container.get("env", [])}
-        command = [*container.get("command", []), *container.get("args", [])]
         with local.log(local.restarts).open("wb") as log:
-            local.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *command],
-                env={**own, **told},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            local.process = self._launch(container, mounts, log)
+
+    def _launch(self, container: Object, mounts: Mounts, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        own = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), own["PATH"]])
+        server = {
+            "KUBERNETES_SERVICE_HOST": HOST,
+            "KUBERNETES_SERVICE_PORT": str(self.cluster.server.port),
+        }
+        command = [*container.get("command", []), *container.get("args", [])]
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *map(mounts.find_here, command)],
+            env={**own, **server, **mounts.list_variables(container)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def _mount(self, pod: Object, local: _Local) -> Mounts:
+        namespace, spec = pod["metadata"]["namespace"], pod["spec"]
+        root = f"/api/v1/namespaces/{namespace}"
+
+        def read(plural: str, name: str) -> Object:
+            return self._ask("GET", f"{root}/{plural}/{name}")
+
+        mounts = Mounts(read, pod["metadata"], local.place, self._place / "claims" / namespace)
+        mounts.fill(spec)
+        account = spec.get("serviceAccountName")
+        # Without admission of accounts there may be none of the name: where it is asked for.
+        if account and spec.get("automountServiceAccountToken"):
+            bound = {"kind": "Pod", "apiVersion": "v1", "name": pod["metadata"]["name"]}
+            asked = {"spec": {"boundObjectRef": {**bound, "uid": pod["metadata"]["uid"]}}}
+            answer = self._ask("POST", f"{root}/serviceaccounts/{account}/token", asked)
+            certificate = self.cluster.server.certificate
+            mounts.add_account(answer["status"]["token"], certificate, namespace)
+        return mounts
+
+    def find_mount(self, namespace: str, pod: str, path: str) -> Path:
+        """The folder here of what a running pod has mounted there."""
+        mounts = self._pods[self._names[namespace, pod]].mounts
+        assert mounts is not None
+        return mounts.folders[path]
 
     def _describe(self, container: Object, local: _Local) -> Object:
         runs = local.process is not None
@@ -278,22 +322,21 @@ def _path(pod: Object) -> str:
     return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
 
 
-def _read_variable(one: Object, pod: Object) -> str:
-    """A value, or a field of the pod."""
-    path = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-    metadata: Object = pod["metadata"]
-    if path == "metadata.name":
-        return str(metadata["name"])
-    assert path is None, path
-    return str(one.get("value", ""))
-
-
 def _condition(kind: str, *, holds: bool, **more: str) -> Object:
     return {"type": kind, "status": "True" if holds else "False", **more}
 
 
 def _probe(container: Object) -> bool:
-    command = container.get("readinessProbe", {}).get("exec", {}).get("command")
+    probe = container.get("readinessProbe", {})
+    if "httpGet" in probe:
+        asked = probe["httpGet"]
+        ports = {one.get("name"): one["containerPort"] for one in container.get("ports", [])}
+        port = ports.get(asked["port"], asked["port"])
+        try:
+            return httpx.get(f"http://{HOST}:{port}{asked['path']}").is_success
+        except httpx.HTTPError:
+            return False
+    command = probe.get("exec", {}).get("command")
     if command is None:
         return True
     return subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -33,6 +33,7 @@ from tests.kit.services import Server, find_program
 
 HERE = Path(__file__).parent / "kubernetes-go"
 ADMIN, TOOL = "admin-of-the-tests", "tool-of-the-tests"  # tokens
+_HELM = "helm.sh/helm/v4/cmd/helm"
 _CONTROLLERS = (
     *("deployment-controller", "replicaset-controller", "statefulset-controller"),
     *("garbage-collector-controller", "namespace-controller", "disruption-controller"),
@@ -43,14 +44,14 @@ Object = dict[str, Any]
 
 @cache
 def build_kubernetes() -> Path:
-    """The program that is API server and controllers."""
+    """The program that is API server and controllers; beside it Helm, of the same packages."""
     sources = [path for path in sorted(HERE.iterdir()) if path.is_file()]
 
     def build(work: Path) -> None:
         # Not optimized, which would take twice as long.
-        options = ["-gcflags=all=-N -l", "-ldflags=-s -w", "-o", str(work / "kubernetes")]
+        options = ["-gcflags=all=-N -l", "-ldflags=-s -w", "-o", f"{work}{os.sep}"]
         known = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
-        command = [find_go(), "build", *options, "."]
+        command = [find_go(), "build", *options, ".", _HELM]
         done = subprocess.run(
             command, cwd=HERE, env=known, capture_output=True, text=True, check=False
         )
@@ -350,14 +351,14 @@ def write_key(folder: Path, name: str) -> None:
     (folder / f"{name}.crt").write_bytes(certificate.public_bytes(pem))
 
 
-def await_pods(namespace: Namespace, selector: str, count: int) -> None:
+def await_pods(namespace: Namespace, selector: str, count: int, seconds: float = 60.0) -> None:
     """Until that many are ready, and there are no more."""
 
     def are_there() -> bool:
         pods = namespace.list("Pod", selector)
         return len(pods) == count and all(is_ready(pod) for pod in pods)
 
-    wait_until(are_there, 60.0, f"{count} pods of {selector} are ready")
+    wait_until(are_there, seconds, f"{count} pods of {selector} are ready")
 
 
 def is_ready(pod: Object) -> bool:

@@ -30,6 +30,7 @@ from backlogctl.fanout.launchers import (
 from backlogctl.kafka.clients import make_consumer
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from tests.conftest import MakeTopic
+from tests.fanout.launchers.containers import ContainerWorld
 from tests.fanout.launchers.fleets import (
     LocalWorld,
     ManualWorld,
@@ -51,7 +52,7 @@ PEOPLE = pytest.param("manual", marks=pytest.mark.kafka)
 PODS = pytest.param("kubernetes", marks=pytest.mark.kubernetes)
 
 
-@pytest.fixture(params=["process", "command", PEOPLE, PODS])
+@pytest.fixture(params=["process", "command", "compose", PEOPLE, PODS])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     made: World
     if request.param == "manual":
@@ -61,6 +62,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     elif request.param == "kubernetes":
         node = request.getfixturevalue("kubernetes")
         made = PodWorld(tmp_path, node, f"test-{request.getfixturevalue('unique')}")
+    elif request.param == "compose":
+        made = ContainerWorld(tmp_path)
     else:
         made = LocalWorld(tmp_path, request.param, {"SHOP_SECRET": SECRET, "LEVEL": "info"})
     yield made
