@@ -1,8 +1,8 @@
 """Stands in for a node: binds pods, runs their command as a process here, reports what it does.
 
-Of the pod it heeds: command, args, variables, volumes, its service account, containers that run
-before the first one, a readiness probe by exec or httpGet, the grace period. Of other things it
-only acts the outcome: an image whose name begins with `missing` is not found, a
+Of the pod it heeds: command, args, variables, volumes, its service account, commands of containers
+that run before the first one, a readiness probe by exec or httpGet, the grace period. Of other
+things it only acts the outcome: an image whose name begins with `missing` is not found, a
 nodeSelector finds no node.
 """
 
@@ -159,7 +159,8 @@ class Kubelet:
     def _start(self, pod: Object, container: Object, local: _Local) -> None:
         mounts = local.mounts or self._mount(pod, local)
         before = [] if local.mounts else pod["spec"].get("initContainers", [])
-        for number, one in enumerate(before):
+        known = [one for one in before if "command" in one]  # else it is what an image says
+        for number, one in enumerate(known):
             with (local.place / f"before-{number}.log").open("wb") as log:
                 if self._launch(one, mounts, log).wait(60):
                     local.next_at = time.monotonic() + _BACK_OFF

@@ -48,10 +48,12 @@ def build_kubernetes() -> Path:
     sources = [path for path in sorted(HERE.iterdir()) if path.is_file()]
 
     def build(work: Path) -> None:
-        # Not optimized, which would take twice as long.
-        options = ["-gcflags=all=-N -l", "-ldflags=-s -w", "-o", f"{work}{os.sep}"]
-        known = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
-        command = [find_go(), "build", *options, ".", _HELM]
+        # Not optimized, which would take twice as long; with little care for memory, which
+        # saves a fifth of the rest.
+        flags = ["-gcflags=all=-N -l -dwarf=false", "-ldflags=-s -w", "-o", f"{work}{os.sep}"]
+        collecting = {"GOGC": "off", "GOMEMLIMIT": "1GiB"}
+        known = {**os.environ, **collecting, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
+        command = [find_go(), "build", *flags, ".", _HELM]
         done = subprocess.run(
             command, cwd=HERE, env=known, capture_output=True, text=True, check=False
         )
