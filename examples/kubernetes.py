@@ -50,7 +50,7 @@ from tests.kit.kubernetes import (
 
 NAME = "order-service"
 # Thirty pods and an API server share this machine's cores with the broker.
-SIZE = Size(orders=90_000, customers=9_000, rate=300, arriving=100, most_seconds=90.0)
+SIZE = Size(orders=180_000, customers=9_000, rate=300, arriving=100, most_seconds=90.0)
 _TEXT = """\
 # A shop whose orders are handled by the pods of a Deployment.
 ledger: sqlite:///ledger.db
