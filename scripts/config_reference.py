@@ -42,14 +42,14 @@ reads them: only `true` and `false` are booleans.
 A secret stands in the file only by reference: `${env:NAME}` for an environment variable,
 `${file:PATH}` for a file's text without its last line break, and, in a file that only Airflow
 reads, `${airflow:CONNECTION.FIELD}` for a connection's `host`, `port`, `login`, `password`,
-`schema`, `url` (a database's) or `extra.KEY`. There a cluster or a source may be a connection as
-a whole: `conn_id: NAME`. A reference may stand within a longer text. In the user or password of a
-URL the value is percent-encoded as it is put in, so the variable holds the password as it is. A
-password written into the file is refused, a variable that is not set or empty too. Secrets are
-masked in all output; so is whatever a reference in a secret key gave, except a URL's host, port and
-database. References are not taken in SQL, which goes into the plan, in `spark.conf`, which Spark
-shows, nor in the arguments of consumers' commands, which everybody on the machine sees: their
-secrets come by `environment`.
+`schema`, `url` (a database's) or `extra.KEY`. There a cluster, a source or `consumers.kubernetes`
+may be a connection as a whole: `conn_id: NAME`. A reference may stand within a longer text. In
+the user or password of a URL the value is percent-encoded as it is put in, so the variable holds
+the password as it is. A password written into the file is refused, a variable that is not set or
+empty too. Secrets are masked in all output; so is whatever a reference in a secret key gave,
+except a URL's host, port and database. References are not taken in SQL, which goes into the plan,
+in `spark.conf`, which Spark shows, nor in the arguments of consumers' commands, which everybody
+on the machine sees: their secrets come by `environment`.
 
 ## From a cluster
 

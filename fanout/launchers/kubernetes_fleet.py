@@ -36,6 +36,7 @@ from backlogctl.fanout.launchers.kubernetes_workload import (
     find_writer,
     pause,
     refuse_failing,
+    refuse_lasting,
     set_scale,
 )
 from backlogctl.formats import format_plural
@@ -196,14 +197,7 @@ class RecoveryPods:
             pods = self.list_pods()
             if found is None and not pods:
                 return
-            if limit.expired:
-                raise BacklogError(
-                    f"{format_plural(len(pods), 'pod')} of it did not end within "
-                    f"{limit.seconds:g} s: {describe_unready(pods)}",
-                    subject=self.subject,
-                    hint="see their terminationGracePeriodSeconds and `consumers.stop_within`, "
-                    "then run this again",
-                )
+            refuse_lasting(pods, limit, self.subject)
             pause(look, _POLL_SECONDS)
 
     def try_create(self, workload: Object, count: int) -> Object:

@@ -111,14 +111,8 @@ class Workload:
                 self._set_replicas(0)
             elif not (pods := self.list_pods()):
                 return
-            elif limit.expired:
-                raise BacklogError(
-                    f"{format_plural(len(pods), 'pod')} of it did not end within "
-                    f"{limit.seconds:g} s: {describe_unready(pods)}",
-                    subject=self.subject,
-                    hint="see their terminationGracePeriodSeconds and `consumers.stop_within`, "
-                    "then run this again",
-                )
+            else:
+                refuse_lasting(pods, limit, self.subject)
             pause(look, _POLL_SECONDS)
 
     def give_back(self, count: int, within: float, look: CheckStop) -> None:
@@ -383,6 +377,18 @@ def refuse_failing(api: KubernetesApi, pods: list[Object], subject: str) -> None
                 subject=subject,
                 hint="mend it, then run this again",
             )
+
+
+def refuse_lasting(pods: list[Object], limit: Deadline, subject: str) -> None:
+    """Raises BacklogError: the time in which they were to end is over."""
+    if limit.expired:
+        raise BacklogError(
+            f"{format_plural(len(pods), 'pod')} of it did not end within {limit.seconds:g} s: "
+            f"{describe_unready(pods)}",
+            subject=subject,
+            hint="see their terminationGracePeriodSeconds and `consumers.stop_within`, then run "
+            "this again",
+        )
 
 
 def pause(look: CheckStop, seconds: float) -> None:

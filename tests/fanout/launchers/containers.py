@@ -16,19 +16,25 @@ from tests.kit.processes import ROOT
 SERVICE = "order-service"
 
 
+def make_docker(directory: Path, engine: Path) -> dict[str, str]:
+    """Variables by which `docker` is the stand-in, whose containers `engine` keeps."""
+    docker = directory / "bin" / "docker"
+    docker.parent.mkdir(exist_ok=True)
+    stand_in = ROOT / "tests" / "kit" / "docker.py"
+    docker.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {stand_in} "$@"\n')
+    docker.chmod(0o755)
+    path = f"{docker.parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "DOCKER_STAND_IN": str(engine)}
+
+
 class ContainerWorld:
     """A compose file with one service, none of whose containers runs at first."""
 
     def __init__(self, directory: Path, **service: Any) -> None:
         self.seen = directory / "seen"
         self.engine = directory / "engine"
-        programs = directory / "bin"
-        for place in (self.seen, self.engine, programs):
+        for place in (self.seen, self.engine):
             place.mkdir()
-        stand_in = ROOT / "tests" / "kit" / "docker.py"
-        docker = programs / "docker"
-        docker.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {stand_in} "$@"\n')
-        docker.chmod(0o755)
         self.fleet = make_fleet(directory)
         self.original = make_fleet(
             directory, role=Role.ORIGINAL, topic="orders", group="service", recovery_id=""
@@ -39,10 +45,7 @@ class ContainerWorld:
             "launcher": "compose",
             "directory": directory,
             "replicas": 2,
-            "environment": {
-                "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-                "DOCKER_STAND_IN": str(self.engine),
-            },
+            "environment": make_docker(directory, self.engine),
             "compose": {"files": [self.file], "service": SERVICE},
             "command_within": "90s",
             "stop_within": "90s",

@@ -164,3 +164,15 @@ def make_fleet_of(directory: Path, recovery: str) -> Fleet:
         group=f"service.recovery.{recovery}",
         recovery_id=recovery,
     )
+
+
+def set_quota(world: PodWorld, hard: dict[str, str], **spec: Any) -> None:
+    """And waits until the controller has reckoned."""
+    kind = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"}}
+    world.namespace.create({**kind, "spec": {"hard": hard, **spec}})
+
+    def is_reckoned() -> bool:
+        found = world.namespace.get("ResourceQuota", "team").get("status", {})
+        return bool(found.get("hard") == hard)
+
+    wait_until(is_reckoned, 60.0, "the quota is reckoned")
