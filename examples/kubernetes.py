@@ -50,7 +50,7 @@ from tests.kit.kubernetes import (
 
 NAME = "order-service"
 # Thirty pods and an API server share this machine's cores with the broker.
-SIZE = Size(orders=180_000, customers=9_000, rate=300, arriving=100, most_seconds=90.0)
+SIZE = Size(orders=60_000, customers=6_000, rate=100, arriving=30, most_seconds=90.0)
 _TEXT = """\
 # A shop whose orders are handled by the pods of a Deployment.
 ledger: sqlite:///ledger.db
@@ -124,17 +124,18 @@ class Shop:
     def draw(self) -> Table:
         """Its Deployments and KEDA's object, as the API server has them."""
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for title in ("object", "replicas", "ready", ""):
-            table.add_column(title)
-        scaled = self.namespace.get("ScaledObject", NAME)["metadata"].get("annotations", {})
+        table.add_column("object", no_wrap=True)
+        table.add_column("ready", no_wrap=True)
+        table.add_column("")
         for one in self.namespace.list("Deployment"):
-            replicas, ready = one["spec"]["replicas"], one["status"].get("readyReplicas", 0)
+            ready = f"{one['status'].get('readyReplicas', 0)}/{one['spec']['replicas']}"
             notes = one["metadata"].get("annotations", {}).get("backlogctl/stopped")
-            told = "" if notes is None else f"backlogctl/stopped: {json.loads(notes)['replicas']}"
-            name = f"deployment/{one['metadata']['name']}"
-            table.add_row(name, str(replicas), str(ready), told)
-        paused = ", ".join(f"{name}: {value}" for name, value in scaled.items())
-        table.add_row(f"scaledobject/{NAME}", "", "", paused or "not paused")
+            told = "" if notes is None else f"stopped, had {json.loads(notes)['replicas']}"
+            table.add_row(f"deployment/{one['metadata']['name']}", ready, told)
+        scaled = self.namespace.get("ScaledObject", NAME)["metadata"].get("annotations", {})
+        paused = scaled.get("autoscaling.keda.sh/paused-replicas")
+        told = "not paused" if paused is None else f"paused at {paused}"
+        table.add_row(f"scaledobject/{NAME}", "", told)
         return table
 
 
