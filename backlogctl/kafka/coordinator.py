@@ -307,10 +307,24 @@ async def _describe(
                 if one.error_code not in (_GROUP_ID_NOT_FOUND, _UNSUPPORTED_VERSION):
                     found[one.group_id] = one.error_code or _take_newer(one)
         except UnsupportedVersionError:
-            # Who takes their heartbeats, and does not describe them, hides whether they are there.
+            # Who takes their heartbeats, and does not describe them (Kafka 3.7), may list them.
             if _HEARTBEAT_KEY in client.admin._manager.broker_version_data.api_versions:
-                found |= dict.fromkeys(dead, _UNSUPPORTED_VERSION)
+                hidden = await _find_listed(client, node, dead)
+                found |= dict.fromkeys(hidden, _UNSUPPORTED_VERSION)
     return found
+
+
+async def _find_listed(client: RawClient, node: int, names: Sequence[str]) -> Sequence[str]:
+    """Those that the broker lists; all where it does not tell."""
+    from kafka.errors import UnsupportedVersionError
+    from kafka.protocol.admin import ListGroupsRequest
+
+    try:
+        answer = await client.send(ListGroupsRequest(min_version=0), node)
+    except UnsupportedVersionError:
+        return names
+    listed = {one.group_id for one in answer.groups}
+    return names if answer.error_code else [name for name in names if name in listed]
 
 
 def _take_classic(answer: Any) -> GroupState:
