@@ -293,10 +293,10 @@ async def _describe(
 
     from backlogctl.kafka.schemas import ConsumerGroupDescribeRequest
 
-    request = DescribeGroupsRequest(groups=list(names), max_version=_DESCRIBE_VERSION)
+    classic = DescribeGroupsRequest(groups=list(names), max_version=_DESCRIBE_VERSION)
     found: dict[str, GroupState | int] = {
         one.group_id: one.error_code or _take_classic(one)
-        for one in (await client.send(request, node)).groups
+        for one in (await client.send(classic, node)).groups
     }
     # So are those of the newer protocol (KIP-848).
     dead = [name for name, state in found.items() if state == GroupState("dead", ())]
@@ -311,6 +311,9 @@ async def _describe(
             if _HEARTBEAT_KEY in client.admin._manager.broker_version_data.api_versions:
                 hidden = await _find_listed(client, node, dead)
                 found |= dict.fromkeys(hidden, _UNSUPPORTED_VERSION)
+                # A list is silent on groups whose coordinator has moved since.
+                again = (await client.send(classic, node)).groups
+                found |= {one.group_id: one.error_code for one in again if one.error_code}
     return found
 
 

@@ -13,7 +13,13 @@ import pytest
 from backlogctl.clock import Deadline
 from backlogctl.fanout.relay.guard import find_others
 from backlogctl.fanout.retention import RETENTION_MS
-from backlogctl.kafka.admin import alter_topic_config, read_group_state
+from backlogctl.kafka.admin import (
+    GroupState,
+    alter_topic_config,
+    describe_group_state,
+    read_group_state,
+    set_group_offsets,
+)
 from backlogctl.kafka.capabilities import CAPABILITIES
 from backlogctl.kafka.clients import make_admin
 from backlogctl.kafka.errors import RequestMissing
@@ -141,7 +147,12 @@ def test_fault_181_members_that_cannot_be_seen_are_not_taken_for_nobody(
     assert read_group_state(admin, joined).is_active
     with pytest.raises(RequestMissing):
         find_others(proxy.properties, joined, Deadline(20.0))
-    assert read_group_state(admin, f"{group}-nobody").state == "dead"
+    nobody, name = f"{group}-nobody", topic(1)
+    assert describe_group_state(admin, nobody) == GroupState("dead", ())
+    set_group_offsets(admin, nobody, name, {0: 0})
+    proxy.refusals.refuse(Refusing.MISSING, [Api.CONSUMER_GROUP_DESCRIBE, Api.LIST_GROUPS])
+    with pytest.raises(RequestMissing):
+        describe_group_state(make_admin(proxy.properties), f"{group}-never")
     member.close()
 
 
