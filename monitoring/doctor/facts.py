@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
@@ -16,7 +17,7 @@ from backlogctl.errors import KafkaFailure
 from backlogctl.formats import format_bytes, format_duration
 from backlogctl.kafka.clients import Admin, Properties, ask, find_addresses, wait_for
 from backlogctl.kafka.peek import peek_at
-from backlogctl.kafka.raw_client import lend_client, translate_error, translate_properties
+from backlogctl.kafka.raw_client import RawClient, ask_in_coroutine, translate_properties
 from backlogctl.kafka.topics import describe_topic, list_offsets, read_metadata
 from backlogctl.monitoring.verdict.commands import name_access
 
@@ -201,20 +202,32 @@ def read_controller(properties: Properties, limit: Deadline) -> Controller | Non
     Raises:
         ClusterUnreachable, KafkaFailure: also of a cluster with ZooKeeper.
     """
+    from kafka.errors import for_code
+    from kafka.protocol.admin import DescribeQuorumRequest
+
     settings, _ = translate_properties(properties)
     if settings is None:
         return None
     subject, doing = f"cluster {find_addresses(properties)}", "read the controller's clock"
-    try:
-        with lend_client(settings, limit, properties) as client:
-            before = time.time()
-            answer = client.admin.describe_metadata_quorum()
-            after = time.time()
-            version = tuple(client.admin._manager.broker_version_data.broker_version)
-        (partition,) = answer["topics"][0]["partitions"]
-        for voter in partition["current_voters"]:
-            if voter["replica_id"] == partition["leader_id"]:
-                return Controller(voter["last_fetch_timestamp"] / 1000, before, after, version)
-    except Exception as error:
-        raise translate_error(error, doing, subject) from error
+
+    async def describe(client: RawClient) -> tuple[Any, float, float, tuple[int, ...]]:
+        topic = DescribeQuorumRequest.TopicData
+        partition = topic.PartitionData(partition_index=0)
+        wanted = topic(topic_name="__cluster_metadata", partitions=[partition])
+        # Version 1 has the times; kafka-python's own method fails on it (Kafka before 3.8).
+        request = DescribeQuorumRequest(topics=[wanted], min_version=1, max_version=1)
+        before = time.time()
+        answer = await client.send(request)
+        after = time.time()
+        if code := answer.error_code or answer.topics[0].partitions[0].error_code:
+            raise for_code(code)()
+        version = tuple(client.admin._manager.broker_version_data.broker_version)
+        return answer.topics[0].partitions[0], before, after, version
+
+    found, before, after, version = ask_in_coroutine(
+        settings, properties, subject, doing, limit, describe
+    )
+    for voter in found.current_voters:
+        if voter.replica_id == found.leader_id:
+            return Controller(voter.last_fetch_timestamp / 1000, before, after, version)
     raise KafkaFailure(f"could not {doing}: the quorum has no leader now", subject=subject)

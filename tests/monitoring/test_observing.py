@@ -15,6 +15,7 @@ from backlogctl.errors import BacklogError, ClusterUnreachable
 from backlogctl.kafka import admin as verbs
 from backlogctl.kafka.errors import TopicMissing
 from backlogctl.ledger import Ledger
+from backlogctl.monitoring.doctor.facts import read_controller
 from backlogctl.monitoring.offsets.gaps import Suspicion
 from backlogctl.monitoring.offsets.lag import count_lag, read_tails
 from backlogctl.monitoring.offsets.observation import Observation, observe_stream
@@ -333,3 +334,11 @@ def test_fault_28_the_watch_goes_on_through_an_outage_and_says_it_once(
     assert set(rest[1::2]) <= {"stream orders: answers again"}
     assert len(rest) % 2 == 0
     assert ledger.gaps.list("orders") == ()
+
+
+def test_the_clock_and_the_version_of_the_controller_are_read(kafka: EmbeddedKafka) -> None:
+    """It runs on this host. Kafka before 3.8 answers without what newer ones add."""
+    found = read_controller(properties_of(kafka.bootstrap), Deadline(PATIENT))
+    assert found is not None
+    assert found.before - 60 < found.theirs < found.after + 60
+    assert found.version >= (3, 7)
