@@ -409,7 +409,7 @@ you write the new version here, run tests/monitoring/test_groups*.py and look ag
   back, `_closed` beside `__new__`, and close() of a client that could not connect
 - backlogctl/kafka/coordinator.py: `_list_group_offsets_requests`
 - backlogctl/kafka/schemas: `ApiMessage` with `load_json`; does it have these requests itself by now?
-- backlogctl/kafka/raw_client.py, backlogctl/kafka/capabilities.py: `_manager` (broker_version_data, cluster.add_coordinator)
+- backlogctl/kafka/raw_client.py: `_manager` (broker_version_data, cluster.add_coordinator)
 """
 
 

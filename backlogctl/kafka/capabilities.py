@@ -96,7 +96,7 @@ def find_absent(
         return ()
     try:
         with lend_client(settings, limit, properties) as client:
-            named = _list_named(client)
+            named = client.requests
             wanted = (one for one in CAPABILITIES if one.request in requests)
             return tuple(one for one in wanted if _is_missed(one, named))
     except Exception as error:
@@ -113,15 +113,10 @@ def read_takings(properties: Properties, limit: Deadline) -> Mapping[Capability,
         return None
     try:
         with lend_client(settings, limit, properties) as client:
-            named = _list_named(client)
+            named = client.requests
             return {one: _look_at(client, one, named, limit) for one in CAPABILITIES}
     except Exception as error:
         raise _explain(error, properties) from error
-
-
-def _list_named(client: RawClient) -> Collection[int]:
-    keys: Collection[int] = client.admin._manager.broker_version_data.api_versions
-    return keys
 
 
 def _is_missed(one: Capability, named: Collection[int]) -> bool:

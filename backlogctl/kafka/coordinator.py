@@ -308,7 +308,7 @@ async def _describe(
                     found[one.group_id] = one.error_code or _take_newer(one)
         except UnsupportedVersionError:
             # Who takes their heartbeats, and does not describe them (Kafka 3.7), may list them.
-            if _HEARTBEAT_KEY in client.admin._manager.broker_version_data.api_versions:
+            if _HEARTBEAT_KEY in client.requests:
                 hidden = await _find_listed(client, node, dead)
                 found |= dict.fromkeys(hidden, _UNSUPPORTED_VERSION)
                 # A list is silent on groups whose coordinator has moved since.

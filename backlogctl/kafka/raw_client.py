@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
@@ -170,6 +170,17 @@ class RawClient:
                 # Who named it knows more of it than who was asked now, or less: it may come back.
                 raise NodeNotReadyError(node)
         return await self.admin._manager.send(request, node_id=node)
+
+    @property
+    def requests(self) -> Collection[int]:
+        """Keys of the requests that the broker it first connected to named (ApiVersions)."""
+        keys: Collection[int] = self.admin._manager.broker_version_data.api_versions
+        return keys
+
+    @property
+    def broker_version(self) -> tuple[int, ...]:
+        """As kafka-python takes it from those requests, such as (3, 9)."""
+        return tuple(self.admin._manager.broker_version_data.broker_version)
 
     def list_brokers(self) -> list[int]:
         """Node ids, as far as the newest metadata goes."""

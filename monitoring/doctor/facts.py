@@ -221,8 +221,7 @@ def read_controller(properties: Properties, limit: Deadline) -> Controller | Non
         after = time.time()
         if code := answer.error_code or answer.topics[0].partitions[0].error_code:
             raise for_code(code)()
-        version = tuple(client.admin._manager.broker_version_data.broker_version)
-        return answer.topics[0].partitions[0], before, after, version
+        return answer.topics[0].partitions[0], before, after, client.broker_version
 
     found, before, after, version = ask_in_coroutine(
         settings, properties, subject, doing, limit, describe
