@@ -102,6 +102,7 @@ LISTS = (
             "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
             "org.apache.kafka:kafka-clients:3.9.0",
             "org.apache.commons:commons-pool2:2.12.0",
+            "org.mariadb.jdbc:mariadb-java-client:3.5.6",
             "org.postgresql:postgresql:42.7.5",
             "org.xerial:sqlite-jdbc:3.49.1.0",
         ),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -35,15 +34,8 @@ from backlogctl.spark_backfill.messages.candidates import SourceAccess, drop_dup
 from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages, join_headers
 from backlogctl.spark_backfill.messages.windows import CLOCKS, join_conditions
 from backlogctl.spark_backfill.request import ALLOW_PROOF, Proof
-from backlogctl.spark_backfill.sources.reflection import (
-    POSTGRESQL,
-    SQLITE,
-    ColumnKind,
-    SourceTable,
-    quote_name,
-    quote_table,
-    quote_text,
-)
+from backlogctl.spark_backfill.sources.databases import ColumnKind
+from backlogctl.spark_backfill.sources.reflection import SourceTable
 from backlogctl_delivery.stamps import SEQUENCE_HEADERS
 
 # A time column read in the wrong zone, told from messages and their rows.
@@ -448,18 +440,13 @@ def render_identities(
     """
     if name is None:
         return None
-    render = _find_renderer(table, name)
+    render = table.engine.find_renderer(table.column(name))
     if render is None:
         return None
     literals = [text for text in (render(i) for i in identities) if text is not None]
     if not literals:
         return "1 = 0"
-    return f"{quote_name(table.dialect, name)} IN ({', '.join(literals)})"
-
-
-def _find_renderer(table: SourceTable, name: str) -> Callable[[bytes], str | None] | None:
-    column = table.column(name)
-    return _render_uuid if column.is_uuid else _RENDER.get((table.dialect, column.kind))
+    return f"{table.engine.quote_name(name)} IN ({', '.join(literals)})"
 
 
 _AT_ONCE = 500
@@ -475,7 +462,7 @@ def find_gone_rows(
     Raises:
         SourceError: the table could not be read; then nothing is known.
     """
-    render = None if name is None else _find_renderer(access.table, name)
+    render = None if name is None else access.table.engine.find_renderer(access.table.column(name))
     if render is None:
         return None
     gone = {identity for identity in identities if render(identity) is not None}
@@ -492,43 +479,10 @@ def find_gone_rows(
             conditions = [access.wanted, where] if size == _AT_ONCE else [access.wanted]
             condition = join_conditions(*conditions)
             statement = (
-                f"SELECT {quote_name(access.table.dialect, name)} FROM "
-                f"{quote_table(access.table)}" + (f" WHERE {condition}" if condition else "")
+                f"SELECT {access.table.engine.quote_name(name)} FROM "
+                f"{access.table.quoted}" + (f" WHERE {condition}" if condition else "")
             )
             options = {"no_parameters": True, "stream_results": True}
             for (value,) in connection.exec_driver_sql(statement, execution_options=options):
                 gone.discard(str(value).encode())
     return frozenset(gone)
-
-
-def _render_integer(identity: bytes) -> str | None:
-    try:
-        number = int(identity)
-    except ValueError:
-        return None  # no row can have it
-    return str(number) if -(2**63) <= number < 2**63 else None
-
-
-def _render_uuid(identity: bytes) -> str | None:
-    # As the database prints it: in other forms no row has it.
-    found = re.fullmatch(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", identity)
-    return quote_text(POSTGRESQL, identity.decode()) if found else None
-
-
-def _render_text(dialect: str) -> Callable[[bytes], str | None]:
-    def render(identity: bytes) -> str | None:
-        try:
-            text = identity.decode()
-        except UnicodeDecodeError:
-            return None
-        return None if "\0" in text else quote_text(dialect, text)
-
-    return render
-
-
-_RENDER: Mapping[tuple[str, ColumnKind], Callable[[bytes], str | None]] = {
-    (POSTGRESQL, ColumnKind.INTEGER): _render_integer,
-    (SQLITE, ColumnKind.INTEGER): _render_integer,
-    (POSTGRESQL, ColumnKind.TEXT): _render_text(POSTGRESQL),
-    (SQLITE, ColumnKind.TEXT): _render_text(SQLITE),
-}

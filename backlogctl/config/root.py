@@ -26,7 +26,6 @@ from backlogctl.config.documents import DocumentError, parse_document
 from backlogctl.config.hooks import Hook, check_hook_streams
 from backlogctl.config.references import Problem, Resolved, resolve_references
 from backlogctl.config.sections import (
-    DATABASES,
     Cluster,
     Guards,
     KafkaLedger,
@@ -35,7 +34,6 @@ from backlogctl.config.sections import (
     Staging,
     Watch,
     check_database_url,
-    find_unsupported,
 )
 from backlogctl.config.streams import OffPeak, Stream
 from backlogctl.errors import ConfigurationError, Refused, UsageError
@@ -127,10 +125,10 @@ class Config(Section):
                 continue
             at = ("streams", name, "source")
             key = "database" if stream.source.outbox is None else "outbox"
-            _check_readable((*at, key), stream.source.database, self.sources)
+            _check_known((*at, key), "source", stream.source.database, self.sources)
             if consumed := stream.source.consumed:
                 at = (*at, "consumed")
-                _check_readable((*at, "database"), consumed.database, self.sources)
+                _check_known((*at, "database"), "source", consumed.database, self.sources)
         return self
 
     def model_post_init(self, context: Any, /) -> None:
@@ -334,13 +332,6 @@ def _check_known(
 ) -> None:
     if name not in known:
         raise base.fail_at(path, base.describe_unknown(kind, name, known))
-
-
-def _check_readable(path: documents.KeyPath, name: str, sources: Mapping[str, Source]) -> None:
-    """A database that a rebuild or an audit reads: other ones may hold an outbox only."""
-    _check_known(path, "source", name, sources)
-    if problem := find_unsupported(sources[name].reveal_url(), DATABASES):
-        raise base.fail_at(path, problem)
 
 
 def _describe(

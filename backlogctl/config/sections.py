@@ -59,7 +59,7 @@ _SPARK_CODE = (
     "spark.sql.streaming.streamingQueryListeners",
 )
 DATABASES = ("postgresql", "sqlite")
-OUTBOX_DATABASES = (*DATABASES, "mysql", "mariadb")
+SOURCE_DATABASES = (*DATABASES, "mysql", "mariadb")
 
 
 class Staging(Section):
@@ -300,7 +300,7 @@ class Source(Section):
         description="In a file that only Airflow reads: the connection that gives `url`.",
     )
     url: Annotated[SecretStr, DatabaseUrl] = Field(
-        description="SQLAlchemy URL, PostgreSQL or SQLite; of an outbox MariaDB or MySQL too. The "
+        description="SQLAlchemy URL of PostgreSQL, MariaDB, MySQL or SQLite. The "
         "password by reference: `postgresql+psycopg://app:${env:SHOP_PASSWORD}@db/shop`. It is "
         "percent-encoded as it is put in. A SQLite file is relative to the configuration file.",
     )
@@ -312,7 +312,7 @@ class Source(Section):
     @field_validator("url")
     @classmethod
     def _check_url(cls, value: SecretStr) -> SecretStr:
-        return check_database_url(value, OUTBOX_DATABASES)
+        return check_database_url(value, SOURCE_DATABASES)
 
     def reveal_url(self) -> str:
         """The URL with its password: only for the call that connects."""

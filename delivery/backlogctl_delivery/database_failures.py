@@ -7,6 +7,7 @@ reported as it is.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -34,10 +35,10 @@ class ConnectionRefusal:
 
 
 _SERVER, _AWAY_TEXT = "the server at {place} ", "the database cannot be reached: "
-# By libpq's text: what it means, what to do, and whether it stays so until the URL is corrected.
+# By libpq's text, and MariaDB's: what it means, what to do, and whether it stays so until the URL is corrected.
 _REFUSALS: tuple[tuple[str, str, str, bool], ...] = (
     (
-        r'database "[^"]*" does not exist',
+        r'database "[^"]*" does not exist|unknown database ',
         _SERVER + "has no database {database}",
         "correct the name at the end of `{key}`, or create the database",
         True,
@@ -49,7 +50,7 @@ _REFUSALS: tuple[tuple[str, str, str, bool], ...] = (
         True,
     ),
     (
-        r"authentication failed for user",
+        r"authentication failed for user|access denied for user '[^']*'@'[^']*' \(using",
         _SERVER + "does not let user {user} in: wrong password, or no such user",
         "correct user and password in `{key}`",
         True,
@@ -87,15 +88,18 @@ _REFUSALS: tuple[tuple[str, str, str, bool], ...] = (
 )
 
 
+_PORTS = defaultdict(lambda: 3306, postgresql=5432)
+
+
 def explain_refusal(reason: str, url: URL, key: str) -> ConnectionRefusal | None:
     """What a failed connection means; None where that is not known.
 
     Args:
-        reason: libpq's text, all of its lines.
+        reason: the text of libpq or PyMySQL, all of its lines.
         key: the configuration key that holds the URL.
     """
     said = {
-        "place": f"{url.host or 'localhost'}:{url.port or 5432}",
+        "place": f"{url.host or 'localhost'}:{url.port or _PORTS[url.get_backend_name()]}",
         "host": repr(url.host),
         "user": repr(url.username),
         "database": repr(url.database or url.username),

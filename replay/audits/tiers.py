@@ -215,7 +215,7 @@ def _count(counting: Counting, span: Span) -> RowCount:
     from backlogctl.spark_backfill.existing.messages import read_log
     from backlogctl.spark_backfill.messages.windows import Bounds
     from backlogctl.spark_backfill.proof import suspect_zone
-    from backlogctl.spark_backfill.sources.reflection import ColumnKind
+    from backlogctl.spark_backfill.sources.databases import ColumnKind
     from backlogctl.spark_backfill.spark.frames import mark_within
 
     workspace, stream, source = counting.workspace, counting.stream, counting.source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,15 +18,8 @@ from backlogctl.spark_backfill.messages.windows import (
     join_conditions,
 )
 from backlogctl.spark_backfill.sources.columns import EVERYTHING, MIN_ROWS, Projection, list_ranges
-from backlogctl.spark_backfill.sources.reflection import (
-    SQLITE,
-    ColumnKind,
-    JdbcAccess,
-    SourceTable,
-    quote_name,
-    quote_table,
-    quote_text,
-)
+from backlogctl.spark_backfill.sources.databases import ColumnKind, JdbcAccess
+from backlogctl.spark_backfill.sources.reflection import SourceTable
 
 if TYPE_CHECKING:
     from backlogctl.config import StreamSource
@@ -62,16 +55,12 @@ def find_newest(access: SourceAccess, source: StreamSource, rows: int) -> dateti
     column = table.column(source.time_column)
     if not is_indexable(table, column.name):
         return None
-    q = quote_name(table.dialect, column.name)
-    at = q
-    if column.kind is ColumnKind.TIME and not column.zoned:
-        at = f"{q} AT TIME ZONE {quote_text(table.dialect, access.timezone)}"
+    q = table.engine.quote_name(column.name)
+    at = table.engine.find_instant(column, q, access.timezone)
     # What no time can be read of is neither old nor new.
-    dated = f"typeof({q}) = 'integer'" if table.dialect == SQLITE else f"{q} IS NOT NULL"
-    where = join_conditions(access.wanted, dated)
+    where = join_conditions(access.wanted, table.engine.has_number(q))
     statement = (
-        f"SELECT {at} FROM {quote_table(table)} WHERE {where} "
-        f"ORDER BY {q} DESC LIMIT 1 OFFSET {rows:d}"
+        f"SELECT {at} FROM {table.quoted} WHERE {where} ORDER BY {q} DESC LIMIT 1 OFFSET {rows:d}"
     )
     doing = f"look for the {rows} newest rows"
     with translating(doing, subject=access.subject), access.engine.connect() as connection:
@@ -79,7 +68,9 @@ def find_newest(access: SourceAccess, source: StreamSource, rows: int) -> dateti
         newest = found.scalar_one_or_none()
     if column.kind is ColumnKind.INTEGER:
         return find_number_time(newest, source)
-    return None if newest is None else newest.astimezone(UTC)
+    if newest is None:
+        return None
+    return table.engine.read_instant(column, newest, access.timezone)
 
 
 def count_rows(access: SourceAccess, where: str) -> int:

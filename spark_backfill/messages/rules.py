@@ -22,15 +22,14 @@ from backlogctl.errors import ConfigurationError
 from backlogctl.spark_backfill.failures import find_first_cause
 from backlogctl.spark_backfill.messages.windows import CLOCKS
 from backlogctl.spark_backfill.request import Growth
-from backlogctl.spark_backfill.sources.columns import (
-    REASON,
+from backlogctl.spark_backfill.sources.columns import REASON
+from backlogctl.spark_backfill.sources.databases import (
     TIME_FORMAT,
-    parse_time_text,
-    spark_type,
-)
-from backlogctl.spark_backfill.sources.reflection import (
     ColumnKind,
     SourceColumn,
+    parse_time_text,
+)
+from backlogctl.spark_backfill.sources.reflection import (
     SourceTable,
     check_columns,
     list_named_columns,
@@ -265,7 +264,7 @@ def check_rules(
         check_columns(table, names, place)
     _check_time_column(table, source, at)
     empty = make_empty(
-        spark, T.StructType([T.StructField(c.name, spark_type(c)) for c in table.columns])
+        spark, T.StructType([T.StructField(c.name, c.spark_type) for c in table.columns])
     )
     # Rows that `order_by` leaves equal are in the order of their primary key, as typed.
     order = (*source.order_by, *source.primary_key)

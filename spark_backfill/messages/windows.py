@@ -6,21 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo
 
 from backlogctl.clock import format_time
 from backlogctl.errors import ConfigurationError, UsageError
 from backlogctl.formats import format_duration
-from backlogctl.spark_backfill.sources.reflection import (
-    POSTGRESQL,
-    SQLITE,
-    ColumnKind,
-    SourceColumn,
-    SourceTable,
-    check_columns,
-    quote_name,
-    quote_text,
-)
+from backlogctl.spark_backfill.sources.databases import ColumnKind, SourceColumn, SourceDatabase
+from backlogctl.spark_backfill.sources.reflection import SourceTable, check_columns
 from backlogctl.values import Gap
 
 if TYPE_CHECKING:
@@ -251,7 +242,7 @@ def join_conditions(*conditions: str) -> str:
 def filter_wanted(table: SourceTable, where: Mapping[str, Wanted]) -> str:
     """The rows whose columns have these values; see `check_wanted`."""
     return " AND ".join(
-        _render_wanted(table.dialect, table.column(name), value) for name, value in where.items()
+        _render_wanted(table.engine, table.column(name), value) for name, value in where.items()
     )
 
 
@@ -286,7 +277,7 @@ def check_wanted(table: SourceTable, where: Mapping[str, Wanted], subject: str) 
 def is_indexable(table: SourceTable, time_column: str) -> bool:
     """Whether the database can compare the column's times: else Spark reads the whole table."""
     kind = table.column(time_column).kind
-    return kind is ColumnKind.INTEGER or (table.dialect == POSTGRESQL and kind is ColumnKind.TIME)
+    return kind is ColumnKind.INTEGER or (table.engine.compares_times and kind is ColumnKind.TIME)
 
 
 def filter_times(table: SourceTable, source: StreamSource, bounds: Bounds, timezone: str) -> str:
@@ -298,12 +289,19 @@ def filter_times(table: SourceTable, source: StreamSource, bounds: Bounds, timez
     if not is_indexable(table, source.time_column):
         return ""
     column = table.column(source.time_column)
-    q = quote_name(table.dialect, column.name)
+    q = table.engine.quote_name(column.name)
     if column.kind is ColumnKind.INTEGER:
         assert source.time_unit is not None
         parts = list(_compare_numbers(q, bounds, _UNITS[source.time_unit]))
     else:
-        parts = list(_compare_times(q, column, bounds, timezone))
+        sides = ((">=", bounds.lower), ("<=", bounds.upper))
+        compare = table.engine.compare_time
+        parts = [
+            part
+            for sign, at in sides
+            if at is not None
+            for part in compare(column, q, sign, at, timezone)
+        ]
     if source.sent_time:
         # Not sent yet: its sender will send it. A partial index of what was sent serves this.
         parts = parts or [f"{q} IS NOT NULL"]
@@ -312,7 +310,7 @@ def filter_times(table: SourceTable, source: StreamSource, bounds: Bounds, timez
     found = [" AND ".join(parts)]
     if not source.sent_time:
         found.append(f"{q} IS NULL")
-    if table.dialect == SQLITE:
+    if not table.engine.compares_times:
         # A number column holds text as well, which sorts behind all numbers: to be told as wrong.
         found.append(f"{q} >= ''")
     return " OR ".join(f"({part})" for part in found)
@@ -327,16 +325,15 @@ def find_number_time(number: object, source: StreamSource) -> datetime | None:
         return None
 
 
-def _render_wanted(dialect: str, column: SourceColumn, value: Wanted) -> str:
-    q = quote_name(dialect, column.name)
+def _render_wanted(database: SourceDatabase, column: SourceColumn, value: Wanted) -> str:
+    q = database.quote_name(column.name)
     match column.kind:
         case ColumnKind.TEXT:
-            return f"{q} = {quote_text(dialect, str(value))}"
+            return f"{q} = {database.quote_text(str(value))}"
         case ColumnKind.OTHER:
-            kind = "text" if dialect == POSTGRESQL else "TEXT"
-            return f"CAST({q} AS {kind}) = {quote_text(dialect, str(value))}"
-        case ColumnKind.BOOLEAN if dialect == POSTGRESQL:
-            return q if value else f"NOT {q}"
+            return database.compare_text(q, str(value))
+        case ColumnKind.BOOLEAN:
+            return database.compare_boolean(q, bool(value))
     return f"{q} = {int(value):d}"
 
 
@@ -345,19 +342,3 @@ def _compare_numbers(q: str, bounds: Bounds, unit: timedelta) -> Iterator[str]:
         yield f"{q} >= {(bounds.lower - _EPOCH) // unit:d}"
     if bounds.upper is not None:
         yield f"{q} <= {-((_EPOCH - bounds.upper) // unit):d}"
-
-
-def _compare_times(q: str, column: SourceColumn, bounds: Bounds, timezone: str) -> Iterator[str]:
-    for at, sign, slack in ((bounds.lower, ">=", -1), (bounds.upper, "<=", 1)):
-        if at is None:
-            continue
-        exact = f"CAST({quote_text(POSTGRESQL, format_time(at))} AS timestamptz)"
-        if column.zoned:
-            yield f"{q} {sign} {exact}"
-            continue
-        # An index serves the first; the second is right in the doubled hour too.
-        wall = (at + timedelta(hours=2 * slack)).astimezone(ZoneInfo(timezone))
-        rough = quote_text(POSTGRESQL, wall.replace(tzinfo=None).isoformat(" "))
-        zone = quote_text(POSTGRESQL, timezone)
-        yield f"{q} {sign} CAST({rough} AS timestamp)"
-        yield f"({q} AT TIME ZONE {zone}) {sign} {exact}"

@@ -11,8 +11,7 @@ from backlogctl.clock import find_doubled_times, format_time, utc_now
 from backlogctl.spark_backfill.messages.rules import MessageRules
 from backlogctl.spark_backfill.messages.windows import Doubled
 from backlogctl.spark_backfill.placing.ranking import Edge, PlacedGap, Ranked
-from backlogctl.spark_backfill.sources.columns import parse_time_text
-from backlogctl.spark_backfill.sources.reflection import ColumnKind, SourceColumn
+from backlogctl.spark_backfill.sources.databases import ColumnKind, SourceColumn, parse_time_text
 from backlogctl.spark_backfill.spark.frames import make_rows, quote
 
 # A *tie* is all rows that `order_by` leaves equal: their order in the log is not known, whatever

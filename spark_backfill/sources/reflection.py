@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import timedelta
-from enum import StrEnum
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy import types
-from sqlalchemy.dialects.postgresql.base import PGDialect
-from sqlalchemy.dialects.sqlite.base import SQLiteDialect
-from sqlalchemy.engine import URL, Dialect, Engine, Inspector, make_url
+from sqlalchemy.engine import URL, Engine, Inspector, make_url
 from sqlalchemy.exc import DBAPIError
 
 from backlogctl.config import Source, Stream, StreamSource
 from backlogctl.errors import ConfigurationError, SourceError
 from backlogctl.spark_backfill.failures import translating
-from backlogctl_delivery.database import add_liveness
+from backlogctl.spark_backfill.sources.databases import JdbcAccess, SourceColumn, SourceDatabase
+from backlogctl.spark_backfill.sources.mysql import MySql
+from backlogctl.spark_backfill.sources.postgresql import PostgreSql
+from backlogctl.spark_backfill.sources.sqlite import Sqlite
 from backlogctl_delivery.database_failures import explain_refusal
 
 # A source that does not let us in: said by the part of its URL that is wrong.
@@ -58,37 +53,13 @@ def telling_access(engine: Engine, database: str) -> Iterator[None]:
         ) from None
 
 
-POSTGRESQL = "postgresql"
-SQLITE = "sqlite"
-
-
-class ColumnKind(StrEnum):
-    """How a column is read."""
-
-    INTEGER = "integer"
-    BOOLEAN = "boolean"
-    FLOAT = "float"  # 4 bytes
-    DOUBLE = "double"
-    DECIMAL = "decimal"
-    TIME = "time"
-    DATE = "date"
-    TEXT = "text"
-    BYTES = "bytes"
-    OTHER = "other"  # read as the database writes it as text
-
-
-@dataclass(frozen=True, slots=True)
-class SourceColumn:
-    """A column. `precision` and `scale` are those of a declared decimal; `is_uuid`: PostgreSQL's
-    own type, which is read as text."""
-
-    name: str
-    kind: ColumnKind
-    nullable: bool = True
-    zoned: bool = False
-    precision: int | None = None
-    scale: int | None = None
-    is_uuid: bool = False
+# MariaDB's dialect is one of MySQL's.
+_DATABASES: Mapping[str, SourceDatabase] = {
+    "postgresql": PostgreSql(),
+    "sqlite": Sqlite(),
+    "mysql": MySql(),
+    "mariadb": MySql(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +73,17 @@ class SourceTable:
     columns: tuple[SourceColumn, ...]
     unique: tuple[frozenset[str], ...]
     indexed: frozenset[str]  # columns that lead an index
+
+    @property
+    def engine(self) -> SourceDatabase:
+        """The database that holds it."""
+        return _DATABASES[self.dialect]
+
+    @property
+    def quoted(self) -> str:
+        """Its name for SQL."""
+        parts = [self.schema, self.name] if self.schema else [self.name]
+        return ".".join(self.engine.quote_name(part) for part in parts if part)
 
     def column(self, name: str) -> SourceColumn:
         """The column of that name; it is known to be there."""
@@ -121,63 +103,29 @@ class SourceTable:
         return f"{self.schema}.{self.name}" if self.schema else self.name
 
 
-_DIALECTS: dict[str, Dialect] = {
-    # Rendered for JDBC, so `%` must not be doubled as psycopg wants it.
-    POSTGRESQL: PGDialect(paramstyle="named"),  # type: ignore[no-untyped-call]
-    SQLITE: SQLiteDialect(paramstyle="named"),
-}
-
-
-def quote_name(dialect: str, name: str) -> str:
-    """An identifier, always quoted, by the database's own rules."""
-    return str(_DIALECTS[dialect].identifier_preparer.quote_identifier(name))
-
-
-def quote_table(table: SourceTable) -> str:
-    parts = [table.schema, table.name] if table.schema else [table.name]
-    return ".".join(quote_name(table.dialect, part) for part in parts if part)
-
-
-def quote_text(dialect: str, text: str) -> str:
-    return str(
-        sa.literal(text, types.String()).compile(
-            dialect=_DIALECTS[dialect], compile_kwargs={"literal_binds": True}
-        )
-    )
-
-
 def open_engine(source: Source, database: str) -> Engine:
     """A read-only engine of a source, with its statement timeout.
 
     Raises:
-        ConfigurationError: the URL is wrong, or of a database that is not supported yet.
+        ConfigurationError: the URL is wrong, or of a database that is not supported.
     """
     url = parse_source_url(source.reveal_url(), database)
-    if url.get_backend_name() == SQLITE:
-        path = find_sqlite_file(url, database)
-
-        def connect() -> sqlite3.Connection:
-            return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
-
-        return sa.create_engine("sqlite://", creator=connect, hide_parameters=True)
-    options = postgresql_options(source.limits.statement_timeout, url)
-    plain = url.set(drivername="postgresql+psycopg").difference_update_query(["options"])
-    return sa.create_engine(
-        add_liveness(plain),
-        connect_args={"options": options, "connect_timeout": 10},
-        hide_parameters=True,
-        pool_size=1,
-        max_overflow=0,
-    )
+    return _DATABASES[url.get_backend_name()].open_engine(url, database, source.limits)
 
 
-def postgresql_options(timeout: timedelta, url: URL) -> str:
-    """Server settings of each connection: read only, and no statement above the timeout."""
-    given = url.query.get("options", "")
-    own = f"-c statement_timeout={int(timeout.total_seconds() * 1000)}"
-    return " ".join(
-        part for part in (str(given), own, "-c default_transaction_read_only=on") if part
-    )
+def make_access(source: Source, database: str) -> JdbcAccess:
+    """Turns a SQLAlchemy URL into JDBC's.
+
+    Raises:
+        ConfigurationError: something in it has no counterpart in JDBC.
+    """
+    url = parse_source_url(source.reveal_url(), database)
+    access = _DATABASES[url.get_backend_name()].make_access(url, database, source.limits)
+    common = {
+        "fetchsize": str(source.limits.fetch_size),
+        "queryTimeout": str(max(1, int(source.limits.statement_timeout.total_seconds()))),
+    }
+    return replace(access, properties={**common, **access.properties})
 
 
 def parse_source_url(text: str, database: str) -> URL:
@@ -191,21 +139,12 @@ def parse_source_url(text: str, database: str) -> URL:
             subject=subject,
             hint="write it as postgresql+psycopg://user@host:5432/name or sqlite:////path/file.db",
         ) from None
-    if backend not in (POSTGRESQL, SQLITE):
+    if backend not in _DATABASES:
+        known = ", ".join(_DATABASES)
         raise ConfigurationError(
-            f"{backend} is not supported yet", subject=subject, hint="use postgresql or sqlite"
+            f"{backend} is not supported yet", subject=subject, hint=f"use one of {known}"
         )
     return url
-
-
-def find_sqlite_file(url: URL, database: str) -> Path:
-    subject = f"sources.{database}.url"
-    if not url.database or url.database == ":memory:":
-        raise ConfigurationError("an in-memory SQLite database cannot be read", subject=subject)
-    path = Path(url.database.removeprefix("file:")).absolute()
-    if not path.is_file():
-        raise ConfigurationError(f"there is no file {path}", subject=subject)
-    return path
 
 
 def require_tables(sources: Mapping[str, Source], stream: Stream) -> None:
@@ -239,7 +178,8 @@ def reflect_table(engine: Engine, database: str, name: str) -> SourceTable:
             inspector = sa.inspect(engine)
             # SQLite reads its file with the first statement only.
             schema, table = _find_table(inspector, database, name)
-        columns = tuple(_read_column(engine, item) for item in inspector.get_columns(table, schema))
+        read = _DATABASES[engine.dialect.name].read_column
+        columns = tuple(read(item) for item in inspector.get_columns(table, schema))
         primary = inspector.get_pk_constraint(table, schema).get("constrained_columns") or []
         indexes = inspector.get_indexes(table, schema)
         constraints = inspector.get_unique_constraints(table, schema)
@@ -315,9 +255,8 @@ def _find_table(inspector: Inspector, database: str, name: str) -> tuple[str | N
     for within, table in tries:
         if within is not None and within not in schemas:
             continue
-        names = [*inspector.get_table_names(within), *inspector.get_view_names(within)]
-        if inspector.dialect.name == POSTGRESQL:
-            names += inspector.get_materialized_view_names(within)
+        views = _DATABASES[inspector.dialect.name].list_views(inspector, within)
+        names = [*inspector.get_table_names(within), *views]
         if table in names:
             return within, table
         seen += [f"{within}.{item}" if within else item for item in names]
@@ -336,135 +275,6 @@ def _suggest(name: str, known: Sequence[str], otherwise: str) -> str:
     return f"{otherwise} {shown}{', ...' if len(known) > 12 else ''}" if known else ""
 
 
-def _read_column(engine: Engine, item: Any) -> SourceColumn:
-    kind = item["type"]
-    found = _find_kind(kind, engine.dialect.name)
-    decimal = found is ColumnKind.DECIMAL
-    return SourceColumn(
-        name=item["name"],
-        kind=found,
-        nullable=bool(item.get("nullable", True)),
-        zoned=bool(getattr(kind, "timezone", False)),
-        precision=getattr(kind, "precision", None) if decimal else None,
-        scale=getattr(kind, "scale", None) if decimal else None,
-        is_uuid=isinstance(kind, types.Uuid) and engine.dialect.name == POSTGRESQL,
-    )
-
-
-def _find_kind(kind: Any, dialect: str) -> ColumnKind:
-    match kind:
-        case types.Boolean():
-            return ColumnKind.BOOLEAN
-        case types.Integer():
-            return ColumnKind.INTEGER
-        case types.REAL() if dialect == POSTGRESQL:
-            return ColumnKind.FLOAT
-        case types.Float() | types.REAL() | types.Double():
-            return ColumnKind.DOUBLE
-        case types.Numeric():
-            return ColumnKind.DECIMAL
-        case types.DateTime():
-            return ColumnKind.TIME
-        case types.Date():
-            return ColumnKind.DATE
-        case types.LargeBinary():
-            return ColumnKind.BYTES
-        case types.Enum() | types.ARRAY():
-            return ColumnKind.OTHER
-        case types.String():
-            return ColumnKind.TEXT
-    return ColumnKind.OTHER
-
-
 def _is_partial(index: Any) -> bool:
     options = index.get("dialect_options") or {}
     return any(name.endswith("_where") and value is not None for name, value in options.items())
-
-
-# JDBC's view of a source: the URL without secrets, and the properties of a connection.
-
-# libpq's parameters that pgjdbc knows under the same name; others are named in an error.
-_SAME = frozenset(["sslmode", "sslrootcert", "sslcert", "sslkey", "channel_binding"])
-_RENAMED = {
-    "connect_timeout": "connectTimeout",
-    "application_name": "ApplicationName",
-    "target_session_attrs": "targetServerType",
-}
-# A server that has not even refused a statement this long after its timeout has vanished.
-_ANSWER_SECONDS = 60
-_TARGETS = {"read-write": "primary", "primary": "primary", "any": "any", "standby": "secondary"}
-
-
-@dataclass(frozen=True, slots=True)
-class JdbcAccess:
-    """How Spark reads a source. The password is a property, never a part of the URL."""
-
-    url: str
-    properties: Mapping[str, str] = field(repr=False)
-    secrets: tuple[str, ...] = field(repr=False, default=())
-
-
-def make_access(source: Source, database: str) -> JdbcAccess:
-    """Turns a SQLAlchemy URL into JDBC's.
-
-    Raises:
-        ConfigurationError: something in it has no counterpart in JDBC.
-    """
-    url = parse_source_url(source.reveal_url(), database)
-    limits = source.limits
-    common = {
-        "fetchsize": str(limits.fetch_size),
-        "queryTimeout": str(max(1, int(limits.statement_timeout.total_seconds()))),
-    }
-    if url.get_backend_name() == SQLITE:
-        return JdbcAccess(
-            url=f"jdbc:sqlite:{find_sqlite_file(url, database)}",
-            properties={**common, "driver": "org.sqlite.JDBC", "open_mode": "1"},
-        )
-    password = str(url.password) if url.password is not None else ""
-    properties = {
-        **common,
-        **_translate_query(url, database),
-        "driver": "org.postgresql.Driver",
-        "options": postgresql_options(limits.statement_timeout, url),
-        "tcpKeepAlive": "true",
-        "socketTimeout": str(int(limits.statement_timeout.total_seconds()) + _ANSWER_SECONDS),
-    }
-    properties.setdefault("connectTimeout", "10")
-    if url.username:
-        properties["user"] = url.username
-    if password:
-        properties["password"] = password
-    host = url.host or "localhost"
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    name = quote(url.database or url.username or "postgres", safe="")
-    return JdbcAccess(
-        url=f"jdbc:postgresql://{host}:{url.port or 5432}/{name}",
-        properties=properties,
-        secrets=(password,) if password else (),
-    )
-
-
-def _translate_query(url: URL, database: str) -> dict[str, str]:
-    subject = f"sources.{database}.url"
-    found: dict[str, str] = {}
-    for name, value in url.query.items():
-        text = value if isinstance(value, str) else ",".join(value)
-        if name == "options":
-            continue
-        if name == "host":
-            raise ConfigurationError(
-                "a Unix socket or several hosts cannot be read over JDBC",
-                subject=subject,
-                hint="write one host and its TCP port",
-            )
-        if name == "target_session_attrs":
-            text = _TARGETS.get(text, "any")
-        if name not in _SAME and name not in _RENAMED:
-            raise ConfigurationError(
-                f"the parameter {name} is not supported",
-                subject=subject,
-                hint=f"known ones are {', '.join(sorted({*_SAME, *_RENAMED, 'options'}))}",
-            )
-        found[_RENAMED.get(name, name)] = text
-    return found

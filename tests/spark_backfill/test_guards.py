@@ -60,12 +60,8 @@ from backlogctl.spark_backfill.proof import (
     suspect_partitions,
 )
 from backlogctl.spark_backfill.request import PriorChunk, Proof, RebuildRequest, Stretch
-from backlogctl.spark_backfill.sources.reflection import (
-    SQLITE,
-    ColumnKind,
-    SourceColumn,
-    SourceTable,
-)
+from backlogctl.spark_backfill.sources.databases import ColumnKind, SourceColumn
+from backlogctl.spark_backfill.sources.reflection import SourceTable
 from backlogctl.spark_backfill.verdict import LabelCounts, VerdictBasis, judge_plan
 from backlogctl.values import Chunk, OffsetRange
 from tests.spark_backfill import world
@@ -162,7 +158,7 @@ def test_consumed_is_sharp_for_rows_that_do_not_change_only() -> None:
 def warnings_of(request: RebuildRequest, rules: MessageRules, *, unique: bool = True) -> str:
     column = SourceColumn("order_id", ColumnKind.INTEGER)
     keys = (frozenset({"order_id"}),) if unique else ()
-    table = SourceTable("shop", SQLITE, None, "orders", (column,), keys, frozenset())
+    table = SourceTable("shop", "sqlite", None, "orders", (column,), keys, frozenset())
     access = SourceAccess(cast(Any, None), cast(Any, None), cast(Any, None), table, "UTC", 1)
     warnings: list[str] = []
     warn_about_rules(request, access, rules, warnings)

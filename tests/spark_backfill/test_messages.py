@@ -17,7 +17,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.messages.candidates import build_candidates, read_rows
 from backlogctl.spark_backfill.messages.rules import build_messages, hash_message_id, join_headers
 from backlogctl.spark_backfill.messages.windows import Bounds, filter_times
-from backlogctl.spark_backfill.sources.columns import parse_time_text
+from backlogctl.spark_backfill.sources.databases import parse_time_text
 from backlogctl.spark_backfill.sources.reflection import (
     make_access,
     open_engine,
