@@ -60,6 +60,8 @@ LISTS = (
         True,
     ),
     # Beside those of the tools, which have the rest of Connect.
+    # Its licence lets users bring it, not us.
+    Wanted("tests/kit/mysql.jars", ("com.mysql:mysql-connector-j:9.7.0",)),
     Wanted(
         "benchmarks/mirror.jars",
         tuple(f"org.apache.kafka:connect-mirror{name}:{KAFKA_VERSION}" for name in ("", "-client")),

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from backlogctl.clock import Deadline
 from backlogctl.config import root
+from backlogctl.jars import ensure_jars
 from backlogctl.kafka.admin import create_topic
 from backlogctl.kafka.clients import Admin, make_admin
 from backlogctl.ledger import Ledger, open_ledger
@@ -299,6 +300,8 @@ def mariadb_url(mariadb: EmbeddedMariaDb, unique: str) -> Iterator[str]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One small local SparkSession for the whole run, with the Kafka connector and JDBC drivers."""
     conf = {
+        # MySQL's JDBC driver, as a user brings it.
+        "spark.jars": ",".join(map(str, ensure_jars(Path(__file__).parent / "kit/mysql.jars"))),
         "spark.sql.shuffle.partitions": "4",
         # Of each query's plan as text for a page that nobody sees.
         "spark.sql.ui.explainMode": "simple",

@@ -305,6 +305,11 @@ class Source(Section):
         "percent-encoded as it is put in. A SQLite file is relative to the configuration file.",
     )
     timezone: Zone = Field(default="UTC", description="Time zone of time columns that have none.")
+    java_driver: Literal["mariadb", "mysql"] = Field(
+        default="mariadb",
+        description="The Java driver that Spark reads MariaDB and MySQL with: MariaDB's, which is "
+        "there, or `mysql`, Connector/J, whose jar you name in `spark.conf` under `spark.jars`.",
+    )
     limits: SourceLimits = Field(
         default_factory=SourceLimits, description="What protects the database."
     )

@@ -7,7 +7,6 @@ reported as it is.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -35,7 +34,8 @@ class ConnectionRefusal:
 
 
 _SERVER, _AWAY_TEXT = "the server at {place} ", "the database cannot be reached: "
-# By libpq's text, and MariaDB's: what it means, what to do, and whether it stays so until the URL is corrected.
+# By libpq's text, and PyMySQL's: what it means, what to do, and whether it stays so until the URL
+# is corrected.
 _REFUSALS: tuple[tuple[str, str, str, bool], ...] = (
     (
         r'database "[^"]*" does not exist|unknown database ',
@@ -88,9 +88,6 @@ _REFUSALS: tuple[tuple[str, str, str, bool], ...] = (
 )
 
 
-_PORTS = defaultdict(lambda: 3306, postgresql=5432)
-
-
 def explain_refusal(reason: str, url: URL, key: str) -> ConnectionRefusal | None:
     """What a failed connection means; None where that is not known.
 
@@ -98,8 +95,9 @@ def explain_refusal(reason: str, url: URL, key: str) -> ConnectionRefusal | None
         reason: the text of libpq or PyMySQL, all of its lines.
         key: the configuration key that holds the URL.
     """
+    usual = 5432 if url.get_backend_name() == "postgresql" else 3306
     said = {
-        "place": f"{url.host or 'localhost'}:{url.port or _PORTS[url.get_backend_name()]}",
+        "place": f"{url.host or 'localhost'}:{url.port or usual}",
         "host": repr(url.host),
         "user": repr(url.username),
         "database": repr(url.database or url.username),

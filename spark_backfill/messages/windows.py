@@ -309,7 +309,7 @@ def filter_times(table: SourceTable, source: StreamSource, bounds: Bounds, timez
         return ""
     found = [" AND ".join(parts)]
     if not source.sent_time:
-        found.append(f"{q} IS NULL")
+        found.append(table.engine.is_undated(column, q))
     if not table.engine.compares_times:
         # A number column holds text as well, which sorts behind all numbers: to be told as wrong.
         found.append(f"{q} >= ''")

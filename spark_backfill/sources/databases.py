@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, ClassVar
+from urllib.parse import quote as quote_part
+from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
@@ -16,7 +18,7 @@ from pyspark.sql import types as T  # noqa: N812
 from sqlalchemy import types
 from sqlalchemy.engine import URL, Dialect, Engine
 
-from backlogctl.config import SourceLimits
+from backlogctl.config import Source, SourceLimits
 from backlogctl.spark_backfill.spark.frames import quote
 
 TIME_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
@@ -55,7 +57,8 @@ _SPARK_TYPES: dict[ColumnKind, T.DataType] = {
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
     """A column. `precision` and `scale` are those of a declared decimal; `is_uuid`: of a type for
-    them, which is read as text; `is_unsigned`: whole numbers up to 2^64 - 1."""
+    them, which is read as text; `is_unsigned`: whole numbers up to 2^64 - 1; `is_listed`: words of
+    a list, in whose order they are sorted."""
 
     name: str
     kind: ColumnKind
@@ -65,6 +68,7 @@ class SourceColumn:
     scale: int | None = None
     is_uuid: bool = False
     is_unsigned: bool = False
+    is_listed: bool = False
 
     @property
     def spark_type(self) -> T.DataType:
@@ -76,7 +80,11 @@ class SourceColumn:
 
 @dataclass(frozen=True, slots=True)
 class JdbcAccess:
-    """How Spark reads a source. The password is a property, never a part of the URL."""
+    """How Spark reads a source. The password is a property, never a part of the URL.
+
+    The driver's own parameters are part of it: where ranges are given Spark passes the names of
+    properties in small letters, and drivers do not know them (fault 185).
+    """
 
     url: str
     properties: Mapping[str, str] = field(repr=False)
@@ -110,7 +118,7 @@ class SourceDatabase(ABC):
         """An engine whose connections read only, with the statement timeout."""
 
     @abstractmethod
-    def make_access(self, url: URL, database: str, limits: SourceLimits) -> JdbcAccess:
+    def make_access(self, url: URL, database: str, source: Source) -> JdbcAccess:
         """The same for Spark.
 
         Raises:
@@ -206,6 +214,10 @@ class SourceDatabase(ABC):
         """Conditions that an index can serve, on the safe side. Only where it compares times."""
         raise NotImplementedError
 
+    def is_undated(self, column: SourceColumn, q: str) -> str:
+        """A condition: the row's time says nothing, so that it lies in no bounds."""
+        return f"{q} IS NULL"
+
     def has_number(self, q: str) -> str:
         """A condition: the column of whole numbers holds one."""
         return f"{q} IS NOT NULL"
@@ -225,7 +237,7 @@ class SourceDatabase(ABC):
             return self._render_uuid
         match column.kind:
             case ColumnKind.INTEGER:
-                return _render_integer
+                return _render_unsigned if column.is_unsigned else _render_integer
             case ColumnKind.TEXT:
                 return self._render_text
         return None
@@ -249,6 +261,25 @@ def _render_integer(identity: bytes) -> str | None:
     except ValueError:
         return None  # no row can have it
     return str(number) if -(2**63) <= number < 2**63 else None
+
+
+def _render_unsigned(identity: bytes) -> str | None:
+    return identity.decode() if identity.isdigit() and int(identity) < 2**64 else None
+
+
+def make_jdbc_url(kind: str, url: URL, port: int, parameters: Mapping[str, str]) -> str:
+    """JDBC's URL of a server, without user and password; see `JdbcAccess` for the parameters."""
+    host = url.host or "localhost"
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    name = quote_part(url.database or "", safe="")
+    query = urlencode(parameters, quote_via=quote_part)
+    return f"jdbc:{kind}://{host}:{url.port or port}/{name}{f'?{query}' if query else ''}"
+
+
+def list_login(url: URL) -> dict[str, str]:
+    """User and password as properties, as far as the URL has them."""
+    found = {"user": url.username, "password": url.password}
+    return {name: str(value) for name, value in found.items() if value}
 
 
 def show_wall(at: datetime, timezone: str, slack: timedelta) -> str:

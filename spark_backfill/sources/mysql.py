@@ -6,10 +6,10 @@ neither driver makes true or false of a TINYINT(1), or a date of a YEAR.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
@@ -17,7 +17,7 @@ from sqlalchemy import types
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL, Engine
 
-from backlogctl.config import SourceLimits
+from backlogctl.config import Source, SourceLimits
 from backlogctl.errors import ConfigurationError
 from backlogctl.spark_backfill.sources.databases import (
     ANSWER_SECONDS,
@@ -25,6 +25,8 @@ from backlogctl.spark_backfill.sources.databases import (
     JdbcAccess,
     SourceColumn,
     SourceDatabase,
+    list_login,
+    make_jdbc_url,
     parse_time_text,
     show_wall,
     tell_lost,
@@ -35,9 +37,14 @@ _SESSION = {"time_zone": "+00:00", "sql_mode": "NO_BACKSLASH_ESCAPES"}
 # To Spark "c0" is a name; SQLAlchemy reads tables with the other quotes.
 _SPARK_SESSION = {**_SESSION, "sql_mode": "ANSI_QUOTES,NO_BACKSLASH_ESCAPES"}
 _READ_ONLY = "SET SESSION TRANSACTION READ ONLY"
-# Parameters of PyMySQL, and what the Java driver calls them.
+# Parameters of PyMySQL, and what MariaDB's Java driver calls them; MySQL's reads no PEM of a CA.
 _RENAMED = {"ssl_ca": "serverSslCert", "connect_timeout": "connectTimeout"}
 _IGNORED = frozenset(["charset", "ssl_verify_identity", "ssl_verify_cert"])
+# Spark knows no type UUID.
+_MARIADB = {"uuidAsString": "true"}
+# Else Connector/J holds all rows of a statement at once.
+_CONNECTOR_J = {"useCursorFetch": "true"}
+_DRIVERS = {"mariadb": "org.mariadb.jdbc.Driver", "mysql": "com.mysql.cj.jdbc.Driver"}
 _TIMES = (ColumnKind.TIME, ColumnKind.DATE)
 _FORMAT = "'%Y-%m-%dT%H:%i:%s.%f'"
 
@@ -82,28 +89,24 @@ class MySql(SourceDatabase):
 
         return engine
 
-    def make_access(self, url: URL, database: str, limits: SourceLimits) -> JdbcAccess:
-        password = str(url.password) if url.password is not None else ""
-        timeout = int(limits.statement_timeout.total_seconds() + ANSWER_SECONDS) * 1000
-        properties = {
+    def make_access(self, url: URL, database: str, source: Source) -> JdbcAccess:
+        timeout = int(source.limits.statement_timeout.total_seconds() + ANSWER_SECONDS) * 1000
+        is_mariadb = source.java_driver == "mariadb"
+        parameters = {
             "connectTimeout": "10000",
-            **_translate_query(url, database),
-            "driver": "org.mariadb.jdbc.Driver",
+            **_translate_query(url, database, is_mariadb=is_mariadb),
+            **(_MARIADB if is_mariadb else _CONNECTOR_J),
             "socketTimeout": str(timeout),
             "sessionVariables": ",".join(f"{k}='{v}'" for k, v in _SPARK_SESSION.items()),
-            "sessionInitStatement": _READ_ONLY,  # of Spark
         }
-        if url.username:
-            properties["user"] = url.username
-        if password:
-            properties["password"] = password
-        host = url.host or "localhost"
-        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        name = quote(url.database or "", safe="")
+        login = list_login(url)
+        spark = {"driver": _DRIVERS[source.java_driver], "sessionInitStatement": _READ_ONLY}
+        # MariaDB's driver knows names in small letters, and does not decode what is in a URL.
+        beside = parameters if is_mariadb else {}
         return JdbcAccess(
-            url=f"jdbc:mariadb://{host}:{url.port or 3306}/{name}",
-            properties=properties,
-            secrets=(password,) if password else (),
+            url=make_jdbc_url(source.java_driver, url, 3306, {} if is_mariadb else parameters),
+            properties={**beside, **spark, **login},
+            secrets=tuple(login[name] for name in ("password",) if name in login),
         )
 
     def find_kind(self, kind: types.TypeEngine[Any]) -> ColumnKind:
@@ -117,6 +120,10 @@ class MySql(SourceDatabase):
             case mysql.FLOAT():
                 return ColumnKind.FLOAT
         return super().find_kind(kind)
+
+    def read_column(self, item: Mapping[str, Any]) -> SourceColumn:
+        is_listed = isinstance(item["type"], (mysql.ENUM, mysql.SET))
+        return replace(super().read_column(item), is_listed=is_listed)
 
     def is_zoned(self, kind: types.TypeEngine[Any]) -> bool:
         return isinstance(kind, types.TIMESTAMP)
@@ -135,7 +142,8 @@ class MySql(SourceDatabase):
                 return f"CASE WHEN NOT ({_is_strange_time(q)}) THEN DATE_FORMAT({q}, {_FORMAT}) END"
             case ColumnKind.DATE:
                 return f"CASE WHEN NOT ({_is_strange_time(q)}) THEN CAST({q} AS CHAR) END"
-            case ColumnKind.DECIMAL | ColumnKind.OTHER:
+            case ColumnKind.DECIMAL | ColumnKind.TEXT | ColumnKind.OTHER:
+                # Of a column that is CHAR Spark would make its full length.
                 return f"CAST({q} AS CHAR)"
         return q
 
@@ -166,6 +174,8 @@ class MySql(SourceDatabase):
         return raw, []
 
     def quote_value(self, column: SourceColumn, q: str) -> str:
+        if column.is_listed:
+            return f"CAST({q} + 0 AS CHAR)"  # a word would be compared by its letters
         match column.kind:
             case ColumnKind.BYTES:
                 return f"CONCAT('X''', HEX({q}), '''')"
@@ -184,6 +194,14 @@ class MySql(SourceDatabase):
         wall = show_wall(at, "UTC" if column.zoned else timezone, timedelta(hours=hours))
         yield f"{q} {sign} {self.quote_text(wall)}"
 
+    def find_instant(self, column: SourceColumn, q: str, timezone: str) -> str:
+        is_time = column.kind is ColumnKind.TIME
+        return f"CASE WHEN NOT ({_is_strange_time(q)}) THEN {q} END" if is_time else q
+
+    def is_undated(self, column: SourceColumn, q: str) -> str:
+        is_time = column.kind is ColumnKind.TIME
+        return f"{q} IS NULL OR {q} < '0001-01-01'" if is_time else super().is_undated(column, q)
+
     def read_instant(self, column: SourceColumn, value: datetime, timezone: str) -> datetime:
         zone = UTC if column.zoned else ZoneInfo(timezone)
         return value.replace(tzinfo=zone).astimezone(UTC)
@@ -193,21 +211,22 @@ def _is_strange_time(q: str) -> str:
     return f"YEAR({q}) < 2 OR YEAR({q}) >= 9999 OR MONTH({q}) = 0 OR DAYOFMONTH({q}) = 0"
 
 
-def _translate_query(url: URL, database: str) -> dict[str, str]:
+def _translate_query(url: URL, database: str, *, is_mariadb: bool) -> dict[str, str]:
+    renamed = {k: v for k, v in _RENAMED.items() if is_mariadb or k != "ssl_ca"}
     found: dict[str, str] = {}
     for name, value in url.query.items():
         text = value if isinstance(value, str) else ",".join(value)
         if name in _IGNORED:
             continue
-        if name not in _RENAMED:
+        if name not in renamed:
             raise ConfigurationError(
                 f"the parameter {name} is not supported",
                 subject=f"sources.{database}.url",
-                hint=f"known ones are {', '.join(sorted({*_RENAMED, *_IGNORED}))}",
+                hint=f"known ones are {', '.join(sorted({*renamed, *_IGNORED}))}",
             )
         if name == "connect_timeout":
             text = str(int(float(text) * 1000))
-        found[_RENAMED[name]] = text
+        found[renamed[name]] = text
     if "serverSslCert" in found:
         is_named = str(url.query.get("ssl_verify_identity", "true")).lower() != "false"
         found["sslMode"] = "verify-full" if is_named else "verify-ca"

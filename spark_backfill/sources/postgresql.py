@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import types
@@ -13,7 +12,7 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.engine import URL, Engine
 
 from backlogctl.clock import format_time
-from backlogctl.config import SourceLimits
+from backlogctl.config import Source, SourceLimits
 from backlogctl.errors import ConfigurationError
 from backlogctl.spark_backfill.sources.databases import (
     ANSWER_SECONDS,
@@ -21,6 +20,8 @@ from backlogctl.spark_backfill.sources.databases import (
     JdbcAccess,
     SourceColumn,
     SourceDatabase,
+    list_login,
+    make_jdbc_url,
     show_wall,
 )
 from backlogctl_delivery.database import add_liveness
@@ -56,27 +57,21 @@ class PostgreSql(SourceDatabase):
             max_overflow=0,
         )
 
-    def make_access(self, url: URL, database: str, limits: SourceLimits) -> JdbcAccess:
-        password = str(url.password) if url.password is not None else ""
-        properties = {
+    def make_access(self, url: URL, database: str, source: Source) -> JdbcAccess:
+        timeout = int(source.limits.statement_timeout.total_seconds()) + ANSWER_SECONDS
+        parameters = {
+            "connectTimeout": "10",
             **_translate_query(url, database),
-            "driver": "org.postgresql.Driver",
-            "options": _list_options(limits, url),
+            "options": _list_options(source.limits, url),
             "tcpKeepAlive": "true",
-            "socketTimeout": str(int(limits.statement_timeout.total_seconds()) + ANSWER_SECONDS),
+            "socketTimeout": str(timeout),
         }
-        properties.setdefault("connectTimeout", "10")
-        if url.username:
-            properties["user"] = url.username
-        if password:
-            properties["password"] = password
-        host = url.host or "localhost"
-        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        name = quote(url.database or url.username or "postgres", safe="")
+        named = url.set(database=url.database or url.username or "postgres")
+        login = list_login(url)
         return JdbcAccess(
-            url=f"jdbc:postgresql://{host}:{url.port or 5432}/{name}",
-            properties=properties,
-            secrets=(password,) if password else (),
+            url=make_jdbc_url("postgresql", named, 5432, parameters),
+            properties={"driver": "org.postgresql.Driver", **login},
+            secrets=tuple(login[name] for name in ("password",) if name in login),
         )
 
     def list_views(self, inspector: Any, schema: str | None) -> list[str]:

@@ -19,7 +19,7 @@ from backlogctl.spark_backfill.sources.databases import JdbcAccess, SourceColumn
 from backlogctl.spark_backfill.sources.mysql import MySql
 from backlogctl.spark_backfill.sources.postgresql import PostgreSql
 from backlogctl.spark_backfill.sources.sqlite import Sqlite
-from backlogctl_delivery.database_failures import explain_refusal
+from backlogctl_delivery.database_failures import Trouble, explain_refusal, find_trouble
 
 # A source that does not let us in: said by the part of its URL that is wrong.
 
@@ -41,7 +41,8 @@ def telling_access(engine: Engine, database: str) -> Iterator[None]:
             raise ConfigurationError(
                 "the file is not an SQLite database", subject=key, hint="name another file"
             ) from None
-        if getattr(original, "sqlstate", None):
+        has_state = bool(getattr(original, "sqlstate", None))
+        if has_state and find_trouble(error, engine.url) is not Trouble.LOGIN:
             raise
         found = explain_refusal(str(original), engine.url, key)
         if found is None:
@@ -120,7 +121,7 @@ def make_access(source: Source, database: str) -> JdbcAccess:
         ConfigurationError: something in it has no counterpart in JDBC.
     """
     url = parse_source_url(source.reveal_url(), database)
-    access = _DATABASES[url.get_backend_name()].make_access(url, database, source.limits)
+    access = _DATABASES[url.get_backend_name()].make_access(url, database, source)
     common = {
         "fetchsize": str(source.limits.fetch_size),
         "queryTimeout": str(max(1, int(source.limits.statement_timeout.total_seconds()))),

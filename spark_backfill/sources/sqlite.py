@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import URL, Engine
 
-from backlogctl.config import SourceLimits
+from backlogctl.config import Source, SourceLimits
 from backlogctl.errors import ConfigurationError
 from backlogctl.spark_backfill.sources.databases import (
     ColumnKind,
@@ -41,7 +41,7 @@ class Sqlite(SourceDatabase):
 
         return sa.create_engine("sqlite://", creator=connect, hide_parameters=True)
 
-    def make_access(self, url: URL, database: str, limits: SourceLimits) -> JdbcAccess:
+    def make_access(self, url: URL, database: str, source: Source) -> JdbcAccess:
         properties = {"driver": "org.sqlite.JDBC", "open_mode": "1"}
         return JdbcAccess(f"jdbc:sqlite:{_find_file(url, database)}", properties)
 

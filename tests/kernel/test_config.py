@@ -136,8 +136,7 @@ def test_fault_62_something_known_is_always_named(word: str, known: set[str]) ->
         ("stale: restate", "stale: skip_if_newer"),
         ("stale: restate", "stale: side_topic"),
         ("message: key ", "message: value:$.order_id "),
-        ("url: postgresql+psycopg://", "url: mariadb://"),
-        ("url: postgresql+psycopg://", "url: mysql+pymysql://"),
+        ("url: postgresql+psycopg://", "url: mssql+pyodbc://"),
         ("url: postgresql+psycopg://", "url: oracle://"),
     ],
 )

@@ -218,7 +218,9 @@ class EmbeddedMariaDb(Server):
             [install, "--no-defaults", data, *own, *as_root], check=True, capture_output=True
         )
         grant = self._data / "grant.sql"
-        grant.write_text(f"CREATE USER tests@'{HOST}';\nGRANT ALL ON *.* TO tests@'{HOST}';\n")
+        grant.write_text(
+            f"CREATE USER tests@'{HOST}';\nGRANT ALL ON *.* TO tests@'{HOST}' WITH GRANT OPTION;\n"
+        )
         self.port = free_port()
         return self._launch(
             *(find_program("mariadbd", "mariadb"), "--no-defaults", data, *as_root),

@@ -13,9 +13,11 @@ def shop(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/shop.db"
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(params=["postgresql", "sqlite", "mariadb"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/shop.db"
-    return str(request.getfixturevalue("pg_url"))
+    return str(
+        request.getfixturevalue("pg_url" if request.param == "postgresql" else "mariadb_url")
+    )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import psycopg
 import pytest
@@ -34,16 +35,18 @@ def test_a_postgres_url_becomes_jdbcs() -> None:
         limits={"connections": 2, "fetch_size": 77, "statement_timeout": "90s"},
     )
     access = make_access(source, "shop")
-    assert access.url == "jdbc:postgresql://db.example:6432/my%20shop"
+    place, _, query = access.url.partition("?")
+    parameters = dict(parse_qsl(query))
+    assert place == "jdbc:postgresql://db.example:6432/my%20shop"
     assert access.properties["user"] == "us@er"
     assert access.properties["password"] == "p/w"
     assert access.properties["fetchsize"] == "77"
     assert access.properties["queryTimeout"] == "90"
-    assert "statement_timeout=90000" in access.properties["options"]
-    assert "default_transaction_read_only=on" in access.properties["options"]
-    assert access.properties["sslmode"] == "require"
-    assert access.properties["connectTimeout"] == "3"
-    assert access.properties["socketTimeout"] == "150"  # seconds: the server's own limit is sooner
+    assert "statement_timeout=90000" in parameters["options"]
+    assert "default_transaction_read_only=on" in parameters["options"]
+    assert parameters["sslmode"] == "require"
+    assert parameters["connectTimeout"] == "3"
+    assert parameters["socketTimeout"] == "150"  # seconds: the server's own limit is sooner
 
 
 @pytest.mark.parametrize(

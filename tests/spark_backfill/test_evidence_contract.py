@@ -50,7 +50,14 @@ class Case:
 
 
 @pytest.fixture(
-    params=["survivors", "survivors_by_header", "consumed", "consumed_text", "injected"]
+    params=[
+        "survivors",
+        "survivors_by_header",
+        "consumed",
+        "consumed_text",
+        "consumed_mariadb",
+        "injected",
+    ]
 )
 def case(request: pytest.FixtureRequest, spark: SparkSession) -> Case:
     """Each kind; all of them need Spark, which marks their tests."""
@@ -142,6 +149,11 @@ def consumed(spark: SparkSession, pg_url: str) -> Case:
 @pytest.fixture
 def consumed_text(spark: SparkSession, tmp_path: Path) -> Case:
     return _consumed_case(spark, f"sqlite:///{tmp_path}/shop.db", "TEXT")
+
+
+@pytest.fixture
+def consumed_mariadb(spark: SparkSession, mariadb_url: str) -> Case:
+    return _consumed_case(spark, mariadb_url, "varchar(50) CHARACTER SET latin1")
 
 
 @pytest.fixture

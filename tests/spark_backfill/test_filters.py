@@ -202,22 +202,25 @@ WANTED: list[tuple[dict[str, Any], str]] = [
     ({"flag": False}, "2"),
     ({"other": "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"}, "1"),
     ({"kind": "it's %s :x", "flag": True}, "1"),
-    ({"kind": "IT'S %S :X"}, ""),
 ]
 
 
 def test_only_the_streams_rows_are_read(spark: SparkSession, url: str) -> None:
-    uuid = "UUID" if url.startswith("postgresql") else "JSON"
+    uuid = "JSON" if url.startswith("sqlite") else "UUID"
+    # MariaDB's own is a number.
+    boolean = "BIT" if url.startswith("mariadb") else "BOOLEAN"
     world.run_sql(
         url,
         "CREATE TABLE orders (id INTEGER PRIMARY KEY, at BIGINT, kind VARCHAR(20), number INTEGER, "
-        f"flag BOOLEAN, other {uuid})",
+        f"flag {boolean}, other {uuid})",
         "INSERT INTO orders VALUES "
         f"(1, {START_MS}, 'it''s %s :x', 7, true, 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'), "
         f"(2, {START_MS}, 'it''s %s :x', -7, false, NULL), (3, {START_MS}, NULL, 7, true, NULL), "
         f"(4, {START_MS}, '1', NULL, NULL, NULL)",
     )
-    for where, found in WANTED:
+    # It compares as the column's collation says.
+    loud = ({"kind": "IT'S %S :X"}, "12" if url.startswith("mariadb") else "")
+    for where, found in (*WANTED, loud):
         made = values_of(read_messages(spark, url, make_stream(where=where)))
         assert "".join(sorted(made)) == found, where
 
@@ -254,7 +257,10 @@ def test_wrong_values_are_named_before_a_row_is_read(
 
 def test_an_index_serves_the_bounds_of_an_outbox(spark: SparkSession, url: str) -> None:
     engine = world.open_database(url)
+    is_mariadb = engine.dialect.name == "mariadb"
     with engine.begin() as connection:
+        if is_mariadb:
+            connection.exec_driver_sql("SET max_recursive_iterations = 20000")
         create_tables(connection)
         connection.execute(
             sa.text(
@@ -264,19 +270,19 @@ def test_an_index_serves_the_bounds_of_an_outbox(spark: SparkSession, url: str) 
                 "'sent', 1, 9, 0, i, i FROM n"
             )
         )
-        connection.execute(sa.text("ANALYZE"))
+        connection.execute(sa.text(f"ANALYZE {'TABLE backlog_outbox' if is_mariadb else ''}"))
     with opened(spark, url, make_outbox_stream("orders")) as (access, rules):
         at = datetime.fromtimestamp(10, world.START.tzinfo)
         bounds = Bounds(at, at + timedelta(milliseconds=50))
         times = filter_times(access.table, rules.source, bounds, "UTC")
         where = join_conditions(access.wanted, times)
-    explain = "EXPLAIN" if engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
+    explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"
     with engine.connect() as connection:
         rows = connection.exec_driver_sql(f"{explain} SELECT * FROM backlog_outbox WHERE {where}")
         plan = "\n".join(str(row) for row in rows)
     engine.dispose()
     assert "backlog_outbox_sent_at" in plan
-    assert not [word for word in ("Seq Scan", "SCAN") if word in plan], plan
+    assert not [word for word in ("Seq Scan", "SCAN", "'ALL'") if word in plan], plan
 
 
 _READ = "partition int, key binary, value binary, headers array<struct<name:string,value:binary>>, n int"
@@ -417,7 +423,7 @@ def test_fault_29_nulls_in_a_composite_key_are_read_once(url: str) -> None:
     assert all(ranges)
 
 
-@pytest.mark.parametrize("kind", ["integer", "text"])
+@pytest.mark.parametrize("kind", ["integer", "varchar(30)"])
 def test_single_keys_are_shared_out_evenly(url: str, kind: str) -> None:
     create = f"CREATE TABLE items (id INTEGER, k {kind} NOT NULL PRIMARY KEY)"
     rows = [{"id": i, "k": i * i if kind == "integer" else f"k'{i}\\"} for i in range(200)]

@@ -56,12 +56,13 @@ if TYPE_CHECKING:
 HOSTILE = '"; DROP TABLE x; --\n\x1b[31m\u202eevil\u00e9'
 
 
-@pytest.fixture(params=["postgres", "sqlite"])
+@pytest.fixture(params=["postgres", "sqlite", "mariadb"])
 def shop(request: pytest.FixtureRequest, kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Shop]:
     """An application with an outbox."""
     url = f"sqlite:///{tmp_path / 'shop.db'}"
-    if request.param == "postgres":
-        url = str(request.getfixturevalue("pg_url"))
+    if request.param != "sqlite":
+        name = "pg_url" if request.param == "postgres" else "mariadb_url"
+        url = str(request.getfixturevalue(name))
     with Shop(url, kafka.bootstrap) as made:
         yield made
 

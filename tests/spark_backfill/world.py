@@ -40,7 +40,7 @@ ORDERS = (
     "CREATE TABLE orders (order_id BIGINT NOT NULL PRIMARY KEY, user_id INTEGER, "
     "status VARCHAR(20), amount NUMERIC(12,2), updated_at {time} NOT NULL)"
 )
-TIME_TYPES = {"postgresql": "TIMESTAMPTZ", "sqlite": "TIMESTAMP"}
+TIME_TYPES = {"postgresql": "TIMESTAMPTZ", "sqlite": "TIMESTAMP", "mariadb": "TIMESTAMP(6)"}
 
 
 def make_frame(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: str) -> DataFrame:
@@ -75,8 +75,12 @@ def encode_order(row: Row) -> bytes:
 
 
 def open_database(url: str) -> sa.Engine:
-    """A writable engine."""
-    return sa.create_engine(url, poolclass=sa.NullPool)
+    """A writable engine; of MariaDB with the SQL of the others."""
+    if not url.startswith("mariadb"):
+        return sa.create_engine(url, poolclass=sa.NullPool)
+    settings = "time_zone = '+00:00', sql_mode = 'ANSI,STRICT_TRANS_TABLES,NO_BACKSLASH_ESCAPES'"
+    options = {"init_command": f"SET SESSION {settings}"}
+    return sa.create_engine(url, poolclass=sa.NullPool, connect_args=options)
 
 
 def fill_table(url: str, create: str, rows: Sequence[Row], table: str = "orders") -> None:
