@@ -119,6 +119,8 @@ class MySql(SourceDatabase):
                 return ColumnKind.INTEGER  # it is a TINYINT(1), which holds other numbers, too
             case mysql.FLOAT():
                 return ColumnKind.FLOAT
+            case mysql.TINYBLOB() | mysql.MEDIUMBLOB() | mysql.LONGBLOB():
+                return ColumnKind.BYTES  # SQLAlchemy's own type for bytes is a BLOB only
         return super().find_kind(kind)
 
     def read_column(self, item: Mapping[str, Any]) -> SourceColumn:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     *("n", "d", "f", "r", "paid", "flag", "bits", "big", "y", "t", "w", "day", "hour"),
-    *("c", "old", "kind", "j", "u", "raw", "txt", "twice"),
+    *("c", "old", "kind", "j", "u", "raw", "tiny", "long", "txt", "twice"),
 )
 
 
@@ -63,12 +63,13 @@ def test_values_are_exact_or_quarantined(
         "r float, paid tinyint(1), flag bit(1), bits bit(12), big bigint unsigned, y year, "
         "t timestamp(6) NULL, w datetime(6), day date, hour time(3), c char(4), "
         "old varchar(20) CHARACTER SET latin1, kind enum('a','b'), j json, u uuid, raw varbinary(9), "
+        'tiny tinyblob, "long" longblob, '
         "txt text CHARACTER SET utf8mb4, twice int AS (paid * 2))",
         "INSERT INTO orders (id, n, d, f, r, paid, flag, bits, big, y, t, w, day, hour, c, old, kind,"
-        " j, u, raw, txt) VALUES (1, '12345678901234567890123456789012345.120000000000000000000000000001',"
+        " j, u, raw, tiny, \"long\", txt) VALUES (1, '12345678901234567890123456789012345.120000000000000000000000000001',"
         " 1.5, 0.1, 0.1, 2, 1, 2049, 18446744073709551615, 2026, '2026-03-29 01:30:00.000001',"
         " '2026-03-29 03:30:00', '2026-01-02', '-26:00:00.5', 'ab ', 'Zo\u00eb', 'b', '{\"k\": [1, null]}',"
-        " 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11', X'00ff', 'back\\\\slash ''q'' \"d\" \U0001f600')",
+        " 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11', X'00ff', X'00ff', X'00ff', 'back\\\\slash ''q'' \"d\" \U0001f600')",
         "INSERT INTO orders (id, t) VALUES (2, '2026-01-01')",
         "INSERT INTO orders (id, t, w) VALUES (3, '2026-01-01', '0000-00-00')",
         "INSERT INTO orders (id, t, day) VALUES (4, '2026-01-01', '2026-00-10')",
@@ -104,6 +105,8 @@ def test_values_are_exact_or_quarantined(
         "j": '{"k": [1, null]}',
         "u": "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
         "raw": "AP8=",
+        "tiny": "AP8=",
+        "long": "AP8=",
         "txt": "back\\slash 'q' \"d\" \U0001f600",
         "twice": 4,
     }
