@@ -88,6 +88,21 @@ def reader_url(pg_shop: Shop, unique: str) -> Iterator[sa.URL]:
         connection.exec_driver_sql(f"DROP ROLE {name}")
 
 
+@pytest.fixture
+def mariadb_reader_url(mariadb_url: str, unique: str) -> Iterator[sa.URL]:
+    """The same in MariaDB."""
+    user, password = f"reader_{unique}", "hunter2secret"
+    with Shop(mariadb_url, "unused:1") as shop:
+        url = shop.engine.url.set(username=user, password=password)
+        account = f"{user}@'{url.host}'"
+        with shop.engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE USER {account} IDENTIFIED BY '{password}'")
+            connection.exec_driver_sql(f"GRANT SELECT ON backlog_outbox TO {account}")
+        yield url
+        with shop.engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP USER {account}")
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[EmbeddedRedis]:
     """One for the process; a test that kills it starts it again."""
