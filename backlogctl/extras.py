@@ -12,6 +12,7 @@ _BRINGS = {
     "airflow": ("airflow",),
     "delivery": ("aiosqlite", "greenlet", "grpc", "grpc_health", "httpx", "pymysql", "redis"),
     "kubernetes": ("httpx2", "lightkube", "msgspec"),
+    "schemas": ("attrs", "authlib", "cachetools", "fastavro", "grpc_tools", "jsonschema"),
     "msk": ("aws_msk_iam_sasl_signer", "boto3", "botocore"),
     "spark": ("pandas", "py4j", "pyspark"),
     "wire": ("cramjam", "crc32c", "llvmlite", "lz4", "numba"),

@@ -74,17 +74,21 @@ def compare_messages(
     sampled: int,
     mutable: bool,
     ignoring: Ignoring = Ignoring(),
+    decode: Decode | None = None,
 ) -> Proof:
     """Compares bytes.
 
     For a mutable table values and headers are reported but not judged: the row may have changed.
+
+    Args:
+        decode: what tells how values with a schema differ; their bytes are compared all the same.
     """
     matched = values = headers = placed = 0
     judged: list[Difference] = []
     reported: list[Difference] = []
     varying: Counter[_Varying] = Counter()
     for log, made in pairs:
-        one = _Comparison(log, made, ignoring)
+        one = _Comparison(log, made, ignoring, decode)
         kinds = {item.what for item in one.differences}
         varying.update(one.varying)
         placed += one.is_placed
@@ -119,13 +123,25 @@ def _list_variations(varying: Counter[_Varying]) -> tuple[Variation, ...]:
     return tuple(found)
 
 
+# The JSON of both values, or, where they cannot be compared by field, how they differ.
+Decode = Callable[[LogMessage, RebuiltMessage], tuple[bytes, bytes] | str]
+
+
 class _Comparison:
     """One message with its rebuilt one."""
 
-    def __init__(self, log: LogMessage, made: RebuiltMessage, ignoring: Ignoring) -> None:
+    def __init__(
+        self,
+        log: LogMessage,
+        made: RebuiltMessage,
+        ignoring: Ignoring,
+        decode: Decode | None = None,
+    ) -> None:
         self.differences: list[Difference] = []
         self.varying: set[_Varying] = set()
         self._log = log
+        self._made = made
+        self._decode = decode
         # Unknown without a key, and where the topic got partitions just then.
         is_there = made.partition in (None, log.partition)
         self.is_placed = is_there and made.key == log.key
@@ -148,6 +164,15 @@ class _Comparison:
         if log == made:
             return
         told = ""
+        if self._decode is not None and log is not None and made is not None:
+            found = self._decode(self._log, self._made)
+            if isinstance(found, str):
+                self._differ("value", found)
+                return
+            log, made = found
+            if log == made:
+                self._differ("value", "holds the same fields, written otherwise")
+                return
         if fields and log is not None and made is not None:
             one, two = (cut_fields(raw, fields) for raw in (log, made))
             if one is None or two is None:

@@ -229,6 +229,7 @@ def find_basis(
         unordered=describe_unordered(placement, placement.misplaced),
         ragged=describe_repeated(proof) or _describe_ragged(placement, proof),
         unproved=describe_unproved(proof),
+        unsure="; ".join(filter(None, (one.unsure for one in rules.encoders.values()))),
     )
 
 
@@ -551,7 +552,7 @@ def find_lost_rows(reading: LostRowsRequest, factor: int) -> LostRows:
             item.freeze()
     with log.timed("proof", "proving the rules on survivors"):
         name = rules.source.identity.row.column
-        if not access.table.is_unique(() if name is None else (name,)):
+        if rules.identified_by_key or not access.table.is_unique(() if name is None else (name,)):
             check_identity_unique(candidates, rules.stream.name)
         proof, suspected, lag = prove_rules(survivors, rules, access, candidates)
         suspected = "; ".join(filter(None, (suspected, advise_on_growth(request, proof))))

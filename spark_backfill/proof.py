@@ -31,6 +31,7 @@ from backlogctl.spark_backfill.comparison import (
 from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
+from backlogctl.spark_backfill.messages.encoding import make_decoder, share_by_schema
 from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages, join_headers
 from backlogctl.spark_backfill.messages.windows import CLOCKS, join_conditions
 from backlogctl.spark_backfill.request import ALLOW_PROOF, Proof
@@ -228,8 +229,9 @@ def prove_rules(
         and by how much a row is dated before its message at most.
     """
     messages = sample_log(survivors)
-    wanted = [message.identity for message in messages]
-    rebuilt = _rebuild_sample(wanted, rules, access, candidates) if wanted else {}
+    rebuilt: dict[bytes, RebuiltMessage] = {}
+    for some, its in share_by_schema([(m.identity, m.value, m.headers) for m in messages], rules):
+        rebuilt |= _rebuild_sample(some, its, access, candidates)
     pairs = [
         (message, rebuilt[message.identity]) for message in messages if message.identity in rebuilt
     ]
@@ -238,6 +240,7 @@ def prove_rules(
         sampled=len(messages),
         mutable=rules.source.mutable and rules.source.stale != "events",
         ignoring=Ignoring(rules.source.message.ignore_headers, rules.source.message.ignore_fields),
+        decode=make_decoder(rules),
     )
     proof = replace(proof, repeated=sum(message.repeated for message in messages))
     times = [(log.timestamp, made.time) for log, made in pairs if made.time is not None]
@@ -403,7 +406,8 @@ def _rebuild_sample(
     access: SourceAccess,
     candidates: DataFrame,
 ) -> Mapping[bytes, RebuiltMessage]:
-    where = render_identities(identities, rules.source.identity.row.column, access.table)
+    name = None if rules.identified_by_key else rules.source.identity.row.column
+    where = render_identities(identities, name, access.table)
     if where is not None:
         rows = read_rows(access, rules, where, rows=len(identities))
         unique = access.table.is_unique(rules.source.primary_key)

@@ -38,6 +38,7 @@ from backlogctl.spark_backfill.lost_rows import (
     warn_about_rules,
 )
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
+from backlogctl.spark_backfill.messages.encoding import choose_encoders
 from backlogctl.spark_backfill.messages.rules import (
     DEFAULT_MAX_BYTES,
     ORIGINAL,
@@ -348,6 +349,9 @@ def _open_source(
         access = stack.enter_context(
             open_source(spark, request.sources, stream.name, stream.source)
         )
+        encoders = choose_encoders(
+            stream, request.registries, request.client_properties, _find_ranges(request)
+        )
         rules = check_rules(
             spark,
             stream,
@@ -357,6 +361,7 @@ def _open_source(
             max_bytes=int(request.topic_config.get("max.message.bytes", DEFAULT_MAX_BYTES)),
             timezone=access.timezone,
             growth=request.growth,
+            encoders=encoders,
         )
         consumed = None
         if (where := stream.source.consumed) is not None:

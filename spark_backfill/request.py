@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from backlogctl.config import Source, Stream
+from backlogctl.config import SchemaRegistry, Source, Stream
 from backlogctl.values import Bookmark, EdgeTimes, Gap
 
 ALLOW_PROOF = "proof"
@@ -114,6 +114,7 @@ class RebuildRequest:
         edge_times: between which samples the gaps' first and last messages were published.
         bookmarks: which messages the group's committed offsets pointed at.
         growth: when the topic got partitions, oldest first.
+        registries: the configuration's `registries`, by name.
         read_since: rows are read from here on at least: of messages that are lost again.
         origin: more to keep in the manifest (the Kafka ledger's end offsets, topic ids, ...).
     """
@@ -137,6 +138,7 @@ class RebuildRequest:
     bookmarks: tuple[Bookmark, ...] = ()
     growth: tuple[Growth, ...] = ()
     read_since: datetime | None = None
+    registries: Mapping[str, SchemaRegistry] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     @property

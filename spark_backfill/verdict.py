@@ -80,6 +80,8 @@ class VerdictBasis:
         unproved: why the rules are not proved on survivors; empty where they are.
         gone: messages that were put back before and lost again, and are nowhere any more.
         unlisted: what was put back before and is not known; empty where all is.
+        unsure: why the schema of the lost messages is not known; empty where it is, or they have
+            none.
     """
 
     blurred: Sequence[int] = ()
@@ -99,6 +101,7 @@ class VerdictBasis:
     unproved: str = ""
     gone: int = 0
     unlisted: str = ""
+    unsure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,7 @@ def judge_plan(expected: Mapping[int, int], tally: Tally, basis: VerdictBasis) -
         (basis.ragged, basis.ragged),
         (basis.unproved, f"the rules are not proved: {basis.unproved}"),
         (basis.unlisted, basis.unlisted),
+        (basis.unsure, basis.unsure),
         (
             basis.gone,
             f"{basis.gone} messages that were put back before, and lost again, are in no archive, "

@@ -23,6 +23,7 @@ from backlogctl.config import base, documents, references
 from backlogctl.config.base import DEFAULT_LEDGER, DatabaseUrl, Label, Section, check_label
 from backlogctl.config.delivery import LookBack, OutboxSection
 from backlogctl.config.documents import DocumentError, parse_document
+from backlogctl.config.formats import SchemaRegistry
 from backlogctl.config.hooks import Hook, check_hook_streams
 from backlogctl.config.references import Problem, Resolved, resolve_references
 from backlogctl.config.sections import (
@@ -86,6 +87,9 @@ class Config(Section):
         default_factory=dict, description="Kafka clusters by name: client properties."
     )
     sources: dict[Label, Source] = Field(default_factory=dict, description="Databases by name.")
+    registries: dict[Label, SchemaRegistry] = Field(
+        default_factory=dict, description="Schema registries by name: [formats](formats.md)."
+    )
     outboxes: dict[Label, OutboxSection] = Field(
         default_factory=dict,
         description="Databases that hold an [outbox](outbox.md), by their names under `sources`.",
@@ -126,6 +130,11 @@ class Config(Section):
             at = ("streams", name, "source")
             key = "database" if stream.source.outbox is None else "outbox"
             _check_known((*at, key), "source", stream.source.database, self.sources)
+            for part in ("key", "value"):
+                found = getattr(stream.source.message, part)
+                if found is not None and found.encoded and found.encoded[1].registry is not None:
+                    where = (*at, "message", part, found.encoded[0], "registry")
+                    _check_known(where, "registry", found.encoded[1].registry, self.registries)
             if consumed := stream.source.consumed:
                 at = (*at, "consumed")
                 _check_known((*at, "database"), "source", consumed.database, self.sources)
@@ -256,8 +265,9 @@ class Config(Section):
         # Host, port and database may be seen, unless one of them is the password as well.
         secrets = self._secrets - {name for url in urls for name in references.find_url_names(url)}
         passwords = {part for url in urls for part in references.find_url_secrets(url)}
-        holders: list[Cluster | Hook | LookBack] = [
+        holders: list[Cluster | Hook | LookBack | SchemaRegistry] = [
             *self.clusters.values(),
+            *self.registries.values(),
             *self.watch.hooks.values(),
             *([self.look_back] if self.look_back is not None else ()),
         ]

@@ -24,6 +24,7 @@ from backlogctl.config.base import (
     fail_at,
 )
 from backlogctl.config.consumers import Consumers, Expand
+from backlogctl.config.formats import Formats
 from backlogctl.config.sections import Positive
 from backlogctl.values import DiskFloor
 from backlogctl_delivery import stamps
@@ -148,8 +149,19 @@ class Expr(Section):
         return self
 
 
-class Value(Section):
-    """A message's value, built in exactly one of three ways."""
+class Key(Formats, Expr):
+    """A column, an SQL expression, or a format with a schema; exactly one of them."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Key:
+        ways = [self.column, self.sql, self.avro, self.protobuf, self.json_schema]
+        if len(ways) - ways.count(None) != 1:
+            raise ValueError('must be a column, {sql: "..."}, or one of {avro: ...} and the like')
+        return self
+
+
+class Value(Formats):
+    """A message's value, built in exactly one way."""
 
     json_columns: Names | None = Field(
         default=None,
@@ -164,24 +176,33 @@ class Value(Section):
 
     @model_validator(mode="after")
     def _check_one(self) -> Value:
-        if [self.json_columns, self.column, self.sql].count(None) != 2:
-            raise ValueError("must be one of {json: [...]}, {column: ...} and {sql: ...}")
+        ways = [self.json_columns, self.column, self.sql]
+        ways += [self.avro, self.protobuf, self.json_schema]  # type: ignore[list-item]
+        if len(ways) - ways.count(None) != 1:
+            raise ValueError(
+                "must be one of {json: [...]}, {column: ...}, {sql: ...}, {avro: ...}, "
+                "{protobuf: ...} and {json_schema: ...}"
+            )
         return self
 
 
 class MessageSection(Section):
     """How a message is built from a row."""
 
-    key: Expr | None = Field(
+    key: Key | None = Field(
         default=None,
-        description='The key: a column, or {sql: "..."}; without it messages have no key.',
+        description='The key: a column, {sql: "..."}, or a format with a schema, such as '
+        "{avro: ...}; without it messages have no key.",
     )
     partition: Text | None = Field(
         default=None,
         description="A column that says which partition a message without a key was sent to, where "
         "the table does. Without it such messages fill what the gaps lack.",
     )
-    value: Value = Field(description="The value: {json: [columns]}, {column: ...} or {sql: ...}.")
+    value: Value = Field(
+        description="The value: {json: [columns]}, {column: ...}, {sql: ...}, or a format with a "
+        "schema: {avro: ...}, {protobuf: ...}, {json_schema: ...}."
+    )
     tombstones: bool = Field(
         default=False,
         description="Whether a value that is NULL is sent as a tombstone. Without it such a row is "
@@ -360,6 +381,12 @@ class StreamSource(Section):
             )
         if self.identity.message == "key" and self.message.key is None:
             raise ValueError("`identity.message: key` needs `message.key`")
+        key = self.message.key
+        if self.identity.message == "key" and key is not None and key.encoded and self.consumed:
+            raise ValueError(
+                "`consumed` does not go with `identity.message: key` of a key with a schema: its "
+                "bytes are in no table; identify messages by `header:NAME`"
+            )
         return self
 
     @model_validator(mode="after")

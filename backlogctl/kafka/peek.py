@@ -40,7 +40,7 @@ _SETTINGS = {
 class Peeked:
     """One message: its offset, key and time, None where it has none; its headers; its size is that
     of key, value and headers in bytes, before compression; `at_ms` is its timestamp as it is, which
-    may be no time."""
+    may be no time; `value` its bytes."""
 
     offset: int
     key: bytes | None
@@ -48,6 +48,7 @@ class Peeked:
     headers: Headers = ()
     size: int = 0
     at_ms: int | None = None
+    value: bytes | None = None
 
 
 def peek_at(
@@ -106,6 +107,7 @@ def _read(
                     *(offset, message.key(), read_millis(at) if known else None, headers),
                     _count_bytes(message, headers),
                     at if known else None,
+                    message.value(),
                 )
             )
         if error is not None or len(found[partition]) >= each:

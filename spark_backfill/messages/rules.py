@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +20,13 @@ from backlogctl.clock import format_time
 from backlogctl.config import Expr, Stream, StreamSource
 from backlogctl.errors import ConfigurationError
 from backlogctl.spark_backfill.failures import find_first_cause
+from backlogctl.spark_backfill.messages.encoding import (
+    ROWS,
+    Encoder,
+    Part,
+    encode_parts,
+    render_row,
+)
 from backlogctl.spark_backfill.messages.windows import CLOCKS
 from backlogctl.spark_backfill.request import Growth
 from backlogctl.spark_backfill.sources.columns import REASON
@@ -190,7 +197,8 @@ class MessageRules:
 
     `columns` are those that the rules need, in the table's order; `order` the sort columns.
     `targets` are the partitions over which messages without a key are spread. `growth`: when the
-    topic got partitions, for the rows whose messages are older.
+    topic got partitions, for the rows whose messages are older. `encoders`: of the parts that have
+    a schema.
     """
 
     stream: Stream
@@ -202,6 +210,7 @@ class MessageRules:
     max_bytes: int
     timezone: str
     growth: tuple[Growth, ...] = ()
+    encoders: Mapping[Part, Encoder] = field(default_factory=dict)
 
     @property
     def is_event(self) -> bool:
@@ -220,7 +229,18 @@ class MessageRules:
 
     @property
     def header_names(self) -> tuple[str, ...]:
-        return tuple(self.source.message.headers)
+        return (*self.source.message.headers, *(name for name, _ in self.schema_headers))
+
+    @property
+    def schema_headers(self) -> tuple[tuple[str, bytes], ...]:
+        """Headers that name schemas, behind all others."""
+        made = (encoder.to_header() for encoder in self.encoders.values())
+        return tuple(header for header in made if header is not None)
+
+    @property
+    def identified_by_key(self) -> bool:
+        """Whether the bytes of an encoded key identify a message: no column has those."""
+        return "key" in self.encoders and self.source.identity.header is None
 
     def order_names(self) -> tuple[str, ...]:
         """Names of the sort columns in what `build_messages` makes."""
@@ -251,12 +271,14 @@ def check_rules(
     max_bytes: int,
     timezone: str,
     growth: Sequence[Growth] = (),
+    encoders: Mapping[Part, Encoder] | None = None,
 ) -> MessageRules:
     """Checks every column and expression by analysis, before a row is read (fault 33).
 
     Raises:
         ConfigurationError: names the column or expression, and where it stands in the file.
     """
+    encoders = encoders or {}
     source = stream.source
     assert source is not None
     at = f"streams.{stream.name}.source"
@@ -270,14 +292,16 @@ def check_rules(
     order = (*source.order_by, *source.primary_key)
     used = {source.time_column, *order}
     message = source.message
-    if message.key is not None:
+    for part, encoder in encoders.items():
+        used |= _check_row(empty, table, encoder, f"{at}.message.{part}.{encoder.format.kind}")
+    if message.key is not None and "key" not in encoders:
         used |= check_expr(empty, table, message.key, f"{at}.message.key")
     if message.partition is not None:
         used.add(message.partition)
     value = message.value
     if value.json_columns is not None:
         used |= set(value.json_columns)
-    else:
+    elif "value" not in encoders:
         expr = Expr(column=value.column, sql=value.sql)
         used |= check_expr(empty, table, expr, f"{at}.message.value")
     if message.header_list is not None:
@@ -295,7 +319,22 @@ def check_rules(
         max_bytes=max_bytes,
         timezone=timezone,
         growth=tuple(growth),
+        encoders=encoders,
     )
+
+
+def _check_row(empty: DataFrame, table: SourceTable, encoder: Encoder, at: str) -> set[str]:
+    """The columns that a typed row reads; the schema must have no field that it lacks."""
+    encoded = encoder.format.encoded
+    if encoded.columns is not None:
+        check_columns(table, encoded.columns, f"{at}.columns")
+        encoder.check_fields(encoded.columns, at)
+        return set(encoded.columns)
+    read = check_expr(empty, table, Expr(column=None, sql=encoded.sql), at)
+    kind = empty.select(F.expr(str(encoded.sql))).schema.fields[0].dataType
+    if isinstance(kind, T.StructType):
+        encoder.check_fields(kind.names, at)
+    return read
 
 
 def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
@@ -310,10 +349,20 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
     """
     source, message = rules.source, rules.source.message
     rows, bytes_of = read_bytes(rows, _list_exprs(rules))
+    typed = {
+        part: F.expr(render_row(encoder.format.encoded)).alias(ROWS[part])
+        for part, encoder in rules.encoders.items()
+    }
+    rows = rows.select("*", *typed.values()) if typed else rows
     identity, time = bytes_of[source.identity.row], time_text(rules)
     pk = _list_key(rules)
-    key = bytes_of[message.key] if message.key else "CAST(NULL AS binary)"
+    parts: dict[Part, str] = {}
+    if "key" not in typed:
+        parts["key"] = bytes_of[message.key] if message.key else "CAST(NULL AS binary)"
+    if "value" not in typed:
+        parts["value"] = _build_value(rules, bytes_of)
     headers = [bytes_of[Expr(column=None, sql=sql)] for sql in message.headers.values()]
+    headers += [f"X'{raw.hex()}'" for _, raw in rules.schema_headers]
     listed = []
     if message.header_list is not None:
         text = f"CAST({bytes_of[message.header_list]} AS string)"
@@ -324,28 +373,34 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
         f"{time} AS time",
         f"{identity} AS identity",
         f"{hash_message_id(rules.stream.topic, pk, version)} AS message_id",
-        f"{key} AS key",
+        *(f"{sql} AS {part}" for part, sql in parts.items()),
+        *(ROWS[part] for part in typed),
         f"{_find_sent(rules)} AS {_SENT}",
-        f"{_build_value(rules, bytes_of)} AS value",
         f"CAST(array({', '.join(headers)}) AS array<binary>) AS header_values",
         *listed,
         f"{_find_reason(time, identity, rules)} AS reason",
-        f"{_measure_rest([key, *headers], rules)} AS {_REST}",
+        f"{_measure_rest([*filter(None, [parts.get('key')]), *headers], rules)} AS {_REST}",
         *(
             f"{_sort_column(item)} AS {name}"
             for item, name in zip(rules.order, rules.order_names(), strict=True)
             if name != "time"
         ),
     )
+    if rules.encoders:
+        built = encode_parts(built, rules.encoders)
+    if rules.identified_by_key:
+        built = built.withColumn("identity", F.col("key"))
     return _judge(_place(built, rules), rules)
 
 
 def _list_exprs(rules: MessageRules) -> list[Expr]:
     """All that the rules read as bytes."""
     message = rules.source.message
-    found = [rules.source.identity.row, message.key, message.header_list]
+    found: list[Expr | None] = [rules.source.identity.row, message.header_list]
+    if "key" not in rules.encoders:
+        found.append(message.key)
     found += [Expr(column=None, sql=sql) for sql in message.headers.values()]
-    if message.value.json_columns is None:
+    if message.value.json_columns is None and "value" not in rules.encoders:
         found.append(Expr(column=message.value.column, sql=message.value.sql))
     return [expr for expr in found if expr is not None]
 
@@ -363,6 +418,8 @@ def _list_key(rules: MessageRules) -> list[str]:
 def _judge(placed: DataFrame, rules: MessageRules) -> DataFrame:
     """Adds what else keeps a row from being built."""
     rest = f"{_REST} + {_LIST_BYTES}" if rules.lists_headers else _REST
+    if "key" in rules.encoders:
+        rest += " + coalesce(octet_length(key), 0)"
     tombstone = "its value is NULL: it would be a tombstone"
     large = f"larger than the topic allows ({rules.max_bytes} bytes with its overhead)"
     reasons = ["reason"]

@@ -178,6 +178,7 @@ def _make_request(
         recovery_id=draft.recovery_id,
         stream=stream,
         sources=config.sources,
+        registries=config.registries,
         client_properties=draft.properties,
         partitions=topic.partitions,
         topic_config=limit_size(topic, target.topic),

@@ -1,0 +1,137 @@
+"""JSON with a schema: rows to its text, and back; each value is checked by jsonschema."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.validators import validator_for
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT7
+
+from backlogctl.errors import ConfigurationError
+from backlogctl.json_text import read_json
+from backlogctl.schemas.frames import Unfit, Unreadable
+from backlogctl.schemas.registry import WriterSchema
+
+
+class JsonCodec:
+    """One schema.
+
+    Args:
+        spaced: rows are written as Python's `json.dumps` does, not as Java's Jackson.
+
+    Raises:
+        ConfigurationError: the schema is none.
+    """
+
+    def __init__(self, schema: WriterSchema, *, spaced: bool) -> None:
+        try:
+            main = json.loads(schema.text)
+            kind = validator_for(main)
+            kind.check_schema(main)
+            others: Registry[Any] = Registry().with_resources(
+                (name, Resource.from_contents(json.loads(text), default_specification=DRAFT7))
+                for name, text in schema.references
+            )
+        except (ValueError, SchemaError) as error:
+            told = str(error).partition("\n")[0]
+            raise ConfigurationError(
+                f"the schema is no JSON Schema: {told}", subject="schema"
+            ) from None
+        self._main = main if isinstance(main, Mapping) else {}
+        self._validator = kind(main, registry=others)
+        self._spaced = spaced
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Fields that the schema requires."""
+        return frozenset(self._main.get("required", ()))
+
+    def encode(self, value: Any) -> bytes:
+        """The text of a row. A text is JSON already, and sent as it is.
+
+        Raises:
+            Unfit: names the field that the schema does not take.
+        """
+        if isinstance(value, str):
+            text = value
+            try:
+                plain = json.loads(text)
+            except ValueError:
+                raise Unfit("the value: is no JSON") from None
+        else:
+            plain = _to_plain(value)
+            text = _write(plain, spaced=self._spaced)
+        self._check(plain)
+        return text.encode()
+
+    def decode(self, raw: bytes) -> Any:
+        """The value as it is written: numbers are `Number`, objects `Members`.
+
+        Raises:
+            Unreadable
+        """
+        try:
+            return read_json(raw.decode())
+        except (ValueError, RecursionError):
+            raise Unreadable("it is no JSON") from None
+
+    def encode_again(self, raw: bytes) -> bytes:
+        """What this library writes for the same value."""
+        return _write(json.loads(raw, parse_float=Decimal), spaced=self._spaced).encode()
+
+    def _check(self, plain: Any) -> None:
+        try:
+            if self._validator.is_valid(plain):
+                return
+            error = best_match(self._validator.iter_errors(plain))
+        except Unresolvable:
+            raise Unfit("the schema refers to one that its registry does not name") from None
+        assert error is not None
+        place = ".".join(str(part) for part in error.absolute_path)
+        # Its message quotes the value, which is data.
+        name = f"field {place}" if place else "the value"
+        if error.validator == "required":
+            lacking = [one for one in error.validator_value if one not in error.instance]
+            raise Unfit(f"field {'.'.join(filter(None, (place, lacking[0])))}: the row has none")
+        raise Unfit(f"{name}: the schema's `{error.validator}` does not take it")
+
+
+def _to_plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {name: _to_plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_to_plain(item) for item in value]
+        case bytes():
+            return b64encode(value).decode()
+        case datetime() | date():
+            return value.isoformat()
+    return value
+
+
+def _write(value: Any, *, spaced: bool) -> str:
+    comma, colon = (", ", ": ") if spaced else (",", ":")
+    try:
+        return json.dumps(value, ensure_ascii=spaced, separators=(comma, colon))
+    except TypeError:  # it holds decimals, which keep their digits
+        pass
+    match value:
+        case Mapping():
+            inside = comma.join(
+                f"{json.dumps(name, ensure_ascii=spaced)}{colon}{_write(item, spaced=spaced)}"
+                for name, item in value.items()
+            )
+            return f"{{{inside}}}"
+        case list():
+            return f"[{comma.join(_write(item, spaced=spaced) for item in value)}]"
+        case Decimal():
+            return format(value, "f")
+    return json.dumps(value, ensure_ascii=spaced)

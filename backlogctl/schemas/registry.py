@@ -1,0 +1,183 @@
+"""Schemas as a registry or a file has them. A registry is read, and never written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from backlogctl.config import Encoded, SchemaRegistry
+from backlogctl.errors import BacklogError, ConfigurationError
+
+_TIMEOUT_SECONDS, _RETRIES = 15, 3
+_TYPES = {"avro": "AVRO", "protobuf": "PROTOBUF", "json_schema": "JSON"}
+
+
+class RegistryFailure(BacklogError):
+    """A schema registry did not answer, or has not what was asked for."""
+
+    code = "registry"
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSchema:
+    """A schema that messages were written with.
+
+    Attributes:
+        kind: `avro`, `protobuf` or `json_schema`.
+        text: as it was registered; of Protobuf the source, or base64 of its descriptor.
+        references: names and texts of those that it refers to, each behind what it needs itself.
+    """
+
+    kind: str
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+
+
+class Registry:
+    """Reads one registry, each schema once."""
+
+    def __init__(self, name: str, section: SchemaRegistry) -> None:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+
+        self._subject = f"registry {name}"
+        conf: dict[str, Any] = {
+            "url": section.url,
+            "timeout": _TIMEOUT_SECONDS,
+            "max.retries": _RETRIES,
+        }
+        if section.user is not None and section.password is not None:
+            conf["basic.auth.user.info"] = f"{section.user}:{section.password.get_secret_value()}"
+        if section.token is not None:
+            conf["bearer.auth.credentials.source"] = "STATIC_TOKEN"
+            conf["bearer.auth.token"] = section.token.get_secret_value()
+            conf["bearer.auth.logical.cluster"] = conf["bearer.auth.identity.pool.id"] = ""
+        if section.ca is not None:
+            conf["ssl.ca.location"] = str(section.ca)
+        # Of this client nothing is called but what reads.
+        self._client = SchemaRegistryClient.new_client(conf)
+        self._known: dict[int | UUID, WriterSchema] = {}
+
+    def read_schema(self, schema_id: int | UUID, kind: str) -> WriterSchema:
+        """A schema with all that it refers to.
+
+        Raises:
+            RegistryFailure: it cannot be had, or is of another format.
+        """
+        if (known := self._known.get(schema_id)) is not None:
+            return known
+        with self._asking(f"read schema {schema_id}"):
+            if isinstance(schema_id, UUID):
+                found = self._client.get_schema_by_guid(str(schema_id))
+            else:
+                found = self._client.get_schema(schema_id)
+        its = found.schema_type or "AVRO"
+        if its != _TYPES[kind]:
+            raise RegistryFailure(
+                f"schema {schema_id} is {its}, and the stream says {kind}",
+                subject=self._subject,
+                hint="correct the format in `message`",
+            )
+        references: dict[str, str] = {}
+        self._follow(found, references)
+        made = WriterSchema(kind, found.schema_str or "", tuple(references.items()))
+        self._known[schema_id] = made
+        return made
+
+    def list_older(self, subject: str, schema_id: int | UUID) -> tuple[int, ...] | None:
+        """Ids of the subject's versions before that of the schema, deleted ones too; None where
+        the subject is not there, or has not this schema."""
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        with self._asking(f"list the versions of {subject}"):
+            try:
+                versions = self._client.get_versions(subject, deleted=True)
+                found = [self._client.get_version(subject, one, True) for one in versions]
+            except SchemaRegistryError as error:
+                if error.http_status_code == 404:
+                    return None
+                raise
+        names = [{one.schema_id, UUID(one.guid) if one.guid else None} for one in found]
+        at = next((n for n, these in enumerate(names) if schema_id in these), None)
+        if at is None:
+            return None
+        return tuple(one.schema_id for one in found[:at] if one.schema_id is not None)
+
+    def _follow(self, schema: Any, into: dict[str, str]) -> None:
+        for one in schema.references or ():
+            if one.name in into:
+                continue
+            with self._asking(f"read {one.subject}, version {one.version}"):
+                found = self._client.get_version(one.subject, one.version, True).schema
+            self._follow(found, into)
+            into[one.name] = found.schema_str or ""
+
+    @contextmanager
+    def _asking(self, doing: str) -> Iterator[None]:
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        # The library hands on the errors of its HTTP client.
+        try:
+            yield
+        except SchemaRegistryError as error:
+            raise RegistryFailure(
+                f"could not {doing}: {error.error_message} (HTTP {error.http_status_code})",
+                subject=self._subject,
+                hint="check its URL and login, and that it is the producers' registry",
+                retryable=error.http_status_code >= 500,
+            ) from None
+        except (OSError, ValueError, _find_transport_error()) as error:
+            raise RegistryFailure(
+                f"could not {doing}: it does not answer ({type(error).__name__})",
+                subject=self._subject,
+                hint="check its URL, and that this machine reaches it",
+                retryable=True,
+            ) from None
+
+
+def _find_transport_error() -> type[Exception]:
+    from httpx2 import HTTPError
+
+    return HTTPError
+
+
+@dataclass(slots=True)
+class SchemaStore:
+    """Where the schemas of one stream's keys or values are looked up."""
+
+    name: str
+    encoded: Encoded
+    registries: Mapping[str, SchemaRegistry]
+    _registry: Registry | None = field(default=None, init=False)
+
+    def read_schema(self, schema_id: int | UUID) -> WriterSchema:
+        """The schema of this id; the file's, whatever the id, where one is configured.
+
+        Raises:
+            RegistryFailure, ConfigurationError.
+        """
+        if self.encoded.schema_file is not None:
+            return WriterSchema(self.name, _read_file(self.encoded.schema_file))
+        return self.open().read_schema(schema_id, self.name)
+
+    def open(self) -> Registry:
+        """The registry that the configuration names."""
+        if self._registry is None:
+            name = self.encoded.registry
+            assert name is not None
+            self._registry = Registry(name, self.registries[name])
+        return self._registry
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"the schema cannot be read: {type(error).__name__}",
+            subject=str(path),
+            hint="`schema` names a text file",
+        ) from None

@@ -1,0 +1,412 @@
+"""Keys and values with a schema: which schema, and their bytes, made by partition in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T  # noqa: N812
+
+from backlogctl.clock import Deadline
+from backlogctl.config import Encoded, SchemaRegistry, Stream
+from backlogctl.errors import BacklogError, ConfigurationError, Refused
+from backlogctl.kafka.peek import peek_at
+from backlogctl.schemas.codecs import PROTOBUF, PreparedSchema, StreamFormat, open_codec
+from backlogctl.schemas.frames import (
+    KEY_HEADER,
+    VALUE_HEADER,
+    Frame,
+    Unfit,
+    Unreadable,
+    find_frame_header,
+)
+from backlogctl_delivery import stamps
+
+if TYPE_CHECKING:
+    from backlogctl.spark_backfill.comparison import Decode, LogMessage, RebuiltMessage
+    from backlogctl.spark_backfill.messages.rules import MessageRules
+    from backlogctl.values import OffsetRange
+
+Part = Literal["key", "value"]
+# The typed row, before it is bytes.
+ROWS: Mapping[Part, str] = {"key": "__key_row", "value": "__value_row"}
+_SECONDS = 30.0
+# Tombstones, control records and our own messages may lie between a loss and its neighbour.
+_LOOKED_AT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """How one part of a stream's messages becomes bytes.
+
+    Attributes:
+        unsure: why the lost messages' schema is not known; "" where it is.
+    """
+
+    part: Part
+    format: StreamFormat
+    prepared: PreparedSchema
+    frame: Frame
+    unsure: str = ""
+
+    def to_header(self) -> tuple[str, bytes] | None:
+        """The header that names the schema, where no prefix does."""
+        raw = self.frame.to_header()
+        return None if raw is None else (KEY_HEADER if self.part == "key" else VALUE_HEADER, raw)
+
+    def with_frame(self, frame: Frame) -> Encoder:
+        """The same with another schema.
+
+        Raises:
+            RegistryFailure, ConfigurationError: there is none.
+        """
+        return replace(self, frame=frame, prepared=self.format.prepare(frame.schema_id))
+
+    def find_frame(
+        self, raw: bytes | None, headers: Sequence[tuple[str, bytes | None]]
+    ) -> Frame | None:
+        """The frame of a message's part; None where it has none."""
+        header = find_frame_header(dict(headers), key=self.part == "key")
+        try:
+            return None if raw is None else self.format.read_frame(raw, header)
+        except Unreadable:
+            return None
+
+    def check_fields(self, names: Sequence[str], subject: str) -> None:
+        """Raises ConfigurationError: the schema requires a field that no column gives."""
+        encoded = self.format.encoded
+        codec = open_codec(self.prepared, message=encoded.message or "", indexes=self.frame.indexes)
+        if lacking := sorted(codec.required - set(names)):
+            raise ConfigurationError(
+                f"schema {self.frame.schema_id} requires the field {lacking[0]}, and no column "
+                "gives it",
+                subject=subject,
+                hint="name it in `columns`, or make it by `sql`",
+            )
+
+
+def list_formats(
+    stream: Stream, registries: Mapping[str, SchemaRegistry]
+) -> dict[Part, StreamFormat]:
+    """The parts of a stream's messages that have a schema."""
+    message = None if stream.source is None else stream.source.message
+    parts: dict[Part, Any] = {"key": message and message.key, "value": message and message.value}
+    return {
+        part: StreamFormat(kind, encoded, registries)
+        for part, section in parts.items()
+        if section is not None and section.encoded is not None
+        for kind, encoded in [section.encoded]
+    }
+
+
+def render_row(encoded: Encoded) -> str:
+    """Spark SQL of the typed row."""
+    from backlogctl.spark_backfill.spark.frames import quote, quote_column
+
+    if encoded.sql is not None:
+        return encoded.sql
+    fields = (f"{quote(name)}, {quote_column(name)}" for name in encoded.columns or ())
+    return f"named_struct({', '.join(fields)})"
+
+
+def choose_encoders(
+    stream: Stream,
+    registries: Mapping[str, SchemaRegistry],
+    client_properties: Mapping[str, str],
+    ranges: Sequence[OffsetRange],
+) -> dict[Part, Encoder]:
+    """The encoders of the lost messages: by the schema of those that survive beside the loss.
+
+    Raises:
+        Refused: messages before and after it have different schemas, or none shows one.
+        ConfigurationError, RegistryFailure: a schema is wrong, or cannot be had.
+        KafkaFailure: the topic could not be read.
+    """
+    formats = list_formats(stream, registries)
+    if not formats:
+        return {}
+    before, after = _read_neighbours(stream, client_properties, ranges)
+    return {part: _choose(part, found, stream, before, after) for part, found in formats.items()}
+
+
+Message = tuple[bytes | None, bytes | None, Mapping[str, bytes | None]]  # key, value, headers
+
+
+def _read_neighbours(
+    stream: Stream, properties: Mapping[str, str], ranges: Sequence[OffsetRange]
+) -> tuple[list[Message | None], list[Message | None]]:
+    """The last message before each loss, and the first behind it; None where none survives."""
+    limit = Deadline(_SECONDS)
+    before: list[Message | None] = []
+    after: list[Message | None] = []
+    for item in ranges:
+        sides = []
+        for start in (max(0, item.start - _LOOKED_AT), item.end):
+            starts = {item.partition: start}
+            found = peek_at(properties, stream.topic, starts, _LOOKED_AT, limit)
+            sides.append(
+                [
+                    (one.offset, (one.key, one.value, dict(one.headers)))
+                    for one in found.get(item.partition, ())
+                    if one.value is not None and stamps.MESSAGE_ID not in dict(one.headers)
+                ]
+            )
+        early = [message for offset, message in sides[0] if offset < item.start]
+        late = [message for offset, message in sides[1] if offset >= item.end]
+        before.append(early[-1] if early else None)
+        after.append(late[0] if late else None)
+    return before, after
+
+
+def _choose(
+    part: Part,
+    its: StreamFormat,
+    stream: Stream,
+    before: Sequence[Message | None],
+    after: Sequence[Message | None],
+) -> Encoder:
+    subject = f"streams.{stream.name}.source.message.{part}"
+    early, late = (_read_frames(part, its, side, subject) for side in (before, after))
+    shown = list(dict.fromkeys(frame for frame in (*early, *late) if frame is not None))
+    ids = list(dict.fromkeys(frame.schema_id for frame in shown))
+    fixed, unsure = its.encoded.schema_id, ""
+    if fixed == "auto":
+        if not ids:
+            raise Refused(
+                "no message survives beside the loss that shows the schema of the lost ones",
+                subject=subject,
+                hint="say it: `schema_id: NUMBER`, as the registry has it",
+            )
+        if len(ids) > 1:
+            raise Refused(
+                f"the schema changed around the loss: messages beside it have {_join(ids)}, and "
+                "which the lost ones had is not known",
+                subject=subject,
+                hint=f"say which they get: `schema_id: {ids[-1]}`; the plan is `short` then",
+            )
+        schema_id = ids[0]
+    else:
+        schema_id = fixed
+    if set(ids) != {schema_id}:
+        told = (
+            f"those beside the loss have {_join(ids)}" if ids else "none survives beside the loss"
+        )
+        unsure = f"schema {schema_id} of the {part}s is said by the configuration, and {told}"
+    elif None in early:
+        unsure = _find_doubt(part, its, stream, schema_id)
+    frame = _make_frame(schema_id, shown, its, subject)
+    made = Encoder(part, its, its.prepare(schema_id), frame, unsure)
+    return _name_type(made)
+
+
+def _read_frames(
+    part: Part, its: StreamFormat, side: Sequence[Message | None], subject: str
+) -> list[Frame | None]:
+    found: list[Frame | None] = []
+    for message in side:
+        key, value, headers = message or (None, None, {})
+        raw = key if part == "key" else value
+        if raw is None:
+            found.append(None)
+            continue
+        try:
+            header = find_frame_header(headers, key=part == "key")
+            found.append(its.read_frame(raw, header))
+        except Unreadable as error:
+            raise ConfigurationError(
+                f"a message beside the loss is no {its.kind} of a serializer: {error}",
+                subject=subject,
+                hint="say how its producer writes it: docs/formats.md",
+            ) from None
+    return found
+
+
+def _find_doubt(part: Part, its: StreamFormat, stream: Stream, schema_id: int | UUID) -> str:
+    """Messages before the loss are gone: could the first lost ones have had an older schema?"""
+    if its.encoded.registry is None:
+        return (
+            f"no {part} before the loss survives, and a schema's file does not tell whether it "
+            "changed"
+        )
+    subject = its.encoded.subject or f"{stream.topic}-{part}"
+    older = its.store.open().list_older(subject, schema_id)
+    if older is None:
+        return (
+            f"no {part} before the loss survives, and the registry has no subject {subject} with "
+            f"schema {schema_id} (`subject` names another)"
+        )
+    if not older:
+        return ""
+    return (
+        f"no {part} before the loss survives, and {subject} has older schemas ({_join(older)}) "
+        f"than {schema_id}: the lost ones may have had one of them"
+    )
+
+
+def _make_frame(
+    schema_id: int | UUID, shown: Sequence[Frame], its: StreamFormat, subject: str
+) -> Frame:
+    """As the log's messages are framed, with this schema."""
+    indexes = (0,) if its.kind == PROTOBUF else ()
+    if shown:
+        like = shown[-1]
+        if isinstance(like.schema_id, UUID) is not isinstance(schema_id, UUID):
+            raise ConfigurationError(
+                f"messages in the log name their schema as {like.schema_id}, not as {schema_id}",
+                subject=f"{subject}.{its.kind}.schema_id",
+                hint="write it as they do",
+            )
+        return replace(like, schema_id=schema_id)
+    if isinstance(schema_id, UUID):
+        raise Refused(
+            "no message survives that shows whether a GUID stands in a header or before the bytes",
+            subject=subject,
+        )
+    return Frame(schema_id, indexes)
+
+
+def _name_type(made: Encoder) -> Encoder:
+    """The indexes of the type that the configuration names."""
+    message = made.format.encoded.message
+    if made.format.kind != PROTOBUF or message is None:
+        return made
+    codec: Any = open_codec(made.prepared, message=message, indexes=made.frame.indexes)
+    return replace(made, frame=replace(made.frame, indexes=codec.indexes))
+
+
+def _join(ids: Iterable[int | UUID]) -> str:
+    return ", ".join(map(str, ids))
+
+
+# Encoding, in Spark's Python workers: no registry is asked there.
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a worker needs of an encoder."""
+
+    part: Part
+    prepared: PreparedSchema
+    frame: Frame
+    message: str
+    spaced: bool
+
+
+def encode_parts(built: DataFrame, encoders: Mapping[Part, Encoder]) -> DataFrame:
+    """Replaces the typed rows of `ROWS` by the bytes of `key` and `value`; what the schema does not
+    take has a `reason`."""
+    rows = {ROWS[part] for part in encoders}
+    kept = [one for one in built.schema.fields if one.name not in rows]
+    made = [T.StructField(part, T.BinaryType()) for part in encoders]
+    work = [
+        _Work(
+            part,
+            one.prepared,
+            one.frame,
+            one.format.encoded.message or "",
+            one.format.encoded.spaced,
+        )
+        for part, one in encoders.items()
+    ]
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield _encode_batch(batch, work)
+
+    return built.mapInArrow(run, T.StructType([*kept, *made]))
+
+
+def _encode_batch(batch: pa.RecordBatch, work: Sequence[_Work]) -> pa.RecordBatch:
+    reasons = batch.column("reason").to_pylist()
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    for one in work:
+        rows = columns.pop(ROWS[one.part]).to_pylist()
+        columns[one.part] = pa.array(_encode_rows(rows, reasons, one), pa.binary())
+    columns["reason"] = pa.array(reasons, pa.string())
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _encode_rows(rows: Sequence[Any], reasons: list[str | None], work: _Work) -> list[bytes | None]:
+    """The bytes; notes in `reasons` why a row has none."""
+    codec = open_codec(
+        work.prepared, message=work.message, indexes=work.frame.indexes, spaced=work.spaced
+    )
+    encode, wrap = codec.encode, work.frame.wrap
+    found: list[bytes | None] = []
+    for at, row in enumerate(rows):
+        if row is None or reasons[at] is not None:
+            found.append(None)
+            continue
+        try:
+            found.append(wrap(encode(row)))
+        except Unfit as error:
+            reasons[at] = f"{work.part}: {error}"
+            found.append(None)
+    return found
+
+
+# The proof: each survivor by its own schema.
+
+_MOST_SCHEMAS = 5
+
+
+def share_by_schema(
+    messages: Sequence[tuple[bytes, bytes | None, Sequence[tuple[str, bytes | None]]]],
+    rules: MessageRules,
+) -> Iterator[tuple[list[bytes], MessageRules]]:
+    """Identities of surviving messages by the schema of their value, each with the rules that make
+    it: a row is compared with what its producer's schema of that time gives.
+
+    Args:
+        messages: identity, value and headers.
+    """
+    encoder = rules.encoders.get("value")
+    shared: dict[Frame | None, list[bytes]] = {}
+    for identity, value, headers in messages:
+        frame = None if encoder is None else encoder.find_frame(value, headers)
+        shared.setdefault(frame, []).append(identity)
+    commonest = sorted(shared, key=lambda frame: -len(shared[frame]))
+    for number, frame in enumerate(commonest):
+        its = rules
+        # What cannot be had is compared with the plan's own schema, and differs by that.
+        if encoder is not None and frame not in (None, encoder.frame) and number < _MOST_SCHEMAS:
+            assert frame is not None
+            with suppress(BacklogError):
+                made = encoder.with_frame(frame)
+                its = replace(rules, encoders={**rules.encoders, "value": made})
+        yield shared[frame], its
+
+
+def make_decoder(rules: MessageRules) -> Decode | None:
+    """What tells how two values with a schema differ; None where values have none."""
+    encoder = rules.encoders.get("value")
+    if encoder is None:
+        return None
+    its = encoder.format
+
+    def decode(log: LogMessage, made: RebuiltMessage) -> tuple[bytes, bytes] | str:
+        assert log.value is not None
+        assert made.value is not None
+        one, two = (encoder.find_frame(side.value, side.headers) for side in (log, made))
+        if one is None or two is None:
+            return f"is no {its.kind} of a serializer {'in the log' if one is None else 'rebuilt'}"
+        if one != two:
+            return f"has {one.describe()} in the log, {two.describe()} rebuilt"
+        header = find_frame_header(dict(log.headers), key=False)
+        try:
+            texts = [its.decode(raw, header).encode() for raw in (log.value, made.value)]
+        except Unreadable as error:
+            return f"cannot be decoded: {error}"
+        if texts[0] == texts[1] and not its.is_canonical(log.value, header):
+            return (
+                "holds the same fields, but its producer writes them otherwise: the library here "
+                "does not write the log's bytes even for what they hold"
+            )
+        return texts[0], texts[1]
+
+    return decode
