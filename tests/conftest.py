@@ -25,6 +25,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from examples.stage import SHORT_LIVED_JVM
 from tests.borrowing import Lender, borrow, start_kafka
 from tests.durations import Durations
+from tests.kit.registry import EmbeddedRegistry
 from tests.kit.services import BorrowedKafka, EmbeddedMariaDb, EmbeddedPostgres, Postgres
 from tests.quick import Long, Quick
 
@@ -294,6 +295,13 @@ def mariadb_url(mariadb: EmbeddedMariaDb, unique: str) -> Iterator[str]:
     mariadb.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
     yield mariadb.url(database)
     mariadb.execute(f"DROP DATABASE {database}")
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[EmbeddedRegistry]:
+    """One schema registry for this process; each test has subjects of its own."""
+    with EmbeddedRegistry() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -271,11 +271,20 @@ class Lost:
 
 
 def lose_orders(
-    bootstrap: str, topic: str, rows: Sequence[dict[str, Any]], lost: int, partitions: int = 3
+    bootstrap: str,
+    topic: str,
+    rows: Sequence[dict[str, Any]],
+    lost: int,
+    partitions: int = 3,
+    **producer: Any,
 ) -> Lost:
-    """Publishes orders in their order, and lets the first `lost` of them expire."""
+    """Publishes orders in their order, and lets the first `lost` of them expire.
+
+    Args:
+        producer: as `publish_orders` takes it.
+    """
     set_config({"bootstrap.servers": bootstrap}, topic, {"retention.ms": "-1"})
-    publish_orders(bootstrap, topic, rows, partitions, timed=True)
+    publish_orders(bootstrap, topic, rows, partitions, timed=True, **producer)
     gone: dict[int, int] = {}
     for row in rows[:lost]:
         partition = place_key(str(row["order_id"]).encode(), partitions)
