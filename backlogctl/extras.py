@@ -12,7 +12,10 @@ _BRINGS = {
     "airflow": ("airflow",),
     "delivery": ("aiosqlite", "greenlet", "grpc", "grpc_health", "httpx", "pymysql", "redis"),
     "kubernetes": ("httpx2", "lightkube", "msgspec"),
-    "schemas": ("attrs", "authlib", "cachetools", "fastavro", "grpc_tools", "jsonschema"),
+    "schemas": (
+        *("attr", "authlib", "cachetools", "certifi", "fastavro", "google", "grpc_tools"),
+        *("jsonschema", "referencing"),
+    ),
     "msk": ("aws_msk_iam_sasl_signer", "boto3", "botocore"),
     "spark": ("pandas", "py4j", "pyspark"),
     "wire": ("cramjam", "crc32c", "llvmlite", "lz4", "numba"),

@@ -18,6 +18,7 @@ from fastavro.schema import SchemaParseException
 from backlogctl.errors import ConfigurationError
 from backlogctl.schemas.frames import Unfit, Unreadable
 from backlogctl.schemas.registry import WriterSchema
+from backlogctl.schemas.shapes import DEEPEST, TEXT, Entries, Items, Shape
 
 Convert = Callable[[Any], Any]
 _WHOLE = re.compile(r"[+-]?\d+")
@@ -53,6 +54,38 @@ class AvroCodec:
         """Fields without a default; none where the schema is no record."""
         fields = self._schema.get("fields", ()) if isinstance(self._schema, dict) else ()
         return frozenset(one["name"] for one in fields if "default" not in one)
+
+    @property
+    def shape(self) -> Shape:
+        """What `decode` gives."""
+        return self._find_shape(self._schema, 0)
+
+    def _find_shape(self, schema: Any, depth: int) -> Shape:
+        if isinstance(schema, list):
+            others = [one for one in schema if one != "null"]
+            return self._find_shape(others[0], depth) if len(others) == 1 else TEXT
+        if isinstance(schema, str):
+            named = self._named.get(schema)
+            schema = {"type": schema} if named is None else named
+        kind = schema["type"]
+        if isinstance(kind, list | dict):
+            return self._find_shape(kind, depth)
+        if depth > DEEPEST:
+            return TEXT
+        match kind:
+            case "record" | "error":
+                fields = schema["fields"]
+                return {one["name"]: self._find_shape(one["type"], depth + 1) for one in fields}
+            case "array":
+                return Items(self._find_shape(schema["items"], depth + 1))
+            case "map":
+                return Entries(self._find_shape(schema["values"], depth + 1))
+        logical = schema.get("logicalType")
+        if logical == "decimal":
+            return f"decimal(38,{schema.get('scale', 0)})"
+        if kind in self._named and kind not in _SCALARS:
+            return self._find_shape(self._named[kind], depth)
+        return TEXT if logical else _SHAPES.get(kind, TEXT)
 
     def encode(self, value: Any) -> bytes:
         """The bytes of a row.
@@ -337,6 +370,13 @@ _SCALARS: Mapping[str, Callable[[Mapping[str, Any]], Convert]] = {
     "string": lambda _: _only(str),
     "bytes": lambda _: _only(bytes),
     "fixed": _read_fixed,
+}
+_SHAPES: Mapping[str, Shape] = {
+    "boolean": "boolean",
+    "int": "bigint",
+    "long": "bigint",
+    "float": "double",
+    "double": "double",
 }
 _MOMENT = _read_count(read_moment)
 _LOCAL = _read_count(lambda value: read_moment(value).replace(tzinfo=None))

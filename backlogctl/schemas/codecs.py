@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from backlogctl.config import Encoded, SchemaRegistry
+from backlogctl.config import Encoded, SchemaRegistry, Stream
 from backlogctl.errors import BacklogError
+from backlogctl.extras import explain_import
 from backlogctl.json_text import write_json
-from backlogctl.schemas.frames import Frame, Unreadable, read_frame
-from backlogctl.schemas.registry import SchemaStore, WriterSchema
+from backlogctl.schemas.frames import Frame, Unreadable, find_frame_header, read_frame
+from backlogctl.schemas.registry import RegistryFailure, SchemaStore, WriterSchema
+from backlogctl.schemas.shapes import TEXT, Shape, merge_shapes
 
+Part = Literal["key", "value"]
 AVRO, PROTOBUF, JSON_SCHEMA = "avro", "protobuf", "json_schema"
 
 
@@ -22,6 +25,9 @@ class Codec(Protocol):
 
     @property
     def required(self) -> frozenset[str]: ...
+
+    @property
+    def shape(self) -> Shape: ...
 
     def encode(self, value: Any) -> bytes: ...
 
@@ -92,6 +98,7 @@ class Decoder:
     kind: str
     schemas: Mapping[int | UUID, PreparedSchema]
     spaced: bool = False
+    message: str = ""
 
     def decode(self, raw: bytes, header: bytes | None = None) -> str:
         """Its JSON.
@@ -113,6 +120,14 @@ class Decoder:
         """
         codec, body = self._find(raw, header)
         return codec.encode_again(body) == body
+
+    def find_shape(self) -> Shape:
+        """Of all that its schemas have; of Protobuf that of one type of each."""
+        shapes = []
+        for prepared in self.schemas.values():
+            codec = open_codec(prepared, message=self.message, spaced=self.spaced)
+            shapes.append(codec.shape)
+        return merge_shapes(shapes) if shapes else TEXT
 
     def _find(self, raw: bytes, header: bytes | None) -> tuple[Codec, bytes]:
         frame, body = read_frame(raw, header, indexed=self.kind == PROTOBUF)
@@ -154,11 +169,18 @@ class StreamFormat:
             self._prepared[schema_id] = prepare_schema(self.store.read_schema(schema_id))
         return self._prepared[schema_id]
 
-    def make_decoder(self, frames: set[int | UUID]) -> Decoder:
-        """Of messages with these schemas; one that cannot be had is not known to it."""
-        for schema_id in frames:
+    def make_decoder(self, schema_ids: Iterable[int | UUID]) -> Decoder:
+        """Of messages with these schemas; one that is none, or nowhere, is not known to it.
+
+        Raises:
+            RegistryFailure: the registry does not answer.
+        """
+        for schema_id in schema_ids:
             try:
                 self.prepare(schema_id)
+            except RegistryFailure as error:
+                if error.retryable:
+                    raise
             except BacklogError:
                 continue
         return self._decoder()
@@ -181,4 +203,60 @@ class StreamFormat:
         return self._decoder().is_canonical(raw, header)
 
     def _decoder(self) -> Decoder:
-        return Decoder(self.kind, dict(self._prepared), self.encoded.spaced)
+        encoded = self.encoded
+        return Decoder(self.kind, dict(self._prepared), encoded.spaced, encoded.message or "")
+
+
+def list_formats(
+    stream: Stream, registries: Mapping[str, SchemaRegistry]
+) -> dict[Part, StreamFormat]:
+    """The parts of a stream's messages that have a schema."""
+    message = None if stream.source is None else stream.source.message
+    parts: dict[Part, Any] = {"key": message and message.key, "value": message and message.value}
+    return {
+        part: StreamFormat(kind, encoded, registries)
+        for part, section in parts.items()
+        if section is not None and section.encoded is not None
+        for kind, encoded in [section.encoded]
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A key or value for people: its JSON, or None; `told` is its schema, or why there is none."""
+
+    text: str | None
+    told: str
+
+
+@dataclass(slots=True)
+class PartDecoder:
+    """Decodes a few messages of a stream; a registry that does not answer is asked once."""
+
+    formats: Mapping[Part, StreamFormat]
+    _failed: dict[tuple[Part, int | UUID], str] = field(default_factory=dict, init=False)
+
+    def decode(
+        self, part: Part, raw: bytes | None, headers: Sequence[tuple[str, bytes | None]]
+    ) -> Decoded | None:
+        """None where this part has no schema, or the message not this part."""
+        its = self.formats.get(part)
+        if its is None or raw is None:
+            return None
+        header = find_frame_header(dict(headers), key=part == "key")
+        try:
+            frame = its.read_frame(raw, header)
+        except Unreadable as error:
+            return Decoded(None, f"not decoded: {error}")
+        asked = (part, frame.schema_id)
+        if asked in self._failed:
+            return Decoded(None, self._failed[asked])
+        try:
+            its.prepare(frame.schema_id)
+            return Decoded(its.decode(raw, header), frame.describe())
+        except Unreadable as error:
+            return Decoded(None, f"not decoded: {error}")
+        except (BacklogError, ImportError) as error:
+            told = explain_import(error) or error
+            self._failed[asked] = f"not decoded: {told}"
+            return Decoded(None, self._failed[asked])

@@ -16,8 +16,8 @@ CONFLUENT, HEADER, GLUE = "confluent", "header", "glue"
 _NUMBER, _GUID, _GLUE = 0, 1, 3
 _PLAIN, _ZLIB = 0, 5
 _MOST_INDEXES = 1000
-# The longest frame before a message's bytes, as far as it tells the schema.
-LONGEST = 64
+# How many bytes tell the schema, by the first of them: Confluent's number and GUID, Glue's GUID.
+LEADS: Mapping[int, int] = {_NUMBER: 5, _GUID: 17, _GLUE: 18}
 
 
 class Unreadable(ValueError):
@@ -86,6 +86,16 @@ def read_frame(raw: bytes, header: bytes | None = None, *, indexed: bool) -> tup
     if raw[:1] == bytes([_GLUE]) and len(raw) >= 18:
         return _read_glue(raw)
     return _read_lead(raw, CONFLUENT, indexed)
+
+
+def read_schema_id(lead: bytes) -> int | UUID | None:
+    """The schema that a message's first bytes, or its header, name; None where they name none."""
+    size = LEADS.get(lead[0]) if lead else None
+    if size is None or len(lead) < size:
+        return None
+    if lead[0] == _NUMBER:
+        return int.from_bytes(lead[1:size], "big")
+    return UUID(bytes=lead[size - 16 : size])
 
 
 def _read_lead(raw: bytes, kind: str, indexed: bool) -> tuple[Frame, bytes]:

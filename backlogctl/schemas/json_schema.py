@@ -19,6 +19,7 @@ from backlogctl.errors import ConfigurationError
 from backlogctl.json_text import read_json
 from backlogctl.schemas.frames import Unfit, Unreadable
 from backlogctl.schemas.registry import WriterSchema
+from backlogctl.schemas.shapes import TEXT, Items, Shape
 
 
 class JsonCodec:
@@ -53,6 +54,11 @@ class JsonCodec:
     def required(self) -> frozenset[str]:
         """Fields that the schema requires."""
         return frozenset(self._main.get("required", ()))
+
+    @property
+    def shape(self) -> Shape:
+        """What its `properties` say; what a `$ref` or several types describe is text."""
+        return _find_shape(self._main)
 
     def encode(self, value: Any) -> bytes:
         """The text of a row. A text is JSON already, and sent as it is.
@@ -102,6 +108,21 @@ class JsonCodec:
             lacking = [one for one in error.validator_value if one not in error.instance]
             raise Unfit(f"field {'.'.join(filter(None, (place, lacking[0])))}: the row has none")
         raise Unfit(f"{name}: the schema's `{error.validator}` does not take it")
+
+
+def _find_shape(schema: Any) -> Shape:
+    if not isinstance(schema, Mapping):
+        return TEXT
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kinds = [one for one in kind if one != "null"]
+        kind = kinds[0] if len(kinds) == 1 else None
+    properties, items = schema.get("properties"), schema.get("items")
+    if kind in ("object", None) and isinstance(properties, Mapping) and properties:
+        return {str(name): _find_shape(one) for name, one in properties.items()}
+    if kind == "array" and isinstance(items, Mapping):
+        return Items(_find_shape(items))
+    return {"integer": "decimal(38,0)", "number": "double", "boolean": "boolean"}.get(kind, TEXT)
 
 
 def _to_plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ from backlogctl.errors import ConfigurationError
 from backlogctl.schemas.avro import read_date, read_moment
 from backlogctl.schemas.frames import Unfit, Unreadable
 from backlogctl.schemas.registry import WriterSchema
+from backlogctl.schemas.shapes import DEEPEST, TEXT, Entries, Items, Shape
 
 Convert = Callable[[Any], Any]
 _MAIN = "backlogctl-main.proto"
@@ -189,6 +190,11 @@ class ProtobufCodec:
         """Fields that proto2 requires; proto3 has none."""
         return frozenset(one.name for one in self._type.fields if one.is_required)
 
+    @property
+    def shape(self) -> Shape:
+        """What `decode` gives."""
+        return _find_shape(self._type, 0)
+
     def encode(self, value: Any) -> bytes:
         """The bytes of a row; a NULL is a field that is not set.
 
@@ -203,13 +209,17 @@ class ProtobufCodec:
         return made
 
     def decode(self, raw: bytes) -> Any:
-        """A value as JSON says it by Protobuf's own rules, but with the names of the schema.
+        """A value as JSON says it by Protobuf's own rules, but with the names of the schema, and
+        with the fields that hold their default: those are not in the bytes.
 
         Raises:
             Unreadable
         """
         return json_format.MessageToDict(
-            self._read(raw), preserving_proto_field_name=True, descriptor_pool=self._type.file.pool
+            self._read(raw),
+            always_print_fields_with_no_presence=True,
+            preserving_proto_field_name=True,
+            descriptor_pool=self._type.file.pool,
         )
 
     def encode_again(self, raw: bytes) -> bytes:
@@ -283,6 +293,28 @@ def _make_message(fields: Mapping[str, Convert], kind: Descriptor, path: str) ->
         return made
 
     return convert
+
+
+def _find_shape(kind: Descriptor, depth: int) -> Shape:
+    if kind.full_name in _WRAPPERS:
+        return _find_field_shape(kind.fields_by_name["value"], depth)
+    # Others of Protobuf's own have a JSON of their own.
+    if depth > DEEPEST or kind.file.name.startswith("google/protobuf/"):
+        return TEXT
+    return {one.name: _find_field_shape(one, depth + 1) for one in kind.fields}
+
+
+def _find_field_shape(field: FieldDescriptor, depth: int) -> Shape:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        return Entries(_find_field_shape(kind.fields_by_name["value"], depth + 1))
+    if kind is not None:
+        one = _find_shape(kind, depth)
+    elif field.type == FieldDescriptor.TYPE_BYTES:
+        one = TEXT
+    else:
+        one = _SHAPES.get(field.cpp_type, TEXT)
+    return Items(one) if field.is_repeated else one
 
 
 def _find_by_name(pool: Any, name: str) -> Descriptor:
@@ -403,6 +435,16 @@ _SCALARS: Mapping[int, Convert] = {
     FieldDescriptor.CPPTYPE_FLOAT: _read_real,
     FieldDescriptor.CPPTYPE_BOOL: _read_bool,
     FieldDescriptor.CPPTYPE_STRING: _read_text,
+}
+# JSON writes 64 bits as text, which a decimal is read from.
+_SHAPES: Mapping[int, Shape] = {
+    FieldDescriptor.CPPTYPE_INT32: "bigint",
+    FieldDescriptor.CPPTYPE_UINT32: "bigint",
+    FieldDescriptor.CPPTYPE_INT64: "decimal(20,0)",
+    FieldDescriptor.CPPTYPE_UINT64: "decimal(20,0)",
+    FieldDescriptor.CPPTYPE_DOUBLE: "double",
+    FieldDescriptor.CPPTYPE_FLOAT: "double",
+    FieldDescriptor.CPPTYPE_BOOL: "boolean",
 }
 _NAMES: Mapping[int, str] = {
     **dict.fromkeys(_WHOLES, "a whole number"),

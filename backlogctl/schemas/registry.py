@@ -37,7 +37,7 @@ class WriterSchema:
     references: tuple[tuple[str, str], ...] = ()
 
 
-class Registry:
+class RegistryReader:
     """Reads one registry, each schema once."""
 
     def __init__(self, name: str, section: SchemaRegistry) -> None:
@@ -151,7 +151,7 @@ class SchemaStore:
     name: str
     encoded: Encoded
     registries: Mapping[str, SchemaRegistry]
-    _registry: Registry | None = field(default=None, init=False)
+    _registry: RegistryReader | None = field(default=None, init=False)
 
     def read_schema(self, schema_id: int | UUID) -> WriterSchema:
         """The schema of this id; the file's, whatever the id, where one is configured.
@@ -163,12 +163,12 @@ class SchemaStore:
             return WriterSchema(self.name, _read_file(self.encoded.schema_file))
         return self.open().read_schema(schema_id, self.name)
 
-    def open(self) -> Registry:
+    def open(self) -> RegistryReader:
         """The registry that the configuration names."""
         if self._registry is None:
             name = self.encoded.registry
             assert name is not None
-            self._registry = Registry(name, self.registries[name])
+            self._registry = RegistryReader(name, self.registries[name])
         return self._registry
 
 

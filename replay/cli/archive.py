@@ -64,12 +64,15 @@ def peek_messages(
     """Show some messages; what the stream's `mask` names is hidden."""
     from backlogctl.replay.observe.archives import peek
     from backlogctl.replay.present.messages import Mask, mask_message, render_message
+    from backlogctl.schemas.codecs import PartDecoder, list_formats
     from backlogctl.spark_backfill.archive.peek import Wanted
 
     workspace = session.open_workspace()
     record = workspace.ledger.archives.get(archive)
     # Of a stream that the configuration no longer has nobody knows what is personal.
-    mask = Mask.read(workspace.config.stream(record.stream).mask)
+    stream = workspace.config.stream(record.stream)
+    mask = Mask.read(stream.mask)
+    decoder = PartDecoder(list_formats(stream, workspace.config.registries))
     wanted = Wanted(partition, offset, None if key is None else key.encode(), count)
     shown = [
         mask_message(
@@ -80,6 +83,7 @@ def peek_messages(
             key=one.key,
             value=one.value,
             headers=one.headers,
+            decoder=decoder,
         )
         for one in peek(workspace, record, wanted)
     ]

@@ -15,7 +15,8 @@ from backlogctl.manifests import Manifest, read_chunk, read_manifest
 from backlogctl.replay.engine.kind import Workspace
 from backlogctl.replay.engine.values import Fact
 from backlogctl.replay.injection.plan import InjectionPlan
-from backlogctl.replay.present.messages import Mask, show_part
+from backlogctl.replay.present.messages import Mask, mask_message
+from backlogctl.schemas.codecs import PartDecoder, list_formats
 from backlogctl.values import RecoveryState
 
 # Chunks that are further apart in time were not sent one after the other, in seconds.
@@ -81,13 +82,24 @@ def preview_messages(
             rows += read_chunk(directory, chunk).slice(0, _SHOWN_MESSAGES).to_pylist()
     except BacklogError:
         return ()
-    told = (_say_message(row, mask) for row in rows[:_SHOWN_MESSAGES])
+    decoder = PartDecoder(list_formats(stream, workspace.config.registries))
+    told = (_say_message(row, mask, decoder) for row in rows[:_SHOWN_MESSAGES])
     return tuple(Fact("message", text, shows_rows=True) for text in told)
 
 
-def _say_message(row: dict[str, Any], mask: Mask) -> str:
+def _say_message(row: dict[str, Any], mask: Mask, decoder: PartDecoder) -> str:
     """`partition 0, 2026-11-20 12:00:00Z, key 4711: {"order": 4711}`."""
-    key = show_part(row["key"], mask, hides=mask.hides_key)
-    value = show_part(row["value"], mask, hides=mask.hides_value, is_open=False)
+    headers = [(one["name"], one["value"]) for one in row["headers"]]
+    shown = mask_message(
+        mask,
+        partition=row["partition"],
+        offset=0,
+        timestamp=None,
+        key=row["key"],
+        value=row["value"],
+        headers=headers,
+        decoder=decoder,
+    )
+    key, value = shown.key, shown.value
     at = format_moment(row["original_time"]) if row["original_time"] else "no time"
     return f"to partition {row['partition']}, {at}, key {key.fold()}: {value.fold(_LONGEST_VALUE)}"

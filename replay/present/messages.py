@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
@@ -19,6 +19,7 @@ from backlogctl.clock import read_millis
 from backlogctl.formats import format_bytes, format_moment
 from backlogctl.json_text import Members, read_json, write_json
 from backlogctl.replay.present.layout import Facts, Text
+from backlogctl.schemas.codecs import Decoded, PartDecoder
 from backlogctl.values import to_document
 from backlogctl_delivery.visible import escape_name, join_lines
 
@@ -74,12 +75,14 @@ class Mask:
 class Shown:
     """A part of a message, masked: `text` is JSON, text, or hexadecimal digits of its first bytes.
 
-    `size` is that of the bytes; None where there are none (null).
+    `size` is that of the bytes; None where there are none (null). `told` is by which schema it was
+    decoded, or why it was not; empty where the stream says of none.
     """
 
     form: Form
     text: str
     size: int | None
+    told: str = ""
 
     def fold(self, longest: int = _SHORT) -> str:
         """In one line, cut."""
@@ -141,29 +144,49 @@ def mask_message(
     key: bytes | None,
     value: bytes | None,
     headers: Sequence[tuple[str, bytes | None]] = (),
+    decoder: PartDecoder | None = None,
 ) -> ShownMessage:
     """A message as anybody may see it who may see the stream's messages.
 
     Args:
         timestamp: milliseconds; None or negative where it has none.
+        decoder: of the stream; keys and values with a schema are shown by their fields.
     """
+    decoder = decoder or PartDecoder({})
     return ShownMessage(
         partition,
         offset,
         read_millis(timestamp),
-        show_part(key, mask, hides=mask.hides_key),
-        show_part(value, mask, hides=mask.hides_value, is_open=False),
+        show_part(key, mask, hides=mask.hides_key, decoded=decoder.decode("key", key, headers)),
+        show_part(
+            *(value, mask),
+            hides=mask.hides_value,
+            is_open=False,
+            decoded=decoder.decode("value", value, headers),
+        ),
         tuple((name, show_part(raw, mask, hides=mask.hides_header(name))) for name, raw in headers),
     )
 
 
-def show_part(raw: bytes | None, mask: Mask, *, hides: bool = False, is_open: bool = True) -> Shown:
+def show_part(
+    raw: bytes | None,
+    mask: Mask,
+    *,
+    hides: bool = False,
+    is_open: bool = True,
+    decoded: Decoded | None = None,
+) -> Shown:
     """A key, a value or a header's value.
 
     Args:
         hides: it is hidden by its place.
         is_open: what is no JSON is shown even where `mask` names JSON fields: a plain key.
+        decoded: of a key or value with a schema; where it could not be decoded it has fields all
+            the same, and is not open.
     """
+    if decoded is not None and raw is not None and not hides:
+        shown = _show_bytes(raw, decoded.text, mask, is_open=False)
+        return replace(shown, told=decoded.told)
     if raw is None:
         return Shown(Form.NULL, "", None)
     size = len(raw)
@@ -175,6 +198,11 @@ def show_part(raw: bytes | None, mask: Mask, *, hides: bool = False, is_open: bo
         text = raw.decode()
     except UnicodeDecodeError:
         text = None
+    return _show_bytes(raw, text, mask, is_open=is_open)
+
+
+def _show_bytes(raw: bytes, text: str | None, mask: Mask, *, is_open: bool) -> Shown:
+    size = len(raw)
     if text is not None and (found := _mask_json(text, mask.fields)) is not None:
         return Shown(Form.JSON, found, size)
     if mask.fields and not is_open:
@@ -191,11 +219,15 @@ def render_message(message: ShownMessage) -> RenderableType:
     facts.add("message", place)
     facts.add("time", "none" if message.time is None else format_moment(message.time))
     facts.add("key", join_lines(message.key.list_lines()))
+    if message.key.told:
+        facts.add("", message.key.told)
     for name, shown in message.headers:
         facts.add("header", f"{escape_name(name)}: {shown.fold(_LONG)}")
     # Each line by itself: lines keep their indent, however long one of them is.
     for number, line in enumerate(message.value.list_lines()):
         facts.add("" if number else "value", line)
+    if message.value.told:
+        facts.add("", message.value.told)
     return facts
 
 

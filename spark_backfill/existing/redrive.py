@@ -1,24 +1,33 @@
-"""Which messages are meant: by key, and by an SQL expression over what a person sees of them."""
+"""The plan of a redrive: messages that exist are read once, chosen, frozen and staged (P9)."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlogctl.errors import KafkaFailure, PutBackAlready, Refused, StagingError, UsageError
+from backlogctl.errors import KafkaFailure, PutBackAlready, Refused, StagingError
 from backlogctl.formats import Say, format_plural
 from backlogctl.kafka.admin import list_offsets
 from backlogctl.manifests import Manifest, write_manifest
 from backlogctl.spark_backfill.archive.reading import read_archive
 from backlogctl.spark_backfill.evidence.consumed import open_consumed
 from backlogctl.spark_backfill.evidence.injected import InjectedEvidence
+from backlogctl.spark_backfill.existing.conditions import (
+    DECODED_HINT,
+    UNDECODED,
+    WHERE_HINT,
+    check_where,
+    list_decoded,
+    select_keys,
+    select_where,
+)
+from backlogctl.spark_backfill.existing.decoding import find_readable
 from backlogctl.spark_backfill.existing.labels import (
     ELSEWHERE,
     ORDER,
@@ -34,7 +43,6 @@ from backlogctl.spark_backfill.existing.labels import (
     write_errors,
 )
 from backlogctl.spark_backfill.existing.messages import (
-    ORIGINALS_SCHEMA,
     StillThere,
     as_originals,
     read_log,
@@ -48,21 +56,16 @@ from backlogctl.spark_backfill.existing.request import (
     SourcePartition,
 )
 from backlogctl.spark_backfill.failures import (
-    find_condition,
-    find_first_cause,
     list_secrets,
     planning_into,
     translating,
 )
-from backlogctl.spark_backfill.messages.rules import check_expression
 from backlogctl.spark_backfill.messages.staging import ChunkLimits, stage_messages
 from backlogctl.spark_backfill.placing.attribution import take_by_edge
 from backlogctl.spark_backfill.plan_log import PlanLog, prepare_staging
 from backlogctl.spark_backfill.spark.frames import (
     freeze,
     last_header,
-    make_empty,
-    make_rows,
     mark_within,
 )
 from backlogctl.spark_backfill.spark.topic import known_time
@@ -71,84 +74,6 @@ from backlogctl_delivery import stamps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-# More as one expression are slower than a join.
-_FEW = 50
-_WHOLE = "__message"
-WHERE_HINT = (
-    "an SQL condition over key, value (text), headers['NAME'], partition, offset, time, such as "
-    "\"get_json_object(value, '$.status') = 'PAID'\""
-)
-
-
-def select_keys(frame: DataFrame, keys: Sequence[bytes]) -> DataFrame:
-    """Messages of these keys; of every key where there are none."""
-    if not keys:
-        return frame
-    if len(keys) <= _FEW:
-        return frame.where(F.col("key").isin([bytearray(key) for key in keys]))
-    rows = make_rows(frame.sparkSession, [(key.hex(),) for key in sorted(set(keys))], "hex string")
-    wanted = rows.select(F.unhex("hex").alias("__key"))
-    return frame.join(F.broadcast(wanted), F.col("key") == F.col("__key"), "left_semi")
-
-
-def select_where(frame: DataFrame, where: str) -> DataFrame:
-    """Messages for which the expression is true; NULL is not."""
-    return _view(frame).where(where).select(f"{_WHOLE}.*") if where else frame
-
-
-def check_where(spark: SparkSession, where: str, *, is_masked: bool) -> None:
-    """Refuses an expression that Spark does not take, before anything is read.
-
-    Args:
-        is_masked: the expression may hold what the stream's `mask` hides, and is not quoted.
-
-    Raises:
-        UsageError: names the expression.
-    """
-    if not where:
-        return
-    subject = "--where" if is_masked else f"--where {where}"
-    view = _view(make_empty(spark, ORIGINALS_SCHEMA))
-    try:
-        made = F.expr(where)
-        view.where(made).schema  # noqa: B018 - Spark looks at the names and types
-        analysed = view.select(made)._jdf.queryExecution().analyzed()
-    except PySparkException as error:
-        cause = find_first_cause(error)[0].split(" SQLSTATE")[0]
-        if is_masked:
-            cause = f"{find_condition(error) or type(error).__name__} (not quoted: `mask`)"
-        raise UsageError(
-            f"is not an SQL condition that Spark takes: {cause}",
-            subject=subject,
-            hint=WHERE_HINT,
-        ) from None
-    if why := check_expression(analysed):
-        raise UsageError(why, subject=subject, hint=WHERE_HINT)
-
-
-def _view(frame: DataFrame) -> DataFrame:
-    """What the expression sees, and the message beside it."""
-    names, values = F.reverse(F.col("headers.name")), F.reverse(F.col("headers.value"))
-    distinct = F.array_distinct(names)
-    # The last header of a name; a map with a name twice is an error.
-    last = F.transform(
-        distinct, lambda name: F.element_at(values, F.array_position(names, name).cast("int"))
-    )
-    return frame.select(
-        F.struct("*").alias(_WHOLE),
-        F.col("key").cast("string").alias("key"),
-        F.col("value").cast("string").alias("value"),
-        F.map_from_arrays(distinct, F.transform(last, lambda raw: raw.cast("string"))).alias(
-            "headers"
-        ),
-        F.col("source_partition").alias("partition"),
-        F.col("source_offset").alias("offset"),
-        F.timestamp_millis(known_time()).alias("time"),
-    )
-
-
-# The plan of a redrive: messages that exist are read once, chosen, frozen and staged (P9).
 
 _MOST_NAMES = 20
 _SHOWN = 5
@@ -169,14 +94,15 @@ def stage_redrive(
         Refused: there is nothing to put back, or too much.
         KafkaFailure, StagingError: something could not be read or written.
     """
-    check_where(spark, request.where, is_masked=bool(request.stream.mask))
+    if not list_decoded(request.stream, request.registries, request.where):
+        check_where(spark, request.where, is_masked=bool(request.stream.mask))
     _refuse_far_too_many(request)
     log = PlanLog(progress or (lambda line: None), spark)
     with planning_into(str(request.directory)), log.telling():
         work = prepare_staging(request.staging_root, request.directory)
         with log.timed("reading", f"reading {_name_source(request)}"):
-            read, undated, frozen = _freeze(spark, request, work / "matched")
-            log.warnings += _warn_about_undated(undated)
+            read, warnings, frozen = _freeze(spark, request, work / "matched")
+            log.warnings += warnings
             if request.origin_kind is Origin.DEAD_LETTERS:
                 with translating("compare the letters", subject=request.topic, kind=StagingError):
                     frozen = distinguish_letters(frozen)
@@ -277,18 +203,29 @@ def _warn_about_undated(count: int) -> list[str]:
     return [told] if count else []
 
 
-def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[int, int, DataFrame]:
-    """How many messages the ranges and times hold, how many a bound of time leaves out because
-    theirs is not known, and a copy of those that match.
+def _warn_about_undecoded(count: int) -> list[str]:
+    told = (
+        f"{format_plural(count, 'message')} cannot be decoded, and --where sees no fields of them: "
+        "`archive peek`, or --offsets with --to rehearsal, shows what they are"
+    )
+    return [told] if count else []
+
+
+def _freeze(
+    spark: SparkSession, request: RedriveRequest, path: Path
+) -> tuple[int, list[str], DataFrame]:
+    """How many messages the ranges and times hold, which of them could not be judged, and a copy of
+    those that match.
 
     What follows comes from this copy: nothing that happens to the source meanwhile changes it.
     """
-    seen, dated = Observation(), Observation()
+    seen, dated, decoded = Observation(), Observation(), Observation()
+    formats = list_decoded(request.stream, request.registries, request.where)
     unknown = F.count_if(known_time().isNull()).alias("undated")
     timed = _choose_time(_read(spark, request).observe(dated, unknown), request)
     observed = timed.observe(seen, F.count(F.lit(1)).alias("read"))
-    matched = select_where(select_keys(observed, request.keys), request.where)
-    hint = WHERE_HINT if request.where else ""
+    by_key = select_keys(observed, request.keys)
+    hint = (DECODED_HINT if formats else WHERE_HINT) if request.where else ""
     what = f"read {_name_source(request)}"
     if request.where:
         what += " with --where" + ("" if request.stream.mask else f" {request.where}")
@@ -300,10 +237,19 @@ def _freeze(spark: SparkSession, request: RedriveRequest, path: Path) -> tuple[i
         secrets=list_secrets(request.client_properties),
         hides_data=bool(request.where),
     ):
-        made = make_messages(matched, request)
+        readable = {}
+        if formats:
+            there = select_keys(_choose_time(_read(spark, request), request), request.keys)
+            readable = find_readable(there, formats)
+            masked = bool(request.stream.mask)
+            check_where(spark, request.where, is_masked=masked, readable=readable)
+        made = make_messages(select_where(by_key, request.where, readable, decoded), request)
         frozen = freeze(made, str(path), **{"parquet.enable.dictionary": "false"})
         is_bound = request.since is not None or request.until is not None
-        return int(seen.get["read"]), int(dated.get["undated"]) if is_bound else 0, frozen
+        warnings = _warn_about_undated(int(dated.get["undated"]) if is_bound else 0)
+        if formats:
+            warnings += _warn_about_undecoded(int(decoded.get[UNDECODED]))
+        return int(seen.get["read"]), warnings, frozen
 
 
 def _read(spark: SparkSession, request: RedriveRequest) -> DataFrame:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backlogctl.archive_manifest import ArchiveManifest
-from backlogctl.config import Source, Stream
+from backlogctl.config import SchemaRegistry, Source, Stream
 from backlogctl.spark_backfill.request import PriorChunk
 from backlogctl.values import OffsetRange
 
@@ -57,6 +57,7 @@ class RedriveRequest:
             out. () where messages were chosen.
         waiting: of an archive only what lies in these ranges, or was lost again; None for all.
         sources: the configuration's, by name, for the consumer's own table.
+        registries: the configuration's, by name, for `where`.
         starts: the target's log starts.
         may_lack_ids: id lists of earlier recoveries may be missing.
         origin: more to keep in the manifest.
@@ -89,6 +90,7 @@ class RedriveRequest:
     gaps: tuple[tuple[str, OffsetRange | None], ...] = ()
     waiting: tuple[OffsetRange, ...] | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
+    registries: Mapping[str, SchemaRegistry] = field(default_factory=dict, repr=False)
     starts: Mapping[int, int] = field(default_factory=dict)
     may_lack_ids: bool = False
     origin: Mapping[str, Any] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -16,7 +16,14 @@ from backlogctl.clock import Deadline
 from backlogctl.config import Encoded, SchemaRegistry, Stream
 from backlogctl.errors import BacklogError, ConfigurationError, Refused
 from backlogctl.kafka.peek import peek_at
-from backlogctl.schemas.codecs import PROTOBUF, PreparedSchema, StreamFormat, open_codec
+from backlogctl.schemas.codecs import (
+    PROTOBUF,
+    Part,
+    PreparedSchema,
+    StreamFormat,
+    list_formats,
+    open_codec,
+)
 from backlogctl.schemas.frames import (
     KEY_HEADER,
     VALUE_HEADER,
@@ -32,7 +39,6 @@ if TYPE_CHECKING:
     from backlogctl.spark_backfill.messages.rules import MessageRules
     from backlogctl.values import OffsetRange
 
-Part = Literal["key", "value"]
 # The typed row, before it is bytes.
 ROWS: Mapping[Part, str] = {"key": "__key_row", "value": "__value_row"}
 _SECONDS = 30.0
@@ -88,20 +94,6 @@ class Encoder:
                 subject=subject,
                 hint="name it in `columns`, or make it by `sql`",
             )
-
-
-def list_formats(
-    stream: Stream, registries: Mapping[str, SchemaRegistry]
-) -> dict[Part, StreamFormat]:
-    """The parts of a stream's messages that have a schema."""
-    message = None if stream.source is None else stream.source.message
-    parts: dict[Part, Any] = {"key": message and message.key, "value": message and message.value}
-    return {
-        part: StreamFormat(kind, encoded, registries)
-        for part, section in parts.items()
-        if section is not None and section.encoded is not None
-        for kind, encoded in [section.encoded]
-    }
 
 
 def render_row(encoded: Encoded) -> str:

@@ -162,10 +162,13 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
     keys = read_keys(options.key)
     record = chosen.source.archive
     spark = start_spark(draft, () if record is None else (record.location,))
-    from backlogctl.spark_backfill.existing.redrive import check_where, stage_redrive
+    from backlogctl.spark_backfill.existing.conditions import check_where, list_decoded
+    from backlogctl.spark_backfill.existing.redrive import stage_redrive
     from backlogctl.spark_backfill.messages.staging import fit_chunks
 
-    check_where(spark, options.where or "", is_masked=bool(stream.mask))
+    # Which fields there are, its messages tell: then it is checked once these are read.
+    if not list_decoded(stream, config.registries, options.where or ""):
+        check_where(spark, options.where or "", is_masked=bool(stream.mask))
     archived: ArchiveSource | None = None
     planned = chosen.source.planned
     if record is not None:
@@ -213,6 +216,7 @@ def compute_redrive(draft: Draft, chosen: Chosen, options: RedriveOptions) -> Re
         gaps=closed,
         waiting=list_held(chosen.archived) if takes_waiting(options) else None,
         sources=config.sources,
+        registries=config.registries,
         starts=target.lows,
         may_lack_ids=ALLOW_IDS in options.allow,
         origin={"ledger_topic": None if ledger_topic is None else ledger_topic.to_json()},
