@@ -51,13 +51,13 @@ fi
 
 case "${1:-}" in
     demo)
-        wanted=(--no-dev --group demo --extra spark --extra delivery --extra wire)
+        wanted=(--no-dev --group demo --extra schemas --extra spark --extra delivery --extra wire)
         echo "setup: fetching 620 MB of Python packages and 70 MB of Java libraries, once"
         ;;
     # Compiled once here: every Python worker of Spark would else compile its libraries again, where
     # PYTHONDONTWRITEBYTECODE is set or the folder may not be written.
     airflow) wanted=(--compile-bytecode --extra all --group airflow) ;;
-    *) wanted=(--compile-bytecode --extra kubernetes --extra spark --extra delivery --extra wire) ;;
+    *) wanted=(--compile-bytecode --extra kubernetes --extra schemas --extra spark --extra delivery --extra wire) ;;
 esac
 "$uv" sync --locked "${wanted[@]}" --no-python-downloads --python "$python"
 # The first relay of an emergency does not wait for a compiler.
