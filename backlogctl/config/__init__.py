@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backlogctl.config.consumers import Compose, Consumers, Expand, Kubernetes, Ramp
 from backlogctl.config.delivery import LookBack, LookBackService, OutboxSection
-from backlogctl.config.formats import Encoded, SchemaRegistry
+from backlogctl.config.formats import Encoded, SchemaFormat, SchemaRegistry
 from backlogctl.config.hooks import Hook
 from backlogctl.config.root import Config, load_config, mask_secrets
 from backlogctl.config.sections import (
@@ -50,6 +50,7 @@ __all__ = [
     "OffPeak",
     "OutboxSection",
     "Ramp",
+    "SchemaFormat",
     "SchemaRegistry",
     "Source",
     "SourceLimits",

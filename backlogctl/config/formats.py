@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 from uuid import UUID
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from backlogctl.config.base import Label, LocalPath, Names, Section, Text
+
+KINDS = ("avro", "protobuf", "json_schema")
 
 
 def _check_url(value: str) -> str:
@@ -64,7 +66,35 @@ def _read_schema_id(value: object) -> object:
 SchemaKey = Annotated[int | UUID | Literal["auto"], BeforeValidator(_read_schema_id)]
 
 
-class Encoded(Section):
+class SchemaFormat(Section):
+    """A format with a schema, and where its schemas are."""
+
+    registry: Label | None = Field(default=None, description="A name under `registries`.")
+    schema_file: LocalPath | None = Field(
+        default=None,
+        validation_alias="schema",
+        serialization_alias="schema",
+        description="A file with the schema, instead of a registry.",
+    )
+    message: Text | None = Field(
+        default=None,
+        description="Protobuf: the message's full name, where the file has several; without it "
+        "that of the messages in the log.",
+    )
+    spaced: bool = Field(
+        default=False,
+        description='JSON Schema: written as Python\'s `json.dumps` does, `{"a": 1}` with `\\u` '
+        'escapes; else `{"a":1}`.',
+    )
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.registry is None) == (self.schema_file is None):
+            raise ValueError("must have `registry` or `schema`, one of them")
+        return self
+
+
+class Encoded(SchemaFormat):
     """A value or key in a format with a schema, made from the row's columns."""
 
     columns: Names | None = Field(
@@ -74,13 +104,6 @@ class Encoded(Section):
         default=None,
         description="An SQL expression: a `named_struct(...)` of the fields, or, where the schema "
         "is no record, its value.",
-    )
-    registry: Label | None = Field(default=None, description="A name under `registries`.")
-    schema_file: LocalPath | None = Field(
-        default=None,
-        validation_alias="schema",
-        serialization_alias="schema",
-        description="A file with the schema, instead of a registry.",
     )
     schema_id: SchemaKey = Field(
         default="auto",
@@ -92,28 +115,16 @@ class Encoded(Section):
         description="Under which the registry has the versions; without it `TOPIC-value` or "
         "`TOPIC-key`.",
     )
-    message: Text | None = Field(
-        default=None,
-        description="Protobuf: the message's full name, where the file has several; without it "
-        "that of the messages beside the loss.",
-    )
-    spaced: bool = Field(
-        default=False,
-        description='JSON Schema: written as Python\'s `json.dumps` does, `{"a": 1}` with `\\u` '
-        'escapes; else `{"a":1}`.',
-    )
 
     @model_validator(mode="after")
-    def _check_one(self) -> Encoded:
+    def _check_columns(self) -> Self:
         if (self.columns is None) == (self.sql is None):
             raise ValueError("must have `columns` or `sql`, one of them")
-        if (self.registry is None) == (self.schema_file is None):
-            raise ValueError("must have `registry` or `schema`, one of them")
         return self
 
 
 class Formats(Section):
-    """The keys `avro`, `protobuf` and `json_schema` of a value or key."""
+    """The keys `avro`, `protobuf` and `json_schema` of a value or key that is made."""
 
     avro: Encoded | None = Field(
         default=None, description="Avro, with a schema: [formats](formats.md)."
@@ -128,7 +139,36 @@ class Formats(Section):
     @property
     def encoded(self) -> tuple[str, Encoded] | None:
         """The format's name, and what is said of it; None for plain bytes."""
-        for name in ("avro", "protobuf", "json_schema"):
+        for name in KINDS:
             if (found := getattr(self, name)) is not None:
                 return name, found
         return None
+
+
+class ReadFormat(Section):
+    """The format of a key or value that is only read."""
+
+    avro: SchemaFormat | None = Field(default=None, description="Avro, with a schema.")
+    protobuf: SchemaFormat | None = Field(default=None, description="Protobuf, with a schema.")
+    json_schema: SchemaFormat | None = Field(
+        default=None, description="JSON framed with the id of its schema."
+    )
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if [self.avro, self.protobuf, self.json_schema].count(None) != len(KINDS) - 1:
+            raise ValueError("must be one of {avro: ...}, {protobuf: ...} and {json_schema: ...}")
+        return self
+
+    @property
+    def named(self) -> tuple[str, SchemaFormat]:
+        """The format's name, and what is said of it."""
+        (found,) = ((name, one) for name in KINDS if (one := getattr(self, name)) is not None)
+        return found
+
+
+class ReadFormats(Section):
+    """Formats of messages that are read: filters, masks, `archive peek`."""
+
+    key: ReadFormat | None = Field(default=None, description="Of the keys.")
+    value: ReadFormat | None = Field(default=None, description="Of the values.")

@@ -23,7 +23,7 @@ from backlogctl.config import base, documents, references
 from backlogctl.config.base import DEFAULT_LEDGER, DatabaseUrl, Label, Section, check_label
 from backlogctl.config.delivery import LookBack, OutboxSection
 from backlogctl.config.documents import DocumentError, parse_document
-from backlogctl.config.formats import SchemaRegistry
+from backlogctl.config.formats import Encoded, SchemaRegistry
 from backlogctl.config.hooks import Hook, check_hook_streams
 from backlogctl.config.references import Problem, Resolved, resolve_references
 from backlogctl.config.sections import (
@@ -125,16 +125,16 @@ class Config(Section):
             _check_known(at, "cluster", outbox.cluster, self.clusters)
         for name, stream in self.streams.items():
             _check_known(("streams", name, "cluster"), "cluster", stream.cluster, self.clusters)
+            for part, (kind, said) in stream.part_formats.items():
+                if said.registry is not None:
+                    place = ("source", "message") if isinstance(said, Encoded) else ("formats",)
+                    at = ("streams", name, *place, part, kind, "registry")
+                    _check_known(at, "registry", said.registry, self.registries)
             if stream.source is None:
                 continue
             at = ("streams", name, "source")
             key = "database" if stream.source.outbox is None else "outbox"
             _check_known((*at, key), "source", stream.source.database, self.sources)
-            for part in ("key", "value"):
-                found = getattr(stream.source.message, part)
-                if found is not None and found.encoded and found.encoded[1].registry is not None:
-                    where = (*at, "message", part, found.encoded[0], "registry")
-                    _check_known(where, "registry", found.encoded[1].registry, self.registries)
             if consumed := stream.source.consumed:
                 at = (*at, "consumed")
                 _check_known((*at, "database"), "source", consumed.database, self.sources)

@@ -24,7 +24,7 @@ from backlogctl.config.base import (
     fail_at,
 )
 from backlogctl.config.consumers import Consumers, Expand
-from backlogctl.config.formats import Formats
+from backlogctl.config.formats import Formats, ReadFormats, SchemaFormat
 from backlogctl.config.sections import Positive
 from backlogctl.values import DiskFloor
 from backlogctl_delivery import stamps
@@ -553,6 +553,11 @@ class Stream(Section):
         description="What is not shown of messages: names of JSON fields at any depth, "
         "`header:NAME`, `key` or `value`.",
     )
+    formats: ReadFormats | None = Field(
+        default=None,
+        description="Formats of keys and values for filters, masks and `archive peek`, where "
+        "`source` says none: [formats](formats.md).",
+    )
     deliver: Literal["topic"] | None = Field(
         default=None, description="`topic` is needed by name when other groups read the topic too."
     )
@@ -572,6 +577,19 @@ class Stream(Section):
         if not isinstance(source, Mapping) or "outbox" not in source:
             return value
         return {**value, "source": expand_outbox(value.get("topic"), source)}
+
+    @property
+    def part_formats(self) -> dict[Literal["key", "value"], tuple[str, SchemaFormat]]:
+        """The parts of its messages that have a schema: the format's name, and what is said."""
+        found: dict[Literal["key", "value"], tuple[str, SchemaFormat]] = {}
+        for part in ("key", "value"):
+            made = None if self.source is None else getattr(self.source.message, part)
+            read = None if self.formats is None else getattr(self.formats, part)
+            if made is not None and made.encoded is not None:
+                found[part] = made.encoded
+            elif read is not None:
+                found[part] = read.named
+        return found
 
     def fingerprint(self) -> dict[str, Any]:
         """What the plan records of the stream: plain JSON, with the file's keys, no secrets."""

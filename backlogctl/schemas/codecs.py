@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from backlogctl.config import Encoded, SchemaRegistry, Stream
+from backlogctl.config import SchemaFormat, SchemaRegistry, Stream
 from backlogctl.errors import BacklogError
 from backlogctl.extras import explain_import
 from backlogctl.json_text import write_json
@@ -144,11 +144,11 @@ class StreamFormat:
     """The format of a stream's values or keys, with the schemas that were asked for so far."""
 
     def __init__(
-        self, kind: str, encoded: Encoded, registries: Mapping[str, SchemaRegistry]
+        self, kind: str, said: SchemaFormat, registries: Mapping[str, SchemaRegistry]
     ) -> None:
         self.kind = kind
-        self.encoded = encoded
-        self.store = SchemaStore(kind, encoded, registries)
+        self.said = said
+        self.store = SchemaStore(kind, said, registries)
         self._prepared: dict[int | UUID, PreparedSchema] = {}
 
     def read_frame(self, raw: bytes, header: bytes | None = None) -> Frame:
@@ -203,21 +203,16 @@ class StreamFormat:
         return self._decoder().is_canonical(raw, header)
 
     def _decoder(self) -> Decoder:
-        encoded = self.encoded
-        return Decoder(self.kind, dict(self._prepared), encoded.spaced, encoded.message or "")
+        return Decoder(self.kind, dict(self._prepared), self.said.spaced, self.said.message or "")
 
 
 def list_formats(
     stream: Stream, registries: Mapping[str, SchemaRegistry]
 ) -> dict[Part, StreamFormat]:
     """The parts of a stream's messages that have a schema."""
-    message = None if stream.source is None else stream.source.message
-    parts: dict[Part, Any] = {"key": message and message.key, "value": message and message.value}
     return {
-        part: StreamFormat(kind, encoded, registries)
-        for part, section in parts.items()
-        if section is not None and section.encoded is not None
-        for kind, encoded in [section.encoded]
+        part: StreamFormat(kind, said, registries)
+        for part, (kind, said) in stream.part_formats.items()
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from backlogctl.config import Encoded, SchemaRegistry
+from backlogctl.config import SchemaFormat, SchemaRegistry
 from backlogctl.errors import BacklogError, ConfigurationError
 
 _TIMEOUT_SECONDS, _RETRIES = 15, 3
@@ -149,7 +149,7 @@ class SchemaStore:
     """Where the schemas of one stream's keys or values are looked up."""
 
     name: str
-    encoded: Encoded
+    said: SchemaFormat
     registries: Mapping[str, SchemaRegistry]
     _registry: RegistryReader | None = field(default=None, init=False)
 
@@ -159,14 +159,14 @@ class SchemaStore:
         Raises:
             RegistryFailure, ConfigurationError.
         """
-        if self.encoded.schema_file is not None:
-            return WriterSchema(self.name, _read_file(self.encoded.schema_file))
+        if self.said.schema_file is not None:
+            return WriterSchema(self.name, _read_file(self.said.schema_file))
         return self.open().read_schema(schema_id, self.name)
 
     def open(self) -> RegistryReader:
         """The registry that the configuration names."""
         if self._registry is None:
-            name = self.encoded.registry
+            name = self.said.registry
             assert name is not None
             self._registry = RegistryReader(name, self.registries[name])
         return self._registry

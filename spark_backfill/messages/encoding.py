@@ -56,6 +56,7 @@ class Encoder:
 
     part: Part
     format: StreamFormat
+    encoded: Encoded
     prepared: PreparedSchema
     frame: Frame
     unsure: str = ""
@@ -85,8 +86,9 @@ class Encoder:
 
     def check_fields(self, names: Sequence[str], subject: str) -> None:
         """Raises ConfigurationError: the schema requires a field that no column gives."""
-        encoded = self.format.encoded
-        codec = open_codec(self.prepared, message=encoded.message or "", indexes=self.frame.indexes)
+        codec = open_codec(
+            self.prepared, message=self.encoded.message or "", indexes=self.frame.indexes
+        )
         if lacking := sorted(codec.required - set(names)):
             raise ConfigurationError(
                 f"schema {self.frame.schema_id} requires the field {lacking[0]}, and no column "
@@ -119,11 +121,15 @@ def choose_encoders(
         ConfigurationError, RegistryFailure: a schema is wrong, or cannot be had.
         KafkaFailure: the topic could not be read.
     """
-    formats = list_formats(stream, registries)
-    if not formats:
+    made = [
+        (part, its, its.said)
+        for part, its in list_formats(stream, registries).items()
+        if isinstance(its.said, Encoded)
+    ]
+    if not made:
         return {}
     before, after = _read_neighbours(stream, client_properties, ranges)
-    return {part: _choose(part, found, stream, before, after) for part, found in formats.items()}
+    return {part: _choose(part, its, said, stream, before, after) for part, its, said in made}
 
 
 Message = tuple[bytes | None, bytes | None, Mapping[str, bytes | None]]  # key, value, headers
@@ -158,6 +164,7 @@ def _read_neighbours(
 def _choose(
     part: Part,
     its: StreamFormat,
+    encoded: Encoded,
     stream: Stream,
     before: Sequence[Message | None],
     after: Sequence[Message | None],
@@ -166,7 +173,7 @@ def _choose(
     early, late = (_read_frames(part, its, side, subject) for side in (before, after))
     shown = list(dict.fromkeys(frame for frame in (*early, *late) if frame is not None))
     ids = list(dict.fromkeys(frame.schema_id for frame in shown))
-    fixed, unsure = its.encoded.schema_id, ""
+    fixed, unsure = encoded.schema_id, ""
     if fixed == "auto":
         if not ids:
             raise Refused(
@@ -190,9 +197,9 @@ def _choose(
         )
         unsure = f"schema {schema_id} of the {part}s is said by the configuration, and {told}"
     elif None in early:
-        unsure = _find_doubt(part, its, stream, schema_id)
+        unsure = _find_doubt(part, its, encoded, stream, schema_id)
     frame = _make_frame(schema_id, shown, its, subject)
-    made = Encoder(part, its, its.prepare(schema_id), frame, unsure)
+    made = Encoder(part, its, encoded, its.prepare(schema_id), frame, unsure)
     return _name_type(made)
 
 
@@ -218,14 +225,16 @@ def _read_frames(
     return found
 
 
-def _find_doubt(part: Part, its: StreamFormat, stream: Stream, schema_id: int | UUID) -> str:
+def _find_doubt(
+    part: Part, its: StreamFormat, encoded: Encoded, stream: Stream, schema_id: int | UUID
+) -> str:
     """Messages before the loss are gone: could the first lost ones have had an older schema?"""
-    if its.encoded.registry is None:
+    if encoded.registry is None:
         return (
             f"no {part} before the loss survives, and a schema's file does not tell whether it "
             "changed"
         )
-    subject = its.encoded.subject or f"{stream.topic}-{part}"
+    subject = encoded.subject or f"{stream.topic}-{part}"
     older = its.store.open().list_older(subject, schema_id)
     if older is None:
         return (
@@ -264,7 +273,7 @@ def _make_frame(
 
 def _name_type(made: Encoder) -> Encoder:
     """The indexes of the type that the configuration names."""
-    message = made.format.encoded.message
+    message = made.encoded.message
     if made.format.kind != PROTOBUF or message is None:
         return made
     codec: Any = open_codec(made.prepared, message=message, indexes=made.frame.indexes)
@@ -300,8 +309,8 @@ def encode_parts(built: DataFrame, encoders: Mapping[Part, Encoder]) -> DataFram
             part,
             one.prepared,
             one.frame,
-            one.format.encoded.message or "",
-            one.format.encoded.spaced,
+            one.encoded.message or "",
+            one.encoded.spaced,
         )
         for part, one in encoders.items()
     ]

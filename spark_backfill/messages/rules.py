@@ -325,7 +325,7 @@ def check_rules(
 
 def _check_row(empty: DataFrame, table: SourceTable, encoder: Encoder, at: str) -> set[str]:
     """The columns that a typed row reads; the schema must have no field that it lacks."""
-    encoded = encoder.format.encoded
+    encoded = encoder.encoded
     if encoded.columns is not None:
         check_columns(table, encoded.columns, f"{at}.columns")
         encoder.check_fields(encoded.columns, at)
@@ -350,7 +350,7 @@ def build_messages(rows: DataFrame, rules: MessageRules) -> DataFrame:
     source, message = rules.source, rules.source.message
     rows, bytes_of = read_bytes(rows, _list_exprs(rules))
     typed = {
-        part: F.expr(render_row(encoder.format.encoded)).alias(ROWS[part])
+        part: F.expr(render_row(encoder.encoded)).alias(ROWS[part])
         for part, encoder in rules.encoders.items()
     }
     rows = rows.select("*", *typed.values()) if typed else rows

@@ -135,7 +135,7 @@ class Case:
         rows = [world.make_order(number) for number in range(1, total + 1)]
         world.fill_table(self.url, world.ORDERS, rows)
         # Nobody handled anything: where the loss begins is known.
-        world.run_sql(self.url, "CREATE TABLE processed (order_id text PRIMARY KEY)")
+        world.run_sql(self.url, "CREATE TABLE processed (order_id varchar(40) PRIMARY KEY)")
         old = self.producer.open()
         encode = old
         if change is not None:
