@@ -35,7 +35,8 @@ $(AIRFLOW): pyproject.toml uv.lock scripts/setup.sh
 demo demo-%: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo
-demo: $(DEMO) ## Lose messages for real, rebuild them, put them back once
+demo: $(if $(findstring --avro,$(ARGS)),$(SETUP),$(DEMO)) ## Lose messages for real, rebuild them, put them back once
+	@$(if $(findstring --avro,$(ARGS)),scripts/need.sh mariadb,:)
 	@$(PYTHON) -m examples.demo --report build/demo-report.html $(ARGS)
 
 .PHONY: demo-secure

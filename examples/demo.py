@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ TAKES = {
     "report": ("rebuild", "expand", "kubernetes", "offload"),
     "consumed": ("rebuild",),
     "secure": ("rebuild",),
+    "avro": ("rebuild",),
 }
 
 
@@ -59,6 +61,11 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="rebuild: on a broker with logins over TLS and an authorizer, as a user with exactly "
         "the rights of `backlogctl acl`",
     )
+    parser.add_argument(
+        "--avro",
+        action="store_true",
+        help="rebuild: from a table in MariaDB, and values are Avro with a schema of a registry",
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     for name, stories in TAKES.items():
@@ -73,15 +80,23 @@ def tell(options: argparse.Namespace, console: Console) -> Result:
         report.parent.mkdir(parents=True, exist_ok=True)
         check_writable(report)
     stories: dict[str, Callable[[], Result]] = {
-        "rebuild": lambda: rebuild.tell_story(
-            console, report, consumed=options.consumed, secure=options.secure
-        ),
+        "rebuild": lambda: _tell_of_rows(console, options),
         "expand": lambda: expand.tell_story(console, report=report),
         "kubernetes": lambda: _tell_of_pods(console, report),
         "offload": lambda: offload.tell_story(console, report=report),
         "delivery": lambda: delivery.tell_story(console),
     }
     return stories[options.story]()
+
+
+def _tell_of_rows(console: Console, options: argparse.Namespace) -> Result:
+    # Servers that the tests run.
+    if options.avro:
+        from examples.avro import open_avro_shop
+    with open_avro_shop() if options.avro else nullcontext() as avro:
+        return rebuild.tell_story(
+            console, options.report, consumed=options.consumed, secure=options.secure, avro=avro
+        )
 
 
 def _tell_of_pods(console: Console, report: Path | None) -> Result:

@@ -10,12 +10,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import sqlalchemy as sa
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -24,8 +25,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
+from sqlalchemy.dialects import mysql
 
-from backlogctl.clock import format_time, read_time, utc_now
+from backlogctl.clock import format_time, utc_now
 from backlogctl.errors import KafkaFailure
 from backlogctl.kafka.admin import create_topic, list_offsets
 from backlogctl.kafka.clients import Properties
@@ -40,16 +42,21 @@ TOTAL = 10_000
 YOUNG = 2_000  # published minutes ago; retention leaves them
 RETENTION = timedelta(hours=1)
 
-_TABLE = """
-CREATE TABLE orders (
-    order_id   TEXT PRIMARY KEY,
-    user_id    INTEGER NOT NULL,
-    status     TEXT NOT NULL,
-    amount     NUMERIC(10, 2) NOT NULL,
-    updated_at TIMESTAMP NOT NULL
-);
-CREATE INDEX orders_by_time ON orders (updated_at);
-"""
+_TABLE = sa.Table(
+    "orders",
+    sa.MetaData(),
+    sa.Column("order_id", sa.String(16), primary_key=True),
+    sa.Column("user_id", sa.Integer, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("amount", sa.Numeric(10, 2), nullable=False),
+    # UTC, without a zone.
+    sa.Column(
+        "updated_at",
+        sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb"),
+        nullable=False,
+        index=True,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,7 @@ class Order:
     def key(self) -> bytes:
         return self.order_id.encode()
 
-    @property
-    def value(self) -> bytes:
+    def to_json(self) -> bytes:
         """The message's value: JSON, decimals as strings, times in ISO 8601 UTC."""
         document = {
             "order_id": self.order_id,
@@ -99,34 +105,43 @@ def make_orders(now: datetime, seed: int = 7) -> list[Order]:
     return orders
 
 
-def write_table(database: Path, orders: Iterable[Order]) -> None:
-    """The source table, in its own SQLite file."""
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.executescript(_TABLE)
-        connection.executemany(
-            "INSERT INTO orders VALUES (?, ?, ?, ?, ?)",
-            (
-                (o.order_id, o.user_id, o.status, float(o.amount), format_time(o.updated_at))
-                for o in orders
-            ),
-        )
+Encode = Callable[[Order], bytes]
 
 
-def read_table(database: Path) -> Iterator[Order]:
-    with closing(sqlite3.connect(database)) as connection:
-        rows = connection.execute(
-            "SELECT order_id, user_id, status, printf('%.2f', amount), updated_at FROM orders"
-        )
-        for order_id, user_id, status, amount, updated_at in rows:
-            yield Order(order_id, user_id, status, Decimal(amount), read_time(updated_at))
+def write_table(url: str, orders: Iterable[Order]) -> None:
+    """The source table, in its own database."""
+    rows = [{**asdict(one), "updated_at": one.updated_at.replace(tzinfo=None)} for one in orders]
+    with _open(url) as connection:
+        _TABLE.create(connection)
+        connection.execute(_TABLE.insert(), rows)
 
 
-def publish_orders(client: Properties, orders: Iterable[Order]) -> None:
+def read_table(url: str) -> list[Order]:
+    with _open(url) as connection:
+        rows = connection.execute(_TABLE.select().order_by(_TABLE.c.order_id)).mappings()
+        return [
+            Order(**{**row, "updated_at": row["updated_at"].replace(tzinfo=UTC)}) for row in rows
+        ]
+
+
+@contextmanager
+def _open(url: str) -> Iterator[sa.Connection]:
+    engine = sa.create_engine(url)
+    try:
+        with engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def publish_orders(
+    client: Properties, orders: Iterable[Order], encode: Encode = Order.to_json
+) -> None:
     """Publishes with keys, placed as Java's clients place them, at the time of the order."""
     producer = Producer({**client, **PRODUCER})
     for order in orders:
         timestamp = int(order.updated_at.timestamp() * 1000)
-        send(producer, TOPIC, order.value, order.key, timestamp=timestamp)
+        send(producer, TOPIC, encode(order), order.key, timestamp=timestamp)
     flush(producer, TOPIC)
 
 
@@ -177,7 +192,7 @@ def lose_orders(
     """The service stops early, `look` is called, and the broker deletes what was not read."""
     make_topic(client)
     orders = make_orders(utc_now())
-    write_table(directory / "shop.db", orders)
+    write_table(f"sqlite:///{directory / 'shop.db'}", orders)
     publish_orders(client, orders[:-YOUNG])
     ends = read_ends(client)
     stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
@@ -202,8 +217,8 @@ clusters:
     bootstrap.servers: ${env:SHOP_KAFKA}@LOGIN@
 
 sources:
-  shop: {url: "sqlite:///shop.db"}@WAREHOUSE@
-
+  shop: {url: "@SOURCE@"}@WAREHOUSE@
+@REGISTRIES@
 streams:
   orders:
     cluster: main
@@ -217,13 +232,15 @@ streams:
       mutable: false   # an order does not change once its message is sent
       message:
         key: order_id
-        value: {json: [order_id, user_id, status, amount, updated_at]}
+        value: @VALUE@
       identity: {row: order_id, message: key}@CONSUMED@
       stale: restate
     # Put back at night, and gently.
     off_peak: {from: "@FROM@", to: "@TO@", timezone: UTC}
     limits: {messages_per_second: 500}
 """
+_FIELDS = "[order_id, user_id, status, amount, updated_at]"
+_SOURCE, _VALUE = "sqlite:///shop.db", f"{{json: {_FIELDS}}}"
 _EXAMPLE_HOURS = {"FROM": "00:30", "TO": "06:00"}
 _WAREHOUSE = """
   warehouse: {url: "sqlite:///warehouse.db"}"""
@@ -239,22 +256,40 @@ VARIABLES = {
     "SHOP_KAFKA_CERTIFICATE": "ssl.certificate.location",
     "SHOP_KAFKA_KEY": "ssl.key.location",
 }
+# Values are Avro, and rows in a server's database.
+AVRO = {
+    "SOURCE": "${env:SHOP_DATABASE}",
+    "REGISTRIES": """
+registries:
+  schemas: {url: "${env:SHOP_REGISTRY}"}
+""",
+    "VALUE": f"{{avro: {{columns: {_FIELDS}, registry: schemas}}}}",
+}
 _CONSUMED = """
       # The consumer's own table says exactly which orders it has handled.
       consumed: {database: warehouse, table: processed_orders, column: order_id}"""
 
 
 def render_configuration(
-    now: datetime | None = None, *, consumed: bool = False, secure: bool = False
+    now: datetime | None = None,
+    *,
+    consumed: bool = False,
+    secure: bool = False,
+    words: Mapping[str, str] | None = None,
 ) -> str:
     """The file's text; with `now` its off-peak window lies around that moment.
 
     Args:
         consumed: names the service's own table of what it handled as evidence.
         secure: shows a certificate of its own, over TLS.
+        words: `AVRO`, where the shop is another one.
     """
     hours = _EXAMPLE_HOURS if now is None else find_off_peak(now)
     parts = {
+        "SOURCE": _SOURCE,
+        "REGISTRIES": "",
+        "VALUE": _VALUE,
+        **(words or {}),
         "WAREHOUSE": _WAREHOUSE if consumed else "",
         "LOGIN": _LOGIN if secure else "",
         "CONSUMED": _CONSUMED if consumed else "",
@@ -376,9 +411,11 @@ class ShopAudit(Audit):
         return self.is_whole and not (self.topic_twice or self.different)
 
 
-def audit_shop(client: Properties, source: Path, warehouse: Path) -> ShopAudit:
+def audit_shop(
+    client: Properties, source: str, warehouse: Path, encode: Encode = Order.to_json
+) -> ShopAudit:
     """Compares the source with a read_committed reader of the topic and the consumer's table."""
-    orders = {order.order_id: order.value for order in read_table(source)}
+    orders = {order.order_id: encode(order) for order in read_table(source)}
     with closing(sqlite3.connect(warehouse)) as table:
         processed = Counter(
             row[0] for row in table.execute("SELECT order_id FROM processed_orders")

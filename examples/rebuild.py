@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -21,6 +21,7 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.sandbox.secured import add_rules
 from examples.issuer import Issuer, make_settings, start_issuer
 from examples.lost_orders import (
+    AVRO,
     GROUP,
     RETENTION,
     TOPIC,
@@ -28,6 +29,8 @@ from examples.lost_orders import (
     UNREAD,
     VARIABLES,
     YOUNG,
+    Encode,
+    Order,
     ShopAudit,
     audit_shop,
     expire_old,
@@ -40,6 +43,9 @@ from examples.lost_orders import (
     write_table,
 )
 from examples.stage import Stage, find_recovery, tell_whole, write_report
+
+if TYPE_CHECKING:
+    from examples.avro import AvroShop
 
 USER, SERVICE = "backlogctl", "order-service"
 _JOBS = ("rebuild", "watch")
@@ -65,6 +71,25 @@ class Logins:
         own = kafka.mutual_properties(USER)
         environment = {variable: own[name] for variable, name in VARIABLES.items()}
         return cls(admin, {**rest, **issuer.login(SERVICE)}, environment)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Where the orders are rows, and how they are messages."""
+
+    source: str
+    encode: Encode
+    environment: Mapping[str, str]
+    place: str
+    message: str
+
+    @classmethod
+    def make(cls, directory: Path, avro: AvroShop | None) -> Orders:
+        """SQLite and JSON, where they are not MariaDB and Avro."""
+        if avro is None:
+            return cls(f"sqlite:///{directory / 'shop.db'}", Order.to_json, {}, "", "a message")
+        told = "an Avro message, whose schema is in a registry"
+        return cls(avro.source, avro.encode, avro.environment, " in MariaDB", told)
 
 
 def grant_rights(stage: Stage, directory: Path, logins: Logins) -> None:
@@ -93,7 +118,12 @@ def grant_rights(stage: Stage, directory: Path, logins: Logins) -> None:
 
 
 def tell_story(
-    console: Console, report: Path | None = None, *, consumed: bool = False, secure: bool = False
+    console: Console,
+    report: Path | None = None,
+    *,
+    consumed: bool = False,
+    secure: bool = False,
+    avro: AvroShop | None = None,
 ) -> ShopAudit:
     """Plays the whole story in a temporary directory that is gone at the end.
 
@@ -102,19 +132,22 @@ def tell_story(
         consumed: the plan may look into the service's own table of what it handled.
         secure: three brokers want logins over TLS and have an authorizer; backlogctl is a user with
             no more rights than it needs.
+        avro: the table is in MariaDB, and values are Avro.
     """
 
     def play(directory: Path, kafka: EmbeddedKafka) -> ShopAudit:
         logins = Logins.make(kafka, issuer)
-        stage = Stage(console, directory, logins.environment)
-        text = render_configuration(utc_now(), consumed=consumed, secure=secure)
+        shop = Orders.make(directory, avro)
+        stage = Stage(console, directory, {**logins.environment, **shop.environment})
+        words = AVRO if avro else None
+        text = render_configuration(utc_now(), consumed=consumed, secure=secure, words=words)
         (directory / "backlog.yaml").write_text(text)
         make_topic(logins.admin)
         if secure:
             grant_rights(stage, directory, logins)
-        lose_orders(stage, directory, logins)
+        lose_orders(stage, directory, logins, shop)
         recovery_id = _recover(stage, directory, consumed)
-        audit = _close(stage, directory, logins)
+        audit = _close(stage, directory, logins, shop)
         write_report(stage, recovery_id, report)
         return audit
 
@@ -146,16 +179,17 @@ def secure_brokers(issuer: Issuer) -> dict[str, Any]:
     }
 
 
-def lose_orders(stage: Stage, directory: Path, logins: Logins) -> None:
+def lose_orders(stage: Stage, directory: Path, logins: Logins, shop: Orders) -> None:
     stage.open_chapter("A shop with 10,000 orders")
     orders = make_orders(utc_now())
     old, young = orders[:-YOUNG], orders[-YOUNG:]
-    write_table(directory / "shop.db", orders)
-    publish_orders(logins.service, old)
+    write_table(shop.source, orders)
+    publish_orders(logins.service, old, shop.encode)
     ends = read_ends(logins.admin)
     stage.tell(
-        f"{TOTAL:,} orders are rows of the table [bold]orders[/]; each is also a message, keyed by "
-        f"its order_id,\nin the topic [bold]{TOPIC}[/] with {len(ends)} partitions."
+        f"{TOTAL:,} orders are rows of the table [bold]orders[/]{shop.place}; each is also "
+        f"{shop.message}, keyed by its order_id,\nin the topic [bold]{TOPIC}[/] with {len(ends)} "
+        "partitions."
     )
     stage.open_chapter("The consumer falls behind")
     stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
@@ -167,7 +201,7 @@ def lose_orders(stage: Stage, directory: Path, logins: Logins) -> None:
     )
     stage.run("status")
     stage.open_chapter("The broker deletes what nobody has read")
-    publish_orders(logins.service, young)
+    publish_orders(logins.service, young, shop.encode)
     expire_old(logins.admin, ends)
     hours = format_duration(RETENTION.total_seconds())
     stage.tell(
@@ -204,11 +238,11 @@ def _recover(stage: Stage, directory: Path, consumed: bool) -> str:
     return recovery_id
 
 
-def _close(stage: Stage, directory: Path, logins: Logins) -> ShopAudit:
+def _close(stage: Stage, directory: Path, logins: Logins, shop: Orders) -> ShopAudit:
     stage.open_chapter("The consumer goes on")
     handled = handle_orders(logins.service, directory / "warehouse.db")
     stage.tell(f"The service is started again, and handles {handled:,} orders.")
-    audit = audit_shop(logins.admin, directory / "shop.db", directory / "warehouse.db")
+    audit = audit_shop(logins.admin, shop.source, directory / "warehouse.db", shop.encode)
     stage.open_chapter("Was every order handled, and none twice?")
     stage.tell(
         f"Source table {audit.total:,} rows · topic, read committed: {audit.in_topic:,} messages, "

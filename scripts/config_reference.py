@@ -72,12 +72,19 @@ are left out. A group that may not be read is `unknown`. A stream is named like 
 
 
 def render_reference() -> str:
-    parts = [_INTRO, *_render_section("", Config), _render_properties(), _render_later()]
+    parts = [_INTRO, *_render_section("", Config, {}), _render_properties(), _render_later()]
     return "\n".join([*parts, "## The file that `init` writes\n", _fence(render_template())])
 
 
-def _render_section(path: str, model: type[BaseModel]) -> Iterator[str]:
-    """The section's table, then those of the sections in it."""
+def _render_section(
+    path: str, model: type[BaseModel], told: dict[type[BaseModel], str]
+) -> Iterator[str]:
+    """The section's table, then those of the sections in it; `told` is where its like is told."""
+    title = path.rstrip(".") or "The file"
+    heading = f"## {f'`{title}`' if path else title}\n\n{_doc(model)}"
+    if (like := told.setdefault(model, title)) != title:
+        yield f"{heading} Its keys are those of `{like}`.\n"
+        return
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     inner: list[tuple[str, type[BaseModel]]] = []
     for key, field_name in known_keys(model).items():
@@ -89,10 +96,9 @@ def _render_section(path: str, model: type[BaseModel]) -> Iterator[str]:
         part, is_mapping = find_model(field.annotation)
         if part is not None and part not in (Cluster, Expr):
             inner.append((f"{path}{key}{'.<name>' if is_mapping else ''}", part))
-    title = path.rstrip(".") or "The file"
-    yield f"## {f'`{title}`' if path else title}\n\n{_doc(model)}\n\n" + "\n".join(rows) + "\n"
+    yield f"{heading}\n\n" + "\n".join(rows) + "\n"
     for inner_path, part in inner:
-        yield from _render_section(f"{inner_path}.", part)
+        yield from _render_section(f"{inner_path}.", part, told)
 
 
 def _name_type(field: FieldInfo) -> str:
@@ -169,7 +175,6 @@ def _render_later() -> str:
     for path, values in LATER_VALUES:
         lines += [f"- `{_write_path(path)}: {value}`" for value in values]
     lines.append("- `streams.<name>.source.identity.message: value:PATH`")
-    lines.append("- databases other than PostgreSQL and SQLite")
     return "## Not supported by this version yet\n\nRefused, and so named:\n\n" + (
         "\n".join(lines) + "\n"
     )

@@ -29,7 +29,7 @@ def fall_behind(client: Properties, here: Path) -> None:
     """Publishes the old orders, and handles all but 1,000 of them."""
     orders = make_orders(utc_now())
     make_topic(client)
-    write_table(here / "shop.db", orders)
+    write_table(f"sqlite:///{here / 'shop.db'}", orders)
     publish_orders(client, orders[:-YOUNG])
     ends = read_ends(client)
     stop_at = {number: end - UNREAD[number] for number, end in ends.items()}
@@ -40,8 +40,7 @@ def fall_behind(client: Properties, here: Path) -> None:
 def expire(client: Properties, here: Path) -> None:
     """Publishes the young orders, and lets retention delete the old ones."""
     ends = read_ends(client)
-    orders = sorted(read_table(here / "shop.db"), key=lambda order: order.order_id)
-    publish_orders(client, orders[-YOUNG:])
+    publish_orders(client, read_table(f"sqlite:///{here / 'shop.db'}")[-YOUNG:])
     expire_old(client, ends)
     print(f"{sum(UNREAD.values()):,} orders deleted unread")
 

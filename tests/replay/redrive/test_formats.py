@@ -43,7 +43,7 @@ message Order {
 """
 JSON = {"type": "object", "properties": {
     "id": {"type": "integer"}, "status": {"type": "string"}, "lines": {"type": "array", "items": {"type": "string"}},
-    "buyer": {"type": "object", "properties": {"email": {"type": "string"}, "age": {"type": "integer"}}}}}  # fmt: skip
+    "buyer": {"type": "object", "properties": {"email": {"type": "string"}, "age": {"type": ["integer", "null"]}}}}}  # fmt: skip
 NAMES = {"avro": "AVRO", "protobuf": "PROTOBUF", "json_schema": "JSON"}
 
 
@@ -155,14 +155,16 @@ def test_looked_into_and_masked(
 
     seen = peek("7")
     assert seen["form"] == "json"
-    assert json.loads(seen["text"]) == make_order(7)
+    # Protobuf's JSON writes numbers of 64 bits as text.
+    wanted = {**make_order(7), "id": "7"} if kind == "protobuf" else make_order(7)
+    assert json.loads(seen["text"]) == wanted
     assert seen["told"].startswith("schema ")
     told = shop.call("archive", "peek", archive, "--key", "broken").out
     assert "not decoded: it has no frame" in told
     configure(shop, registry, kind, mask=["email"])
     masked = peek("7")
     assert json.loads(masked["text"])["buyer"]["email"] == "***"
-    assert json.loads(masked["text"])["id"] == 7
+    assert json.loads(masked["text"])["status"] == "PAID"
     # What cannot be looked into is hidden whole.
     assert peek("broken")["form"] == "hidden"
     assert "u7@x.org" not in shop.call("archive", "peek", archive, "--key", "7").out
