@@ -229,7 +229,21 @@ def find_basis(
         unordered=describe_unordered(placement, placement.misplaced),
         ragged=describe_repeated(proof) or _describe_ragged(placement, proof),
         unproved=describe_unproved(proof),
-        unsure="; ".join(filter(None, (one.unsure for one in rules.encoders.values()))),
+        unsure="; ".join(
+            filter(
+                None, (*(one.unsure for one in rules.encoders.values()), _describe_returns(proof))
+            )
+        ),
+    )
+
+
+def _describe_returns(proof: Proof) -> str:
+    if not proof.returns:
+        return ""
+    return (
+        "producers with several schemas write at the same time: in a sample of survivors a value's "
+        f"schema comes back after another one {format_plural(proof.returns, 'time')}, so which one "
+        "each lost message had is not known"
     )
 
 

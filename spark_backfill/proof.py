@@ -31,7 +31,7 @@ from backlogctl.spark_backfill.comparison import (
 from backlogctl.spark_backfill.evidence.survivors import SurvivorEvidence
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.messages.candidates import SourceAccess, drop_duplicates, read_rows
-from backlogctl.spark_backfill.messages.encoding import make_decoder, share_by_schema
+from backlogctl.spark_backfill.messages.encoding import count_returns, make_decoder, share_by_schema
 from backlogctl.spark_backfill.messages.rules import MessageRules, build_messages, join_headers
 from backlogctl.spark_backfill.messages.windows import CLOCKS, join_conditions
 from backlogctl.spark_backfill.request import ALLOW_PROOF, Proof
@@ -242,7 +242,11 @@ def prove_rules(
         ignoring=Ignoring(rules.source.message.ignore_headers, rules.source.message.ignore_fields),
         decode=make_decoder(rules),
     )
-    proof = replace(proof, repeated=sum(message.repeated for message in messages))
+    proof = replace(
+        proof,
+        repeated=sum(message.repeated for message in messages),
+        returns=count_returns(messages, rules),
+    )
     times = [(log.timestamp, made.time) for log, made in pairs if made.time is not None]
     suspected = (
         suspect_zone(times, rules, access.table) or suspect_clocks(times, rules.source),

@@ -307,6 +307,7 @@ def _finish(result: _Result, chunks: tuple[Chunk, ...], log: PlanLog) -> Rebuild
         uncertain=result.uncertain,
         displacement=None if order is None else order.displacement,
         slots=tuple(sorted(result.slots)),
+        schemas=tuple(one.describe() for one in result.rules.encoders.values()),
     )
 
 

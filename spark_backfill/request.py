@@ -255,6 +255,7 @@ class Proof:
 
     `placed` are those that agree in key and partition; None where a plan did not count them.
     `variations` has the most frequent ones. `repeated` of the sampled were sent more than once.
+    `returns`: how often a schema comes back among them after another one.
     """
 
     sampled: int
@@ -267,6 +268,7 @@ class Proof:
     placed: int | None = None
     variations: tuple[Variation, ...] = ()
     repeated: int = 0
+    returns: int = 0
 
     @property
     def rate(self) -> float | None:
@@ -321,6 +323,8 @@ class RebuildOutcome:
     `displacement` (D) is by how many places at most a surviving row stands from its message among
     the rows of its partition; None where that was not measured.
 
+    `schemas` say, of keys and values that have one, which they get.
+
     `bounds` are the times candidates were read between, margin included (None is open).
     `log_start` and `log_end` are the offsets survivors were read between.
     """
@@ -345,6 +349,7 @@ class RebuildOutcome:
     uncertain: Uncertain = Uncertain()
     displacement: int | None = None
     slots: tuple[int, ...] = ()
+    schemas: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the plan that is stored, hashed and shown (without `seconds`)."""

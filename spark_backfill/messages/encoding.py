@@ -61,6 +61,12 @@ class Encoder:
     frame: Frame
     unsure: str = ""
 
+    def describe(self) -> str:
+        """For people."""
+        auto = self.encoded.schema_id == "auto"
+        whose = "that of the messages beside the loss" if auto else "as configured"
+        return f"{self.part}: {self.format.kind}, {self.frame.describe()}, {whose}"
+
     def to_header(self) -> tuple[str, bytes] | None:
         """The header that names the schema, where no prefix does."""
         raw = self.frame.to_header()
@@ -381,6 +387,23 @@ def share_by_schema(
                 made = encoder.with_frame(frame)
                 its = replace(rules, encoders={**rules.encoders, "value": made})
         yield shared[frame], its
+
+
+def count_returns(messages: Iterable[LogMessage], rules: MessageRules) -> int:
+    """How often a value's schema comes back in a partition after another one was there: producers
+    of several releases write at the same time, so neighbours do not tell what lay between them."""
+    encoder, found = rules.encoders.get("value"), 0
+    last: dict[int, Frame] = {}
+    left: set[tuple[int, Frame]] = set()
+    for one in sorted(messages, key=lambda one: (one.partition, one.offset)):
+        frame = None if encoder is None else encoder.find_frame(one.value, one.headers)
+        if frame is None or frame == last.get(one.partition):
+            continue
+        if one.partition in last:
+            left.add((one.partition, last[one.partition]))
+        found += (one.partition, frame) in left
+        last[one.partition] = frame
+    return found
 
 
 def make_decoder(rules: MessageRules) -> Decode | None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,6 +138,8 @@ class Shop:
     environment: dict[str, str] = field(default_factory=dict)
     spark: Mapping[str, Any] = field(default_factory=lambda: LOCAL_SPARK)
     stream: str = "orders"
+    registries: dict[str, Any] = field(default_factory=dict)
+    encode: Callable[[Row], bytes] = encode_order
 
     @property
     def properties(self) -> dict[str, str]:
@@ -157,6 +159,7 @@ class Shop:
             "guards": self.guards,
             "clusters": {"main": {"bootstrap.servers": self.bootstrap}},
             "sources": {"shop": {"url": self.url}},
+            "registries": self.registries,
             "streams": {"orders": {**stream, **self.extra}},
         }
         (self.directory / "backlog.yaml").write_text(json.dumps(document, indent=1))
@@ -167,7 +170,7 @@ class Shop:
         fill_table(self.url, ORDERS, rows)
         handled = [{"order_id": row["order_id"]} for row in rows[:DONE]]
         fill_table(self.url, PROCESSED, handled, "processed")
-        publish_orders(self.bootstrap, self.topic, rows)
+        publish_orders(self.bootstrap, self.topic, rows, encode=self.encode)
         commit(self.properties, self.group, self.topic, count_by_partition(range(DONE)))
         move_log_start(self.properties, self.topic, count_by_partition(range(DONE + LOST)))
         self.write_config()
@@ -233,7 +236,7 @@ class Shop:
     def check_same_set(self) -> None:
         """Exactly the lost orders were put back, each once, where they belong."""
         expected = Counter(
-            (place(number), str(number).encode(), encode_order(make_order(number)))
+            (place(number), str(number).encode(), self.encode(make_order(number)))
             for number in range(DONE, DONE + LOST)
         )
         assert Counter(self.read_injected()) == expected

@@ -1,4 +1,4 @@
-"""The whole way to `verified`, by the command line, on SQLite and on PostgreSQL."""
+"""The whole way to `verified`, by the command line, on SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ import time
 import pytest
 
 from tests.kit.kafka import commit, wait_until
+from tests.kit.registry import EmbeddedRegistry
 from tests.kit.shop import (
+    CONSUMED,
     DONE,
     LOST,
     PARTITIONS,
+    SOURCE,
     TOTAL,
     Shop,
     count_by_partition,
     upgrade_ledger,
 )
 from tests.kit.shortened import MODULE, SHORTENED, VERIFICATION, WAVE
+from tests.spark_backfill.test_formats import Producer
+from tests.spark_backfill.world import FIELDS
 
 HELD = {"module": MODULE, SHORTENED: "held"}
 WITHIN = 400.0  # seconds
@@ -128,6 +133,29 @@ def test_whole_way_on_postgres_and_fault_59(empty_shop: Shop, pg_url: str) -> No
     for path in (shop.directory / "staging").rglob("*"):
         assert not path.is_file() or secret.encode() not in path.read_bytes()
     upgrade_ledger(pg_url)
+
+
+def test_whole_way_with_protobuf_from_mariadb(
+    empty_shop: Shop, mariadb_url: str, registry: EmbeddedRegistry
+) -> None:
+    """What is put back has the bytes that its producer would write."""
+    shop = empty_shop
+    shop.url = mariadb_url
+    shop.encode = Producer(registry, shop.topic, "protobuf").open()
+    shop.registries = {"main": {"url": registry.url}}
+    value = {"protobuf": {"columns": FIELDS, "registry": "main"}}
+    source = {**SOURCE, **CONSUMED, "message": {"key": "order_id", "value": value}}
+    shop.extra["source"] = source
+    shop.lose_orders()
+    planned = shop.call("plan", "rebuild", "orders", "--json").document
+    assert planned["verdict"] == "exact"
+    assert planned["proof"]["rate"] == 1.0
+    (told,) = planned["schemas"]
+    assert told.startswith("value: protobuf, schema ")
+    assert told[:30] in shop.call("show", planned["id"]).out
+    shop.call("approve", planned["id"], "--by", "Ada")
+    shop.call("run", planned["id"])
+    shop.check_same_set()
 
 
 def test_pause_resume_and_interrupt(shop: Shop) -> None:

@@ -130,7 +130,9 @@ class Case:
     lost: world.Lost | None = None
     gaps: tuple[Any, ...] = ()
 
-    def lose(self, total: int, lost: int, *, change: int | None = None, newer: Any = NEWER) -> None:
+    def lose(
+        self, total: int, lost: int, *, change: int | Callable[[int], bool] | None = None
+    ) -> None:
         """Orders of which the first are gone; from number `change` on with the newer schema."""
         rows = [world.make_order(number) for number in range(1, total + 1)]
         world.fill_table(self.url, world.ORDERS, rows)
@@ -139,8 +141,9 @@ class Case:
         old = self.producer.open()
         encode = old
         if change is not None:
-            new = self.producer.open(newer)
-            encode = lambda row: (new if row["order_id"] >= change else old)(row)  # noqa: E731
+            new = self.producer.open(NEWER)
+            is_new = change if callable(change) else change.__le__
+            encode = lambda row: (new if is_new(row["order_id"]) else old)(row)  # noqa: E731
         self.lost = world.lose_orders(
             self.bootstrap, self.producer.topic, rows, lost, encode=encode
         )
@@ -225,6 +228,16 @@ def test_survivors_are_proved_by_the_schema_of_each(case: Case) -> None:
     assert outcome.proof.rate == 1.0
     assert outcome.verdict == "exact"
     assert case.read_staged() == {n: case.producer.wrote[n] for n in range(1, 201)}
+
+
+def test_schemas_that_are_written_side_by_side_are_said(case: Case) -> None:
+    """While a release is rolled out: beside the loss stands one, and in it there were both."""
+    case.lose(450, 200, change=lambda number: number % 7 == 0 and not 200 < number < 230)
+    outcome = case.plan()
+    assert outcome.verdict == "short"
+    (reason,) = outcome.reasons
+    assert "producers with several schemas write at the same time" in reason
+    assert outcome.proof.rate == 1.0
 
 
 def test_neighbours_of_different_schemas_need_a_word(case: Case) -> None:

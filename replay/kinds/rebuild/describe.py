@@ -137,6 +137,7 @@ def _make_document(plan: RebuildPlan) -> dict[str, Any]:
         "proof": {**asdict(outcome.proof), "rate": outcome.proof.rate},
         "quarantine": asdict(outcome.quarantine),
         "evidence": outcome.evidence,
+        "schemas": list(outcome.schemas),
         "uncertain": asdict(outcome.uncertain),
         "displacement": outcome.displacement,
         "fidelity": outcome.fidelity,
@@ -209,6 +210,7 @@ def _list_facts(plan: RebuildPlan) -> tuple[Fact, ...]:
             f"{outcome.fidelity}, staged in {format_staged(outcome.chunks, outcome.bytes)}",
         )
     )
+    facts += [Fact("schema", told, decides=True) for told in outcome.schemas]
     facts += list_terms(plan)
     return tuple(facts)
 

@@ -64,10 +64,8 @@ def open_schema(registry: EmbeddedRegistry, topic: str, kind: str, text: str) ->
 
 def configure(shop: Shop, registry: EmbeddedRegistry, kind: str, **stream: Any) -> None:
     """A stream that has no source: what it was made of nobody knows, and its format all the same."""
+    shop.registries = {"main": {"url": registry.url}}
     shop.write_config(source=None, formats={"value": {kind: {"registry": "main"}}}, **stream)
-    path = shop.directory / "backlog.yaml"
-    document: dict[str, Any] = json.loads(path.read_text())
-    path.write_text(json.dumps({**document, "registries": {"main": {"url": registry.url}}}))
 
 
 def fill(shop: Shop, registry: EmbeddedRegistry, kind: str) -> None:
