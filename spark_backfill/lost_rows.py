@@ -229,22 +229,20 @@ def find_basis(
         unordered=describe_unordered(placement, placement.misplaced),
         ragged=describe_repeated(proof) or _describe_ragged(placement, proof),
         unproved=describe_unproved(proof),
-        unsure="; ".join(
-            filter(
-                None, (*(one.unsure for one in rules.encoders.values()), _describe_returns(proof))
-            )
-        ),
+        unsure=_describe_unsure(rules, proof),
     )
 
 
-def _describe_returns(proof: Proof) -> str:
-    if not proof.returns:
-        return ""
-    return (
-        "producers with several schemas write at the same time: in a sample of survivors a value's "
-        f"schema comes back after another one {format_plural(proof.returns, 'time')}, so which one "
-        "each lost message had is not known"
-    )
+def _describe_unsure(rules: MessageRules, proof: Proof) -> str:
+    """Why the schemas of the lost messages are not known."""
+    told = [one.unsure for one in rules.encoders.values() if one.unsure]
+    if proof.returns:
+        told.append(
+            "producers with several schemas write at the same time: in a sample of survivors a "
+            f"value's schema comes back after another one {format_plural(proof.returns, 'time')}, "
+            "so which one each lost message had is not known"
+        )
+    return "; ".join(told)
 
 
 def _describe_unread(

@@ -41,6 +41,7 @@ from tests.kit.processes import start_backlogctl
 from tests.spark_backfill.world import (
     FIELDS,
     ORDERS,
+    Row,
     encode_order,
     fill_table,
     make_order,
