@@ -48,6 +48,7 @@ from backlogctl.spark_backfill.messages.candidates import (
     find_newest,
     read_rows,
 )
+from backlogctl.spark_backfill.messages.encoding import describe_unsure
 from backlogctl.spark_backfill.messages.rules import ORIGINAL, RESTATED, MessageRules
 from backlogctl.spark_backfill.messages.windows import (
     Bounds,
@@ -229,20 +230,8 @@ def find_basis(
         unordered=describe_unordered(placement, placement.misplaced),
         ragged=describe_repeated(proof) or _describe_ragged(placement, proof),
         unproved=describe_unproved(proof),
-        unsure=_describe_unsure(rules, proof),
+        unsure=describe_unsure(rules, proof.returns),
     )
-
-
-def _describe_unsure(rules: MessageRules, proof: Proof) -> str:
-    """Why the schemas of the lost messages are not known."""
-    told = [one.unsure for one in rules.encoders.values() if one.unsure]
-    if proof.returns:
-        told.append(
-            "producers with several schemas write at the same time: in a sample of survivors a "
-            f"value's schema comes back after another one {format_plural(proof.returns, 'time')}, "
-            "so which one each lost message had is not known"
-        )
-    return "; ".join(told)
 
 
 def _describe_unread(

@@ -15,6 +15,7 @@ from pyspark.sql import types as T  # noqa: N812
 from backlogctl.clock import Deadline
 from backlogctl.config import Encoded, SchemaRegistry, Stream
 from backlogctl.errors import BacklogError, ConfigurationError, Refused
+from backlogctl.formats import format_plural
 from backlogctl.kafka.peek import peek_at
 from backlogctl.schemas.codecs import (
     PROTOBUF,
@@ -404,6 +405,22 @@ def count_returns(messages: Iterable[LogMessage], rules: MessageRules) -> int:
         found += (one.partition, frame) in left
         last[one.partition] = frame
     return found
+
+
+def describe_unsure(rules: MessageRules, returns: int) -> str:
+    """Why the schemas of the lost messages are not known; "" where they are.
+
+    Args:
+        returns: as `count_returns` says.
+    """
+    told = [one.unsure for one in rules.encoders.values() if one.unsure]
+    if returns:
+        told.append(
+            "producers with several schemas write at the same time: in a sample of survivors a "
+            f"value's schema comes back after another one {format_plural(returns, 'time')}, so "
+            "which one each lost message had is not known"
+        )
+    return "; ".join(told)
 
 
 def make_decoder(rules: MessageRules) -> Decode | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from decimal import Decimal
 from pathlib import Path
@@ -186,16 +186,23 @@ def case(
     spark: SparkSession,
     kafka: EmbeddedKafka,
     topic: MakeTopic,
-    url: str,
+    shop: str,
     registry: EmbeddedRegistry,
     tmp_path: Path,
 ) -> Case:
     producer = Producer(registry, topic(partitions=3))
-    return Case(spark, kafka.bootstrap, url, registry, producer, tmp_path / "staging")
+    return Case(spark, kafka.bootstrap, shop, registry, producer, tmp_path / "staging")
+
+
+@pytest.fixture
+def case_of_each(case: Case, url: str) -> Case:
+    """The same with a database of each kind."""
+    return replace(case, url=url)
 
 
 @pytest.mark.parametrize("kind", ["avro", "protobuf", "json_schema"])
-def test_lost_messages_are_made_as_their_producer_wrote_them(case: Case, kind: str) -> None:
+def test_lost_messages_are_made_as_their_producer_wrote_them(case_of_each: Case, kind: str) -> None:
+    case = case_of_each
     case.producer.kind = kind
     case.lose(450, 200)
     with counting_writes(case.registry.url) as (address, writes):
@@ -207,7 +214,7 @@ def test_lost_messages_are_made_as_their_producer_wrote_them(case: Case, kind: s
     assert case.read_staged() == {n: case.producer.wrote[n] for n in range(1, 201)}
 
 
-def test_a_schema_that_may_have_changed_is_said(case: Case) -> None:
+def test_fault_186_a_schema_that_may_have_changed_is_said(case: Case) -> None:
     """All that survives has the newer schema: which one the first lost ones had nobody knows."""
     case.lose(450, 200, change=150)
     outcome = case.plan()
@@ -230,7 +237,7 @@ def test_survivors_are_proved_by_the_schema_of_each(case: Case) -> None:
     assert case.read_staged() == {n: case.producer.wrote[n] for n in range(1, 201)}
 
 
-def test_schemas_that_are_written_side_by_side_are_said(case: Case) -> None:
+def test_fault_186_schemas_that_are_written_side_by_side_are_said(case: Case) -> None:
     """While a release is rolled out: beside the loss stands one, and in it there were both."""
     case.lose(450, 200, change=lambda number: number % 7 == 0 and not 200 < number < 230)
     outcome = case.plan()
@@ -240,7 +247,7 @@ def test_schemas_that_are_written_side_by_side_are_said(case: Case) -> None:
     assert outcome.proof.rate == 1.0
 
 
-def test_neighbours_of_different_schemas_need_a_word(case: Case) -> None:
+def test_fault_186_neighbours_of_different_schemas_need_a_word(case: Case) -> None:
     case.lose(450, 0, change=250)
     case.gaps = tuple(world.make_gap(case.producer.topic, p, 60, 100) for p in range(3))
     with pytest.raises(Refused, match="the schema changed around the loss") as refused:

@@ -95,7 +95,9 @@ def fill(shop: Shop, registry: EmbeddedRegistry, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["avro", "protobuf", "json_schema"])
-def test_chosen_by_fields(empty_shop: Shop, registry: EmbeddedRegistry, kind: str) -> None:
+def test_fault_187_chosen_by_fields_and_what_has_none_is_counted(
+    empty_shop: Shop, registry: EmbeddedRegistry, kind: str
+) -> None:
     shop = empty_shop
     configure(shop, registry, kind)
     fill(shop, registry, kind)
@@ -172,7 +174,7 @@ def test_looked_into_and_masked(
     assert "***" in shop.call("show", planned["id"]).out
 
 
-def test_a_registry_that_is_away_hides_what_is_masked(
+def test_fault_187_a_registry_that_is_away_hides_what_is_masked(
     empty_shop: Shop, registry: EmbeddedRegistry, spark: SparkSession
 ) -> None:
     shop = empty_shop
