@@ -230,8 +230,9 @@ def prove_rules(
     """
     messages = sample_log(survivors)
     rebuilt: dict[bytes, RebuiltMessage] = {}
-    for some, its in share_by_schema([(m.identity, m.value, m.headers) for m in messages], rules):
-        rebuilt |= _rebuild_sample(some, its, access, candidates)
+    sampled = [(one.identity, one.value, one.headers) for one in messages]
+    for some, encoders in share_by_schema(sampled, rules.encoders):
+        rebuilt |= _rebuild_sample(some, replace(rules, encoders=encoders), access, candidates)
     pairs = [
         (message, rebuilt[message.identity]) for message in messages if message.identity in rebuilt
     ]
@@ -240,12 +241,12 @@ def prove_rules(
         sampled=len(messages),
         mutable=rules.source.mutable and rules.source.stale != "events",
         ignoring=Ignoring(rules.source.message.ignore_headers, rules.source.message.ignore_fields),
-        decode=make_decoder(rules),
+        decode=make_decoder(rules.encoders.get("value")),
     )
     proof = replace(
         proof,
         repeated=sum(message.repeated for message in messages),
-        returns=count_returns(messages, rules),
+        returns=count_returns(messages, rules.encoders),
     )
     times = [(log.timestamp, made.time) for log, made in pairs if made.time is not None]
     suspected = (

@@ -14,6 +14,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from backlogctl.errors import PutBackAlready, Refused, UsageError
 from backlogctl.formats import Say, format_plural
 from backlogctl.manifests import Manifest, write_manifest
+from backlogctl.spark_backfill.basis import (
+    check_policy,
+    find_basis,
+    require_messages,
+    warn_about_rows,
+    warn_about_rules,
+)
 from backlogctl.spark_backfill.evidence.archives import OpenArchive, open_archives
 from backlogctl.spark_backfill.evidence.consumed import ConsumedEvidence, open_consumed, open_source
 from backlogctl.spark_backfill.evidence.injected import (
@@ -30,12 +37,7 @@ from backlogctl.spark_backfill.lost_rows import (
     MORE_OFTEN,
     LostRows,
     LostRowsRequest,
-    check_policy,
-    find_basis,
     find_lost_rows,
-    require_messages,
-    warn_about_rows,
-    warn_about_rules,
 )
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.messages.encoding import choose_encoders

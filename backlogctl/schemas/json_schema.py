@@ -110,6 +110,9 @@ class JsonCodec:
         raise Unfit(f"{name}: the schema's `{error.validator}` does not take it")
 
 
+_PLAIN = {"integer": "decimal(38,0)", "number": "double", "boolean": "boolean"}
+
+
 def _find_shape(schema: Any) -> Shape:
     if not isinstance(schema, Mapping):
         return TEXT
@@ -122,7 +125,7 @@ def _find_shape(schema: Any) -> Shape:
         return {str(name): _find_shape(one) for name, one in properties.items()}
     if kind == "array" and isinstance(items, Mapping):
         return Items(_find_shape(items))
-    return {"integer": "decimal(38,0)", "number": "double", "boolean": "boolean"}.get(kind, TEXT)
+    return _PLAIN.get(str(kind), TEXT)
 
 
 def _to_plain(value: Any) -> Any:

@@ -37,7 +37,6 @@ from backlogctl_delivery import stamps
 
 if TYPE_CHECKING:
     from backlogctl.spark_backfill.comparison import Decode, LogMessage, RebuiltMessage
-    from backlogctl.spark_backfill.messages.rules import MessageRules
     from backlogctl.values import OffsetRange
 
 # The typed row, before it is bytes.
@@ -365,35 +364,34 @@ _MOST_SCHEMAS = 5
 
 def share_by_schema(
     messages: Sequence[tuple[bytes, bytes | None, Sequence[tuple[str, bytes | None]]]],
-    rules: MessageRules,
-) -> Iterator[tuple[list[bytes], MessageRules]]:
-    """Identities of surviving messages by the schema of their value, each with the rules that make
-    it: a row is compared with what its producer's schema of that time gives.
+    encoders: Mapping[Part, Encoder],
+) -> Iterator[tuple[list[bytes], Mapping[Part, Encoder]]]:
+    """Identities of surviving messages by the schema of their value, each with what encodes it: a
+    row is compared with what its producer's schema of that time gives.
 
     Args:
         messages: identity, value and headers.
     """
-    encoder = rules.encoders.get("value")
+    encoder = encoders.get("value")
     shared: dict[Frame | None, list[bytes]] = {}
     for identity, value, headers in messages:
         frame = None if encoder is None else encoder.find_frame(value, headers)
         shared.setdefault(frame, []).append(identity)
     commonest = sorted(shared, key=lambda frame: -len(shared[frame]))
     for number, frame in enumerate(commonest):
-        its = rules
+        its = encoders
         # What cannot be had is compared with the plan's own schema, and differs by that.
         if encoder is not None and frame not in (None, encoder.frame) and number < _MOST_SCHEMAS:
             assert frame is not None
             with suppress(BacklogError):
-                made = encoder.with_frame(frame)
-                its = replace(rules, encoders={**rules.encoders, "value": made})
+                its = {**encoders, "value": encoder.with_frame(frame)}
         yield shared[frame], its
 
 
-def count_returns(messages: Iterable[LogMessage], rules: MessageRules) -> int:
+def count_returns(messages: Iterable[LogMessage], encoders: Mapping[Part, Encoder]) -> int:
     """How often a value's schema comes back in a partition after another one was there: producers
     of several releases write at the same time, so neighbours do not tell what lay between them."""
-    encoder, found = rules.encoders.get("value"), 0
+    encoder, found = encoders.get("value"), 0
     last: dict[int, Frame] = {}
     left: set[tuple[int, Frame]] = set()
     for one in sorted(messages, key=lambda one: (one.partition, one.offset)):
@@ -407,13 +405,13 @@ def count_returns(messages: Iterable[LogMessage], rules: MessageRules) -> int:
     return found
 
 
-def describe_unsure(rules: MessageRules, returns: int) -> str:
+def describe_unsure(encoders: Iterable[Encoder], returns: int) -> str:
     """Why the schemas of the lost messages are not known; "" where they are.
 
     Args:
         returns: as `count_returns` says.
     """
-    told = [one.unsure for one in rules.encoders.values() if one.unsure]
+    told = [one.unsure for one in encoders if one.unsure]
     if returns:
         told.append(
             "producers with several schemas write at the same time: in a sample of survivors a "
@@ -423,9 +421,8 @@ def describe_unsure(rules: MessageRules, returns: int) -> str:
     return "; ".join(told)
 
 
-def make_decoder(rules: MessageRules) -> Decode | None:
+def make_decoder(encoder: Encoder | None) -> Decode | None:
     """What tells how two values with a schema differ; None where values have none."""
-    encoder = rules.encoders.get("value")
     if encoder is None:
         return None
     its = encoder.format

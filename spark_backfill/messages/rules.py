@@ -19,11 +19,11 @@ from pyspark.sql import types as T  # noqa: N812
 from backlogctl.clock import format_time
 from backlogctl.config import Expr, Stream, StreamSource
 from backlogctl.errors import ConfigurationError
+from backlogctl.schemas.codecs import Part
 from backlogctl.spark_backfill.failures import find_first_cause
 from backlogctl.spark_backfill.messages.encoding import (
     ROWS,
     Encoder,
-    Part,
     encode_parts,
     render_row,
 )

@@ -269,7 +269,7 @@ def open_world(url: str, kind: str, *, subject: str, spaced: bool = False) -> Wo
             mock = SchemaRegistryClient.new_client({"url": f"mock://{subject}"})
             options: Any = {"use.deprecated.format": False}
             raw = ProtobufSerializer(type(message), mock, options)(message, context)
-            assert raw is not None
+            assert isinstance(raw, bytes)
             return raw[:1] + number.to_bytes(4, "big") + raw[5:]
 
     return World(client, url, kind, subject, Framed(), lambda row: make_message(codec, row), names)
@@ -371,7 +371,7 @@ def test_guids_in_headers_are_confluents(unique: str) -> None:
     client.register_schema(f"{unique}-value", schema)
     conf: dict[str, Any] = {"schema.id.serializer": header_schema_id_serializer}
     serializer: Any = AvroSerializer(client, schema, conf=conf)
-    headers: list[tuple[str, bytes]] = []
+    headers: Any = []
     context = SerializationContext(unique, MessageField.VALUE, headers)
     raw = serializer({"sku": "a", "count": 1}, context)
     frame, body = read_frame(raw, dict(headers)["__value_schema_id"], indexed=False)

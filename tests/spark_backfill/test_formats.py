@@ -23,6 +23,7 @@ from backlogctl.schemas.codecs import open_codec, prepare_schema
 from backlogctl.schemas.frames import Frame
 from backlogctl.schemas.registry import WriterSchema
 from tests.conftest import MakeTopic
+from tests.kit.kafka import set_config
 from tests.kit.registry import EmbeddedRegistry, counting_writes
 from tests.spark_backfill import world
 
@@ -315,7 +316,7 @@ def test_keys_have_schemas_too(case: Case) -> None:
         )
         for row in rows
     ]
-    world.set_config({"bootstrap.servers": case.bootstrap}, case.producer.topic, {"retention.ms": "-1"})  # fmt: skip
+    set_config({"bootstrap.servers": case.bootstrap}, case.producer.topic, {"retention.ms": "-1"})  # fmt: skip
     world.publish(case.bootstrap, case.producer.topic, messages)
     gone = {p: sum(m.partition == p for m in messages[:200]) for p in range(3)}
     world.delete_below(case.bootstrap, case.producer.topic, gone)

@@ -26,6 +26,7 @@ from backlogctl.kafka import markers
 from backlogctl.kafka.clients import make_admin, outlast
 from backlogctl.manifests import MESSAGE_BYTES
 from backlogctl.partitioners import PARTITIONERS
+from backlogctl.spark_backfill.basis import find_basis, warn_about_rules
 from backlogctl.spark_backfill.comparison import LogMessage, RebuiltMessage
 from backlogctl.spark_backfill.evidence.injected import LOST
 from backlogctl.spark_backfill.evidence.survivors import LogSpan, measure_holes
@@ -44,7 +45,6 @@ from backlogctl.spark_backfill.injection.job import (
     choose_slots,
 )
 from backlogctl.spark_backfill.injection.verification import VerificationResult
-from backlogctl.spark_backfill.lost_rows import find_basis, warn_about_rules
 from backlogctl.spark_backfill.messages.candidates import SourceAccess
 from backlogctl.spark_backfill.messages.rules import MessageRules
 from backlogctl.spark_backfill.messages.staging import ChunkLimits, fit_chunks
