@@ -143,9 +143,10 @@ accuracy: $(SETUP) ## Measure what a rebuild misses and doubles: make accuracy S
 	@$(PYTHON) -m tests.accuracy.measure $${SEED:+--seed "$$SEED"} $(ARGS)
 
 .PHONY: bench-rebuild
-bench-rebuild: $(SETUP) ## Measure a rebuild from PostgreSQL
-	@scripts/need.sh postgres
+bench-rebuild: $(SETUP) ## Measure a rebuild from PostgreSQL; its plan from MariaDB, and of Avro
+	@scripts/need.sh postgres mariadb
 	$(PYTHON) -m benchmarks.rebuild $(ARGS)
+	$(PYTHON) -m benchmarks.rebuild_sources $(ARGS)
 
 .PHONY: bench-first-minute
 bench-first-minute: $(SETUP) ## Measure where the time of a small plan goes

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from backlogctl.config import Config
 from backlogctl.formats import Say
-from backlogctl.kafka.admin import create_topic, describe_topic
+from backlogctl.kafka.admin import TopicInfo, create_topic, describe_topic
 from backlogctl.kafka.clients import make_admin, make_producer
 from backlogctl.manifests import read_manifest
 from backlogctl.partitioners import place_murmur2
@@ -72,7 +72,7 @@ streams:
       mutable: true
       message:
         key: order_id
-        value: {{json: [{columns}]}}
+        value: {value}
         headers: {{type: "'OrderPaid'"}}
       identity: {{row: order_id, message: key}}
       stale: restate
@@ -96,6 +96,7 @@ FROM orders WHERE order_id > %(after)s ORDER BY order_id
 """
 HEADERS: list[tuple[str, str | bytes | None]] = [("type", b"OrderPaid")]
 COLUMNS = ("order_id", "user_id", "status", "amount", "note", "updated_at")
+JSON_VALUE = f"{{json: [{', '.join(COLUMNS)}]}}"
 MIB = 1024 * 1024
 RECOVERY = "r-20261121-0001"
 
@@ -199,6 +200,32 @@ def make_gaps(lost: dict[str, int], topic: str, topic_id: str) -> tuple[Gap, ...
     )
 
 
+def plan_rebuild(
+    spark: SparkSession,
+    config: Config,
+    properties: dict[str, str],
+    info: TopicInfo,
+    lost: dict[str, int],
+) -> RebuildOutcome:
+    """Stages all of the lost messages."""
+    stream = config.stream("orders")
+    request = RebuildRequest(
+        recovery_id=RECOVERY,
+        stream=stream,
+        sources=config.sources,
+        client_properties=properties,
+        partitions=info.partitions,
+        topic_config=info.config,
+        gaps=make_gaps(lost, stream.topic, info.topic_id),
+        staging_root=config.staging.dir,
+        since=datetime(2026, 10, 31, tzinfo=UTC),
+    )
+    outcome = stage_rebuild(spark, request)
+    assert outcome.verdict != "surplus", outcome
+    assert outcome.counts.rebuilt == sum(lost.values()), outcome.counts
+    return outcome
+
+
 def run_rebuild(order: Figures) -> Figures:
     """Plans, injects and verifies; seconds, rates and peak memory."""
     config = Config.from_text(order["config"], Path(order["directory"]), {"SHOP": order["url"]})
@@ -211,22 +238,9 @@ def run_rebuild(order: Figures) -> Figures:
         ensure_ledger_topic(admin)
         ledger = snapshot_ledger(admin)
         ends = record_target_ends(admin, stream.topic, info.partitions)
-        request = RebuildRequest(
-            recovery_id=RECOVERY,
-            stream=stream,
-            sources=config.sources,
-            client_properties=properties,
-            partitions=info.partitions,
-            topic_config=info.config,
-            gaps=make_gaps(order["lost"], stream.topic, info.topic_id),
-            staging_root=config.staging.dir,
-            since=datetime(2026, 10, 31, tzinfo=UTC),
-        )
         began = time.monotonic()
-        outcome = stage_rebuild(spark, request)
+        outcome = plan_rebuild(spark, config, properties, info, order["lost"])
         planned = time.monotonic() - began
-        assert outcome.verdict != "surplus", outcome
-        assert outcome.counts.rebuilt == sum(order["lost"].values()), outcome.counts
         directory = config.staging.dir / RECOVERY
         job = InjectionJob(
             recovery_id=RECOVERY,
@@ -337,9 +351,8 @@ def prepare_and_run(rows: int, master: str, sink: bool) -> Figures:
             plain, broker.bootstrap, topic, after=after, partitions=PARTITIONS
         )
         assert published == survivors
-        columns = ", ".join(COLUMNS)
         config = CONFIG.format(
-            bootstrap=broker.bootstrap, topic=topic, columns=columns, master=master
+            bootstrap=broker.bootstrap, topic=topic, value=JSON_VALUE, master=master
         )
         order = {"config": config, "directory": str(scratch), "url": postgres.url()}
         return run_rebuild({**order, "lost": lost, "sink": sink})

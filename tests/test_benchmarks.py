@@ -15,7 +15,7 @@ from backlogctl.formats import Say
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from benchmarks.harness import Benchmark, Figures
 
-SPARK = ("audit_sequence", "offload", "rebuild", "relay")
+SPARK = ("audit_sequence", "offload", "rebuild", "rebuild_sources", "relay")
 PLAIN = (
     "delivery",
     "first_minute",
