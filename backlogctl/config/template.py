@@ -151,16 +151,17 @@ _LONGEST = 249
 _PLAIN = re.compile(
     r"(?!(?:true|false|null|yes|no|on|off|y|n)$)[a-z_](?:[\w./-]|:(?=\w))*", re.ASCII | re.I
 )
-_MADE_BY = "# Made by `backlogctl init --bootstrap`: the streams are what was found and chosen.\n"
+_MADE_BY = "# Made by `backlogctl init`: the streams are what was found and chosen.\n"
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredStream:
-    """A stream to be written; `name` is its key."""
+    """A stream to be written; `name` is its key, `more` what else it says, as lines of YAML."""
 
     name: str
     topic: str
     group: str
+    more: str = ""
 
 
 def name_streams(places: Iterable[tuple[str, str]]) -> list[DiscoveredStream]:
@@ -175,7 +176,7 @@ def name_streams(places: Iterable[tuple[str, str]]) -> list[DiscoveredStream]:
     for group, topic in wanted:
         name = topic
         if readers[topic] > 1:
-            name = _find_free(f"{topic}.{_make_label(group)}", taken)
+            name = _find_free(f"{topic}.{make_label(group)}", taken)
             taken.add(name)
         found.append(DiscoveredStream(name, topic, group))
     return found
@@ -196,7 +197,8 @@ def explain_unwritable(group: str) -> str:
     return "" if written else "backlog.yaml does not take this name as it is"
 
 
-def _make_label(text: str) -> str:
+def make_label(text: str) -> str:
+    """A text as a name that the configuration takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "group"
 
 
@@ -208,14 +210,28 @@ def _find_free(name: str, taken: set[str]) -> str:
     return free
 
 
-def render_discovered(properties: Mapping[str, str], streams: Sequence[DiscoveredStream]) -> str:
+def render_discovered(
+    properties: Mapping[str, str],
+    streams: Sequence[DiscoveredStream],
+    sources: Mapping[str, str] | None = None,
+    notes: str = "",
+) -> str:
     """A backlog.yaml with these streams.
-    `properties`: the cluster's client properties; secrets in them are references.
+
+    Args:
+        properties: the cluster's client properties; secrets in them are references.
+        sources: databases' URLs by name, secrets as references.
+        notes: what else was found, as text; it is written as a comment.
     """
     template = split_template()
     title, _, head = template.head.partition("\n")
     parts = [title, "\n", _MADE_BY, head, *_render_cluster(properties), "\n"]
-    parts += [*_comment_out(template.sources.rstrip("\n"), ""), "\n", *_render_streams(streams)]
+    if sources:
+        parts += ["sources:\n"]
+        parts += [f"  {write_text(k)}:\n    url: {write_text(v)}\n" for k, v in sources.items()]
+    else:
+        parts += _comment_out(template.sources.rstrip("\n"), "")
+    parts += ["\n", *_comment_out(notes, ""), *_render_streams(streams)]
     if streams:
         parts += ["    # What else a stream may say; a rebuild needs `source`, an expansion\n"]
         parts += ["    # `consumers`.\n", *_comment_out(template.stream, "    ")]
@@ -225,14 +241,15 @@ def render_discovered(properties: Mapping[str, str], streams: Sequence[Discovere
 def _render_cluster(properties: Mapping[str, str]) -> Iterator[str]:
     yield f"clusters:\n  {CLUSTER}:\n"
     for name, value in properties.items():
-        yield f"    {_write(name)}: {_write(value)}\n"
+        yield f"    {write_text(name)}: {write_text(value)}\n"
 
 
 def _render_streams(streams: Sequence[DiscoveredStream]) -> Iterator[str]:
     yield "streams:\n" if streams else "streams: {}\n"
     for stream in streams:
-        yield f"  {_write(stream.name)}:\n    cluster: {CLUSTER}\n"
-        yield f"    topic: {_write(stream.topic)}\n    group: {_write(stream.group)}\n"
+        yield f"  {write_text(stream.name)}:\n    cluster: {CLUSTER}\n"
+        yield f"    topic: {write_text(stream.topic)}\n    group: {write_text(stream.group)}\n"
+        yield stream.more
 
 
 def _comment_out(text: str, indent: str) -> Iterator[str]:
@@ -242,7 +259,8 @@ def _comment_out(text: str, indent: str) -> Iterator[str]:
         yield f"{indent}{told}".rstrip() + "\n"
 
 
-def _write(text: str) -> str:
+def write_text(text: str) -> str:
+    """A text as a scalar of YAML, in one line."""
     if _PLAIN.fullmatch(text):
         return text
     width = 10 * len(text) + 100  # one line, whatever it is escaped to

@@ -14,8 +14,10 @@ from backlogctl.replay.cli.shared import Session, mask_document, verb
 if TYPE_CHECKING:
     from backlogctl.config.template import ClientProperties, DiscoveredStream
     from backlogctl.replay.observe.discovery import Candidate, Discovery
+    from backlogctl.spark_backfill.sources.outboxes import FoundOutbox
 
 _CLUSTER = "From a cluster"
+_DATABASE = "From a database"
 
 
 @verb
@@ -52,8 +54,18 @@ def write_configuration(
         bool,
         typer.Option("--all", help="Take every group.", rich_help_panel=_CLUSTER),
     ] = False,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            "--database",
+            help="Look for outboxes in this database, and write sources. An SQLAlchemy URL, its "
+            "password as '${env:NAME}'.",
+            metavar="URL",
+            rich_help_panel=_DATABASE,
+        ),
+    ] = None,
 ) -> None:
-    """Write a backlog.yaml to start from: commented, or with the groups of a cluster."""
+    """Write a backlog.yaml to start from: commented, or with what a cluster or a database has."""
     from backlogctl.config import render_template
     from backlogctl.errors import UsageError
 
@@ -61,6 +73,10 @@ def write_configuration(
         if group or every:
             option = "--group" if group else "--all"
             raise UsageError(f"{option} goes with --bootstrap HOST:PORT", subject=option)
+        if database is not None:
+            _refuse_existing(output, force)
+            _write_outboxes(session, output, force, database)
+            return
         _write(output, render_template(), force)
         session.emit(
             {"file": str(output)},
@@ -70,7 +86,8 @@ def write_configuration(
     if group and every:
         raise UsageError("--group and --all exclude each other", subject="--all")
     _refuse_existing(output, force)
-    _write_found(session, output, force, _read_client(bootstrap, client_properties), group, every)
+    client = _read_client(bootstrap, client_properties)
+    _write_found(session, output, force, client, group, every, database)
 
 
 def _read_client(bootstrap: str | None, file: Path | None) -> ClientProperties:
@@ -84,6 +101,35 @@ def _read_client(bootstrap: str | None, file: Path | None) -> ClientProperties:
     return ClientProperties({"bootstrap.servers": bootstrap or ""})
 
 
+def _write_outboxes(session: Session, output: Path, force: bool, url: str) -> None:
+    """Of a database alone: who reads the topics, and where they are, is to be filled in."""
+    from backlogctl.config.template import ClientProperties
+    from backlogctl.replay.observe.outbox_sources import make_streams
+
+    client = ClientProperties({"bootstrap.servers": "localhost:9092"})
+    outboxes = _look_into(session, output, client, url)
+    streams = make_streams(outboxes)
+    document: dict[str, Any] = {"skipped": [], "unknown": []}
+    _write_streams(session, output, force, client, streams, document, url, outboxes)
+
+
+def _look_into(
+    session: Session, output: Path, client: ClientProperties, url: str
+) -> list[FoundOutbox]:
+    from backlogctl.config import Config
+    from backlogctl.config.template import render_discovered
+    from backlogctl.replay.observe.outbox_sources import look_for_outboxes, name_database
+    from backlogctl.replay.present.layout import spin
+
+    name = name_database(url)
+    text = render_discovered(client.properties, (), {name: url})
+    environment = {**os.environ, **client.values}
+    config = Config.from_text(text, output.absolute().parent, environment, file=str(output))
+    with spin(session.err) as say:
+        say(f"looking for outboxes in {name}")
+        return look_for_outboxes(config, name)
+
+
 def _write_found(
     session: Session,
     output: Path,
@@ -91,8 +137,9 @@ def _write_found(
     client: ClientProperties,
     patterns: list[str] | None,
     every: bool,
+    database: str | None,
 ) -> None:
-    from backlogctl.config import Config, load_config
+    from backlogctl.config import Config
     from backlogctl.config.template import render_discovered
     from backlogctl.replay.observe import discovery
     from backlogctl.replay.present.layout import spin
@@ -123,13 +170,39 @@ def _write_found(
         session.write_document({"file": None, **document, "error": mask_document(error.to_json())})
         raise typer.Exit(error.exit_code)
     streams = discovery.name_chosen(chosen)
-    text = render_discovered(client.properties, streams)
-    Config.from_text(text, folder, environment, file=str(output))
-    _write(output, text, force)
-    load_config(output, environment)
     skipped = discovery.list_skipped(found, chosen, every=every)
     document = {**discovery.describe_discovery(found, streams), "skipped": skipped}
+    outboxes = _look_into(session, output, client, database) if database else []
+    _write_streams(session, output, force, client, streams, document, database, outboxes)
+
+
+def _write_streams(
+    session: Session,
+    output: Path,
+    force: bool,
+    client: ClientProperties,
+    streams: list[DiscoveredStream],
+    document: dict[str, Any],
+    database: str | None,
+    outboxes: list[FoundOutbox],
+) -> None:
+    from backlogctl.config import Config, load_config
+    from backlogctl.config.template import render_discovered
+    from backlogctl.replay.observe.outbox_sources import add_sources, name_database, render_notes
+
+    environment = {**os.environ, **client.values}
+    streams, uses = add_sources(streams, outboxes)
+    sources = {name_database(database): database} if database else None
+    text = render_discovered(client.properties, streams, sources, render_notes(uses))
+    Config.from_text(text, output.absolute().parent, environment, file=str(output))
+    _write(output, text, force)
+    load_config(output, environment)
+    if database:
+        document["outboxes"] = [one.to_json() for one in uses]
     _say_written(session, output, client, streams, document)
+    if not session.json:
+        for one in uses:
+            session.say(f"! {one.describe()}", "yellow")
 
 
 def _ask(found: Discovery) -> list[Candidate]:

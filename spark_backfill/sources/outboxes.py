@@ -1,0 +1,183 @@
+"""Outboxes of other projects, known by the columns of their table: `init` writes their `source`.
+
+What is known of each stands in `outboxes.yaml`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import yaml
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
+
+from backlogctl.config.template import write_text
+from backlogctl.errors import Refused
+from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.sources.reflection import (
+    SourceTable,
+    reflect_table,
+    telling_access,
+)
+
+_FILE = Path(__file__).with_suffix(".yaml")
+# A name in it that only the application's code tells.
+FILL_IN = "FILL_IN"
+# More topics than a person would want as streams.
+MOST_TOPICS = 50
+_SYSTEM = re.compile(r"pg_\w+|information_schema|performance_schema|mysql|sys", re.I)
+_PLACE = re.compile(r"<(\w+)>")
+_IN_SQL = re.compile(r"`<(\w+)>`")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOutbox:
+    """An entry of `outboxes.yaml`, whose head says what each means."""
+
+    name: str
+    project: str
+    columns: frozenset[str]
+    without: frozenset[str] = frozenset()
+    topic_column: str = ""
+    topic_prefix: str = ""
+    time: str = ""
+    stream: str = ""
+    source: str = ""
+    check: tuple[str, ...] = ()
+    why_not: str = ""
+
+    def fits(self, columns: Iterable[str]) -> bool:
+        names = {fold_name(name) for name in columns}
+        return self.columns <= names and not self.without & names
+
+
+@dataclass(frozen=True, slots=True)
+class FoundOutbox:
+    """A table of such an outbox.
+
+    Attributes:
+        names: its columns by what the entry calls them.
+        time: the column of a stream's time; "" where the table has none, or several.
+        kinds: what its `topic_column` holds; None where that is unknown, or means no topic.
+    """
+
+    known: KnownOutbox
+    database: str
+    table: str
+    names: Mapping[str, str]
+    time: str
+    kinds: tuple[str, ...] | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the stream of a topic can be written as it is."""
+        return bool(self.known.topic_column) and FILL_IN not in self.render_source("topic")
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self.known.topic_prefix + kind for kind in self.kinds or ())
+
+    def render_source(self, topic: str = FILL_IN) -> str:
+        """What stands under `source` of the stream of a topic, as lines of YAML."""
+        places = {
+            **self.names,
+            "database": self.database,
+            "table": self.table,
+            "topic": topic,
+            "kind": topic.removeprefix(self.known.topic_prefix),
+            "time": self.time or FILL_IN,
+        }
+        # In backticks stands a name within SQL.
+        text = _IN_SQL.sub(lambda at: f"`{places[fold_name(at[1])]}`", self.known.source)
+        return _PLACE.sub(lambda at: write_text(places[fold_name(at[1])]), text)
+
+    def list_checks(self) -> list[str]:
+        """What a person must look at; sentences."""
+        is_missing = "<time>" in self.known.source and not self.time
+        return [*([_NO_TIME] if is_missing else []), *self.known.check]
+
+
+_NO_TIME = (
+    "The table has no column that alone is a time, and a rebuild needs one: add one that is set as a "
+    "row is written (created_at timestamptz NOT NULL DEFAULT now()). Older rows have none of their own."
+)
+
+
+@cache
+def list_known() -> tuple[KnownOutbox, ...]:
+    """All entries, in the order of the file."""
+    return tuple(_read(entry) for entry in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
+
+
+def _read(entry: dict[str, Any]) -> KnownOutbox:
+    lists = {
+        "columns": frozenset(map(fold_name, entry.pop("columns"))),
+        "without": frozenset(map(fold_name, entry.pop("without", ()))),
+        "check": tuple(entry.pop("check", ())),
+    }
+    return KnownOutbox(**lists, **entry)
+
+
+def find_outboxes(engine: Engine, database: str) -> list[FoundOutbox]:
+    """The outboxes in a database's schemas that its user sees.
+
+    Raises:
+        ConfigurationError: the URL names a wrong database, user or password.
+        SourceError: the database could not be read.
+        Refused: none is known by its columns.
+    """
+    found = []
+    with translating("look for outboxes", subject=f"database {database}", hint="is it reachable?"):
+        with telling_access(engine, database):
+            inspector = sa.inspect(engine)
+            # SQLite reads its file with the first statement only.
+            schemas = inspector.get_schema_names()
+        own = inspector.default_schema_name
+        others = [one for one in schemas if one != own and not _SYSTEM.fullmatch(one)]
+        for schema in (None, *others):
+            for (_, table), columns in inspector.get_multi_columns(schema=schema).items():
+                names = [column["name"] for column in columns]
+                known = next((one for one in list_known() if one.fits(names)), None)
+                if known is not None:
+                    label = table if schema is None else f"{schema}.{table}"
+                    found.append((known, label))
+    if not found:
+        names = ", ".join(one.name for one in list_known())
+        raise Refused(
+            "no table has the columns of an outbox that is known",
+            subject=f"database {database}",
+            hint=f"known are {names}; another one is described by hand: docs/messages.md",
+        )
+    return [_describe(engine, known, reflect_table(engine, database, at)) for known, at in found]
+
+
+def _describe(engine: Engine, known: KnownOutbox, table: SourceTable) -> FoundOutbox:
+    names = {fold_name(column.name): column.name for column in table.columns}
+    times = [column.name for column in table.columns if column.kind == "time"]
+    time = names[fold_name(known.time)] if known.time else times[0] if len(times) == 1 else ""
+    topic = known.topic_column
+    kinds = _read_kinds(engine, table, names[fold_name(topic)]) if topic else None
+    return FoundOutbox(known, table.database, table.label, names, time, kinds)
+
+
+def _read_kinds(engine: Engine, table: SourceTable, column: str) -> tuple[str, ...] | None:
+    """None where the database does not say in time, or says too many."""
+    name = sa.column(column)
+    rows = sa.select(name).select_from(sa.table(table.name, schema=table.schema)).distinct()
+    try:
+        with engine.connect() as connection:
+            found = connection.scalars(rows.where(name.is_not(None)).limit(MOST_TOPICS + 1)).all()
+    except DBAPIError:
+        return None
+    return tuple(sorted(map(str, found))) if len(found) <= MOST_TOPICS else None
+
+
+def fold_name(name: str) -> str:
+    """What of a column's name tells it from others: Java's and .NET's mappers write it their way."""
+    return name.lower().replace("_", "")
