@@ -74,8 +74,11 @@ def write_configuration(
             option = "--group" if group else "--all"
             raise UsageError(f"{option} goes with --bootstrap HOST:PORT", subject=option)
         if database is not None:
+            # Who reads the topics, and where they are, is to be filled in.
             _refuse_existing(output, force)
-            _write_outboxes(session, output, force, database)
+            client = _read_client("localhost:9092", None)
+            nothing: dict[str, Any] = {"skipped": [], "unknown": []}
+            _write_streams(session, output, force, client, None, nothing, database)
             return
         _write(output, render_template(), force)
         session.emit(
@@ -99,18 +102,6 @@ def _read_client(bootstrap: str | None, file: Path | None) -> ClientProperties:
     if file is not None:
         return read_client_properties(file, bootstrap)
     return ClientProperties({"bootstrap.servers": bootstrap or ""})
-
-
-def _write_outboxes(session: Session, output: Path, force: bool, url: str) -> None:
-    """Of a database alone: who reads the topics, and where they are, is to be filled in."""
-    from backlogctl.config.template import ClientProperties
-    from backlogctl.replay.observe.outbox_sources import make_streams
-
-    client = ClientProperties({"bootstrap.servers": "localhost:9092"})
-    outboxes = _look_into(session, output, client, url)
-    streams = make_streams(outboxes)
-    document: dict[str, Any] = {"skipped": [], "unknown": []}
-    _write_streams(session, output, force, client, streams, document, url, outboxes)
 
 
 def _look_into(
@@ -172,8 +163,7 @@ def _write_found(
     streams = discovery.name_chosen(chosen)
     skipped = discovery.list_skipped(found, chosen, every=every)
     document = {**discovery.describe_discovery(found, streams), "skipped": skipped}
-    outboxes = _look_into(session, output, client, database) if database else []
-    _write_streams(session, output, force, client, streams, document, database, outboxes)
+    _write_streams(session, output, force, client, streams, document, database)
 
 
 def _write_streams(
@@ -181,16 +171,23 @@ def _write_streams(
     output: Path,
     force: bool,
     client: ClientProperties,
-    streams: list[DiscoveredStream],
+    streams: list[DiscoveredStream] | None,
     document: dict[str, Any],
     database: str | None,
-    outboxes: list[FoundOutbox],
 ) -> None:
+    """`streams`: those of the groups that were chosen; None for those of the outboxes."""
     from backlogctl.config import Config, load_config
     from backlogctl.config.template import render_discovered
-    from backlogctl.replay.observe.outbox_sources import add_sources, name_database, render_notes
+    from backlogctl.replay.observe.outbox_sources import (
+        add_sources,
+        make_streams,
+        name_database,
+        render_notes,
+    )
 
     environment = {**os.environ, **client.values}
+    outboxes = _look_into(session, output, client, database) if database else []
+    streams = make_streams(outboxes) if streams is None else streams
     streams, uses = add_sources(streams, outboxes)
     sources = {name_database(database): database} if database else None
     text = render_discovered(client.properties, streams, sources, render_notes(uses))

@@ -32,7 +32,7 @@ class OutboxUse:
     def describe(self) -> str:
         """A sentence for people."""
         table = f"{self.outbox.known.name}: table {self.outbox.table}"
-        if why := self.outbox.known.why_not:
+        if why := self.outbox.why_not:
             return f"{table} is no source: {why}"
         if self.topics:
             return (
@@ -46,7 +46,7 @@ class OutboxUse:
             "outbox": known.name,
             "table": self.outbox.table,
             "topics": list(self.topics),
-            "why_not": known.why_not or None,
+            "why_not": self.outbox.why_not or None,
             "check": self.outbox.list_checks(),
         }
 
@@ -104,8 +104,8 @@ def render_notes(uses: Iterable[OutboxUse]) -> str:
 
 def _render_note(outbox: FoundOutbox) -> str:
     known, what = outbox.known, f"{outbox.known.name}, the table {outbox.table}"
-    if known.why_not:
-        return _wrap(f"{what}: no message can be rebuilt from it, since {known.why_not}")
+    if outbox.why_not:
+        return _wrap(f"{what}: no message can be rebuilt from it, since {outbox.why_not}")
     text = [
         _wrap(f"{what}: under the stream that it holds the messages of, with {FILL_IN} filled in.")
     ]

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from backlogctl.config.template import write_text
 from backlogctl.errors import Refused
 from backlogctl.spark_backfill.failures import translating
+from backlogctl.spark_backfill.sources.databases import ColumnKind
 from backlogctl.spark_backfill.sources.reflection import (
     SourceTable,
     reflect_table,
@@ -31,7 +32,7 @@ _FILE = Path(__file__).with_suffix(".yaml")
 FILL_IN = "FILL_IN"
 # More topics than a person would want as streams.
 MOST_TOPICS = 50
-_SYSTEM = re.compile(r"pg_\w+|information_schema|performance_schema|mysql|sys", re.I)
+_SYSTEM = ("information_schema", "pg_catalog")
 _PLACE = re.compile(r"<(\w+)>")
 _IN_SQL = re.compile(r"`<(\w+)>`")
 
@@ -53,7 +54,7 @@ class KnownOutbox:
     why_not: str = ""
 
     def fits(self, columns: Iterable[str]) -> bool:
-        names = {fold_name(name) for name in columns}
+        names = set(map(str.lower, columns))
         return self.columns <= names and not self.without & names
 
 
@@ -64,7 +65,8 @@ class FoundOutbox:
     Attributes:
         names: its columns by what the entry calls them.
         time: the column of a stream's time; "" where the table has none, or several.
-        kinds: what its `topic_column` holds; None where that is unknown, or means no topic.
+        kinds: what its `topic_column` holds; None where that is unknown, or it has none.
+        is_empty: whether it has no row.
     """
 
     known: KnownOutbox
@@ -73,6 +75,12 @@ class FoundOutbox:
     names: Mapping[str, str]
     time: str
     kinds: tuple[str, ...] | None
+    is_empty: bool
+
+    @property
+    def why_not(self) -> str:
+        """Why nothing can be rebuilt from it; "" where that is not known."""
+        return self.known.why_not or (_EMPTY if self.is_empty else "")
 
     @property
     def is_complete(self) -> bool:
@@ -94,8 +102,8 @@ class FoundOutbox:
             "time": self.time or FILL_IN,
         }
         # In backticks stands a name within SQL.
-        text = _IN_SQL.sub(lambda at: f"`{places[fold_name(at[1])]}`", self.known.source)
-        return _PLACE.sub(lambda at: write_text(places[fold_name(at[1])]), text)
+        text = _IN_SQL.sub(lambda at: f"`{places[at[1]]}`", self.known.source)
+        return _PLACE.sub(lambda at: write_text(places[at[1]]), text)
 
     def list_checks(self) -> list[str]:
         """What a person must look at; sentences."""
@@ -103,29 +111,34 @@ class FoundOutbox:
         return [*([_NO_TIME] if is_missing else []), *self.known.check]
 
 
+_EMPTY = (
+    "it has no rows now. If each is deleted once it is sent, that stays so: nothing of them is "
+    "left. Else look again when it has some."
+)
 _NO_TIME = (
-    "The table has no column that alone is a time, and a rebuild needs one: add one that is set as a "
-    "row is written (created_at timestamptz NOT NULL DEFAULT now()). Older rows have none of their own."
+    "The table has no column that alone is a time, and a rebuild needs one: add one that is set as "
+    "a row is written (created_at timestamptz NOT NULL DEFAULT now()). Older rows have none of "
+    "their own."
 )
 
 
 @cache
 def list_known() -> tuple[KnownOutbox, ...]:
     """All entries, in the order of the file."""
-    return tuple(_read(entry) for entry in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
+    return tuple(_make_entry(entry) for entry in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
 
 
-def _read(entry: dict[str, Any]) -> KnownOutbox:
+def _make_entry(entry: dict[str, Any]) -> KnownOutbox:
     lists = {
-        "columns": frozenset(map(fold_name, entry.pop("columns"))),
-        "without": frozenset(map(fold_name, entry.pop("without", ()))),
+        "columns": frozenset(entry.pop("columns")),
+        "without": frozenset(entry.pop("without", ())),
         "check": tuple(entry.pop("check", ())),
     }
     return KnownOutbox(**lists, **entry)
 
 
 def find_outboxes(engine: Engine, database: str) -> list[FoundOutbox]:
-    """The outboxes in a database's schemas that its user sees.
+    """The outboxes in a database: in each schema that its user sees.
 
     Raises:
         ConfigurationError: the URL names a wrong database, user or password.
@@ -133,20 +146,22 @@ def find_outboxes(engine: Engine, database: str) -> list[FoundOutbox]:
         Refused: none is known by its columns.
     """
     found = []
-    with translating("look for outboxes", subject=f"database {database}", hint="is it reachable?"):
-        with telling_access(engine, database):
-            inspector = sa.inspect(engine)
-            # SQLite reads its file with the first statement only.
-            schemas = inspector.get_schema_names()
-        own = inspector.default_schema_name
-        others = [one for one in schemas if one != own and not _SYSTEM.fullmatch(one)]
-        for schema in (None, *others):
+    with (
+        translating("look for outboxes", subject=f"database {database}", hint="is it reachable?"),
+        telling_access(engine, database),
+    ):
+        inspector = sa.inspect(engine)
+        schemas: list[str | None] = [None]
+        # What other databases name so are databases of their own.
+        if engine.dialect.name == "postgresql":
+            own = inspector.default_schema_name
+            schemas += [one for one in inspector.get_schema_names() if one not in (own, *_SYSTEM)]
+        for schema in schemas:
             for (_, table), columns in inspector.get_multi_columns(schema=schema).items():
                 names = [column["name"] for column in columns]
                 known = next((one for one in list_known() if one.fits(names)), None)
                 if known is not None:
-                    label = table if schema is None else f"{schema}.{table}"
-                    found.append((known, label))
+                    found.append((known, table if schema is None else f"{schema}.{table}"))
     if not found:
         names = ", ".join(one.name for one in list_known())
         raise Refused(
@@ -158,26 +173,26 @@ def find_outboxes(engine: Engine, database: str) -> list[FoundOutbox]:
 
 
 def _describe(engine: Engine, known: KnownOutbox, table: SourceTable) -> FoundOutbox:
-    names = {fold_name(column.name): column.name for column in table.columns}
-    times = [column.name for column in table.columns if column.kind == "time"]
-    time = names[fold_name(known.time)] if known.time else times[0] if len(times) == 1 else ""
+    names = {column.name.lower(): column.name for column in table.columns}
+    times = [column.name for column in table.columns if column.kind is ColumnKind.TIME]
+    time = names[known.time] if known.time else times[0] if len(times) == 1 else ""
     topic = known.topic_column
-    kinds = _read_kinds(engine, table, names[fold_name(topic)]) if topic else None
-    return FoundOutbox(known, table.database, table.label, names, time, kinds)
+    rows = sa.select().select_from(sa.table(table.name, schema=table.schema))
+    some = _read(engine, rows.add_columns(sa.literal(1)).limit(1))
+    kinds = None
+    if known.topic_column:
+        topic = sa.column(names[known.topic_column])
+        asked = rows.add_columns(topic).where(topic.is_not(None)).distinct()
+        kinds = _read(engine, asked.limit(MOST_TOPICS + 1))
+        if kinds is not None and len(kinds) > MOST_TOPICS:
+            kinds = None
+    return FoundOutbox(known, table.database, table.label, names, time, kinds, some == ())
 
 
-def _read_kinds(engine: Engine, table: SourceTable, column: str) -> tuple[str, ...] | None:
-    """None where the database does not say in time, or says too many."""
-    name = sa.column(column)
-    rows = sa.select(name).select_from(sa.table(table.name, schema=table.schema)).distinct()
+def _read(engine: Engine, asked: sa.Select[Any]) -> tuple[str, ...] | None:
+    """The values of the first column; None where the database does not say in time."""
     try:
         with engine.connect() as connection:
-            found = connection.scalars(rows.where(name.is_not(None)).limit(MOST_TOPICS + 1)).all()
+            return tuple(sorted(map(str, connection.scalars(asked))))
     except DBAPIError:
         return None
-    return tuple(sorted(map(str, found))) if len(found) <= MOST_TOPICS else None
-
-
-def fold_name(name: str) -> str:
-    """What of a column's name tells it from others: Java's and .NET's mappers write it their way."""
-    return name.lower().replace("_", "")
