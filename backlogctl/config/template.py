@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from backlogctl.config.base import explain
+from backlogctl.config.base import check_topic, explain
 from backlogctl.config.kafka_properties import FILE_PROPERTIES, OWN_PROPERTIES, SECRET_PROPERTIES
 from backlogctl.config.root import Config
 from backlogctl.config.sections import Cluster
@@ -195,6 +195,14 @@ def explain_unwritable(group: str) -> str:
         return f"backlog.yaml does not take this name: {reason}"
     written = config.stream(stream.name).group == group
     return "" if written else "backlog.yaml does not take this name as it is"
+
+
+def is_topic(name: str) -> bool:
+    """Whether Kafka takes it as a topic's name."""
+    try:
+        return bool(check_topic(name))
+    except ValueError:
+        return False
 
 
 def make_label(text: str) -> str:

@@ -17,7 +17,7 @@ import yaml
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
-from backlogctl.config.template import write_text
+from backlogctl.config.template import is_topic, write_text
 from backlogctl.errors import Refused
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.sources.databases import ColumnKind
@@ -89,7 +89,9 @@ class FoundOutbox:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        return tuple(self.known.topic_prefix + kind for kind in self.kinds or ())
+        """Those that Kafka takes: to others nothing was ever sent."""
+        topics = (self.known.topic_prefix + kind for kind in self.kinds or ())
+        return tuple(topic for topic in topics if is_topic(topic))
 
     def render_source(self, topic: str = FILL_IN) -> str:
         """What stands under `source` of the stream of a topic, as lines of YAML."""

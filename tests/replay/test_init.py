@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -178,6 +179,31 @@ def test_chosen_by_name_and_by_pattern(world: World) -> None:
     world.init("--group", "empty", "--force")
     assert world.read_streams() == {"orders": ("orders", "empty")}
     assert world.call("status", "orders")[0].startswith("orders  read by empty")
+
+
+def test_a_group_whose_topic_an_outbox_holds_gets_its_source(world: World) -> None:
+    """The others are as without a database."""
+    kinds = {"Id": "BIGINT PRIMARY KEY", "Added": "TIMESTAMP"}
+    names = ("Id", "Version", "Name", "Content", "Retries", "Added", "ExpiresAt", "StatusName")
+    columns = ", ".join(f'"{name}" {kinds.get(name, "TEXT")}' for name in names)
+    database = sqlite3.connect(world.directory / "shop.db")
+    database.execute(f"CREATE TABLE published ({columns})")
+    database.execute("""INSERT INTO published ("Id", "Name") VALUES (1, 'orders')""")
+    database.commit()
+    database.close()
+    choice = ("--group", "several", "--database", "sqlite:///shop.db")
+    out, err = world.init(*choice)
+    assert "published is the source of orders: check what the file says of it" in err
+    streams = load_config(world.directory / "backlog.yaml").streams
+    source = streams["orders"].source
+    assert source is not None
+    assert (source.database, source.table) == ("shop", "published")
+    assert source.where == {"Name": "orders", "StatusName": "Succeeded"}
+    assert streams["orders"].partitioner == "crc32"
+    assert streams["payments"].source is None
+    assert "FILL_IN" not in (world.directory / "backlog.yaml").read_text()
+    out, _ = world.init(*choice, "--force", "--json")
+    assert json.loads(out)["outboxes"][0]["topics"] == ["orders"]
 
 
 def test_what_cannot_be_chosen_is_said(world: World) -> None:

@@ -76,6 +76,7 @@ DEBEZIUM = Preset(
         f"""'{IDS[1]}', 'Order', '7', 'Paid', {AT}, '{{"by": "J \\"é\\" x", "id": 7}}', NULL""",
         f"'{IDS[2]}', 'Order', '8', 'Gone', {AT}, NULL, NULL",
         f"'{IDS[3]}', 'Customer', '7', 'Made', {AT}, '{{}}', NULL",
+        f"'{IDS[4]}', 'no topic!', '7', 'Made', {AT}, '{{}}', NULL",
     ],
     "outbox.event.Order",
     [
