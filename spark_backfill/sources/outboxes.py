@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 import yaml
+from pydantic import TypeAdapter
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -127,16 +128,8 @@ _NO_TIME = (
 @cache
 def list_known() -> tuple[KnownOutbox, ...]:
     """All entries, in the order of the file."""
-    return tuple(_make_entry(entry) for entry in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
-
-
-def _make_entry(entry: dict[str, Any]) -> KnownOutbox:
-    lists = {
-        "columns": frozenset(entry.pop("columns")),
-        "without": frozenset(entry.pop("without", ())),
-        "check": tuple(entry.pop("check", ())),
-    }
-    return KnownOutbox(**lists, **entry)
+    entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return TypeAdapter(tuple[KnownOutbox, ...]).validate_python(entries)
 
 
 def find_outboxes(engine: Engine, database: str) -> list[FoundOutbox]:
@@ -165,11 +158,11 @@ def find_outboxes(engine: Engine, database: str) -> list[FoundOutbox]:
                 if known is not None:
                     found.append((known, table if schema is None else f"{schema}.{table}"))
     if not found:
-        names = ", ".join(one.name for one in list_known())
+        told = ", ".join(one.name for one in list_known())
         raise Refused(
             "no table has the columns of an outbox that is known",
             subject=f"database {database}",
-            hint=f"known are {names}; another one is described by hand: docs/messages.md",
+            hint=f"known are {told}; another one is described by hand: docs/messages.md",
         )
     return [_describe(engine, known, reflect_table(engine, database, at)) for known, at in found]
 
@@ -178,13 +171,12 @@ def _describe(engine: Engine, known: KnownOutbox, table: SourceTable) -> FoundOu
     names = {column.name.lower(): column.name for column in table.columns}
     times = [column.name for column in table.columns if column.kind is ColumnKind.TIME]
     time = names[known.time] if known.time else times[0] if len(times) == 1 else ""
-    topic = known.topic_column
     rows = sa.select().select_from(sa.table(table.name, schema=table.schema))
     some = _read(engine, rows.add_columns(sa.literal(1)).limit(1))
     kinds = None
     if known.topic_column:
-        topic = sa.column(names[known.topic_column])
-        asked = rows.add_columns(topic).where(topic.is_not(None)).distinct()
+        kind: sa.ColumnClause[Any] = sa.column(names[known.topic_column])
+        asked = rows.add_columns(kind).where(kind.is_not(None)).distinct()
         kinds = _read(engine, asked.limit(MOST_TOPICS + 1))
         if kinds is not None and len(kinds) > MOST_TOPICS:
             kinds = None

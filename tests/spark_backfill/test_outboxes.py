@@ -22,6 +22,7 @@ import yaml
 from backlogctl.config import Stream, load_config
 from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.spark_backfill.sources.outboxes import list_known
+from backlogctl_delivery.outbox import create_tables
 from tests.conftest import MakeTopic
 from tests.kit.kafka import set_config
 from tests.kit.shop import call_main
@@ -338,6 +339,25 @@ def test_a_table_without_a_time_is_told_and_written_once_it_has_one(
     assert (source.table, source.time_column) == ("shop.outbox", "created_at")
 
 
+def test_our_own_outbox_needs_no_more_than_its_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    engine = world.open_database(url)
+    with engine.begin() as connection:
+        create_tables(connection)
+    engine.dispose()
+    world.run_sql(
+        url,
+        "INSERT INTO backlog_outbox (message_id, topic, state, attempts, max_attempts, interval_ms, "
+        "created_at) VALUES ('m1', 'orders', 'sent', 1, 9, 1, 1)",
+    )
+    text, document = init(url, tmp_path)
+    assert document["outboxes"][0]["topics"] == ["orders"]
+    assert "outbox: shop\n" in text
+    source = load_config(tmp_path / "backlog.yaml").streams["orders"].source
+    assert source is not None
+    assert source.where == {"topic": "orders", "state": "sent"}
+
+
 def test_of_what_leaves_nothing_no_source_is_written(pg_url: str, tmp_path: Path) -> None:
     world.run_sql(pg_url, *LEAVE_NOTHING.values())
     DEBEZIUM.make(pg_url, [])  # each row is deleted as it is written
@@ -411,10 +431,10 @@ def test_a_plan_puts_back_the_very_messages(
     preset.make(pg_url, [row for row, _ in made])
     init(pg_url, tmp_path)
     (stream,) = load_config(tmp_path / "backlog.yaml").streams.values()
-    assert stream.source is not None
     # The test has its topic's name; Debezium puts outbox.event. before what the row says.
     assert stream.topic.removeprefix("outbox.event.") == place
     stream = stream.model_copy(update={"topic": place})
+    assert stream.source is not None
 
     set_config({"bootstrap.servers": kafka.bootstrap}, place, {"retention.ms": "-1"})
     world.publish(kafka.bootstrap, place, messages)
