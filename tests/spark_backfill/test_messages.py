@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pytest
+import yaml
 from pyspark.sql import functions as F  # noqa: N812
 
 from backlogctl.errors import ConfigurationError, Refused, SourceError
 from backlogctl.sandbox.embedded import EmbeddedKafka
+from backlogctl.spark_backfill.comparison import cut_fields
 from backlogctl.spark_backfill.messages.candidates import build_candidates, read_rows
 from backlogctl.spark_backfill.messages.rules import build_messages, hash_message_id, join_headers
 from backlogctl.spark_backfill.messages.windows import Bounds, filter_times
@@ -298,6 +300,31 @@ def test_sql_writes_what_the_page_about_messages_says(spark: SparkSession, tmp_p
         assert made["reason"] is None
         assert bytes(made["value"]).decode() == value
         assert list(made["header_values"]) == [b"invoice", None]
+
+
+def test_the_page_makes_change_events_of_debezium(spark: SparkSession, pg_url: str) -> None:
+    """But for what the page leaves out of the comparison."""
+    world.fill_table(pg_url, world.ORDERS, [{**world.make_order(10), "status": 'ü "x"'}])
+    page = Path(__file__).parents[2].joinpath("docs", "messages.md").read_text(encoding="utf-8")
+    example = page.partition("**Change events of Debezium**")[2].split("```")[1]
+    settings = yaml.safe_load(example.removeprefix("yaml"))
+    (made,) = read_messages(spark, pg_url, world.make_stream("orders", **settings))
+    assert made["reason"] is None
+    at = world.make_order(10)["updated_at"]
+    source = (
+        '{"version":"3.6.1.Final","connector":"postgresql","ts_ms":9,"lsn":24023128,"xmin":null}'
+    )
+    sent = (
+        '{"before":null,"after":{"order_id":10,"status":"ü \\"x\\"","amount":"10.10",'
+        f'"updated_at":"{at:%FT%T.%f}Z"}},"source":{source},"transaction":null,"op":"c",'
+        '"ts_ms":1,"ts_us":1000,"ts_ns":1000000}'
+    )
+    ignored = settings["message"]["ignore_fields"]
+    cuts = [cut_fields(raw, ignored) for raw in (bytes(made["value"]), sent.encode())]
+    assert cuts[0] is not None
+    assert cuts[1] is not None
+    assert cuts[0].rest == cuts[1].rest
+    assert bytes(made["key"]) == bytes(made["identity"]) == b'{"order_id":10}'
 
 
 EVIL = 't"; DROP TABLE x; --'
