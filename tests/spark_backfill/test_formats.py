@@ -132,14 +132,19 @@ class Case:
     gaps: tuple[Any, ...] = ()
 
     def lose(
-        self, total: int, lost: int, *, change: int | Callable[[int], bool] | None = None
+        self,
+        total: int,
+        lost: int,
+        *,
+        change: int | Callable[[int], bool] | None = None,
+        encode: Encode | None = None,
     ) -> None:
         """Orders of which the first are gone; from number `change` on with the newer schema."""
         rows = [world.make_order(number) for number in range(1, total + 1)]
         world.fill_table(self.url, world.ORDERS, rows)
         # Nobody handled anything: where the loss begins is known.
         world.run_sql(self.url, "CREATE TABLE processed (order_id varchar(40) PRIMARY KEY)")
-        old = self.producer.open()
+        old = self.producer.open() if encode is None else encode
         encode = old
         if change is not None:
             new = self.producer.open(NEWER)
@@ -296,6 +301,44 @@ def test_differences_are_told_by_field(case: Case) -> None:
         case.plan(columns=None, sql=sql)
     outcome = case.plan(columns=None, sql=sql, message={"ignore_fields": ["status"]})
     assert outcome.proof.rate == 1.0
+
+
+NESTED = """
+syntax = "proto3";
+import "google/protobuf/timestamp.proto";
+message Nested {
+  message Buyer { string name = 1; optional int32 age = 2; }
+  int64 id = 1; Buyer buyer = 2; repeated string lines = 3; google.protobuf.Timestamp at = 4;
+}
+"""
+
+
+def test_records_in_records_and_lists_are_made_by_sql(case: Case) -> None:
+    number = SchemaRegistryClient({"url": case.registry.url}).register_schema(
+        f"{case.producer.topic}-value", Schema(NESTED, "PROTOBUF")
+    )
+    codec: Any = open_codec(prepare_schema(WriterSchema("protobuf", NESTED)))
+
+    def encode(row: Mapping[str, Any]) -> bytes:
+        message = codec._class(id=row["order_id"], lines=str(row["amount"]).split("."))
+        message.buyer.name = row["status"]
+        if row["user_id"] is not None:
+            message.buyer.age = row["user_id"]
+        message.at.FromDatetime(row["updated_at"])
+        case.producer.wrote[row["order_id"]] = made = Frame(number, (0,)).wrap(
+            message.SerializeToString()
+        )
+        return made
+
+    case.producer.kind = "protobuf"
+    case.lose(450, 200, encode=encode)
+    sql = (
+        "named_struct('id', order_id, 'buyer', named_struct('name', status, 'age', user_id), "
+        "'lines', split(amount, '[.]'), 'at', updated_at)"
+    )
+    outcome = case.plan(columns=None, sql=sql)
+    assert (outcome.verdict, outcome.proof.rate) == ("exact", 1.0)
+    assert case.read_staged() == {n: case.producer.wrote[n] for n in range(1, 201)}
 
 
 def test_keys_have_schemas_too(case: Case) -> None:
