@@ -74,6 +74,8 @@ class RegistryReader:
                 found = self._client.get_schema_by_guid(str(schema_id))
             else:
                 found = self._client.get_schema(schema_id)
+            if not isinstance(found.schema_str, str) or not found.schema_str:
+                raise TypeError("no text of a schema")
         its = found.schema_type or "AVRO"
         if its != _TYPES[kind]:
             raise RegistryFailure(
@@ -83,7 +85,7 @@ class RegistryReader:
             )
         references: dict[str, str] = {}
         self._follow(found, references)
-        made = WriterSchema(kind, found.schema_str or "", tuple(references.items()))
+        made = WriterSchema(kind, found.schema_str, tuple(references.items()))
         self._known[schema_id] = made
         return made
 
@@ -129,12 +131,19 @@ class RegistryReader:
                 hint="check its URL and login, and that it is the producers' registry",
                 retryable=error.http_status_code >= 500,
             ) from None
-        except (OSError, ValueError, _find_transport_error()) as error:
+        except (OSError, _find_transport_error()) as error:
             raise RegistryFailure(
                 f"could not {doing}: it does not answer ({type(error).__name__})",
                 subject=self._subject,
                 hint="check its URL, and that this machine reaches it",
                 retryable=True,
+            ) from None
+        # A page for logins, or a proxy: the client takes what comes for a registry's.
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise RegistryFailure(
+                f"could not {doing}: what answers is no schema registry ({type(error).__name__})",
+                subject=self._subject,
+                hint="check its URL: of Apicurio it ends with /apis/ccompat/v7",
             ) from None
 
 

@@ -94,11 +94,35 @@ def counting_writes(url: str) -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *_: Any) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer((HOST, 0), Handler)
+    with _serving(Handler) as address:
+        yield address, writes
+
+
+@contextlib.contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """An address that answers each request so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Says nothing."""
+
+    with _serving(Handler) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer((HOST, 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://{HOST}:{server.server_port}", writes
+        yield f"http://{HOST}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -22,6 +22,7 @@ from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from pydantic import SecretStr
 
 from backlogctl.config import Encoded, SchemaRegistry
 from backlogctl.errors import ConfigurationError
@@ -34,8 +35,8 @@ from backlogctl.schemas.frames import (
     read_frame,
 )
 from backlogctl.schemas.protobuf import ProtobufCodec
-from backlogctl.schemas.registry import RegistryFailure, WriterSchema
-from tests.kit.registry import EmbeddedRegistry, counting_writes
+from backlogctl.schemas.registry import RegistryFailure, RegistryReader, WriterSchema
+from tests.kit.registry import EmbeddedRegistry, answering, counting_writes
 
 LINE = {
     "type": "record",
@@ -393,3 +394,23 @@ def test_a_schema_that_is_none_is_refused(kind: str) -> None:
     text, told = WRONG[kind]
     with pytest.raises(ConfigurationError, match=told):
         open_codec(prepare_schema(WriterSchema(kind, text)))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (200, b"<html>log in</html>", "what answers is no schema registry"),
+        (200, b"[]", "what answers is no schema registry"),
+        (200, b"{}", "what answers is no schema registry"),
+        (200, b'{"schema": 5}', "what answers is no schema registry"),
+        (401, b'{"error_code": 401, "message": "no such login"}', "no such login"),
+    ],
+)
+def test_what_is_no_registry_is_told(status: int, body: bytes, told: str) -> None:
+    with answering(status, body) as url:
+        section = SchemaRegistry(url=url, user="reader", password=SecretStr("hunter2secret"))
+        with pytest.raises(RegistryFailure, match=told) as caught:
+            RegistryReader("main", section).read_schema(7, "avro")
+    assert caught.value.subject == "registry main"
+    assert not caught.value.retryable
+    assert "hunter2" not in str(caught.value)
