@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backlogctl.config.consumers import Compose, Consumers, Expand, Kubernetes, Ramp
 from backlogctl.config.delivery import LookBack, LookBackService, OutboxSection
-from backlogctl.config.formats import Encoded, SchemaFormat, SchemaRegistry
+from backlogctl.config.formats import Encoded, Part, SchemaFormat, SchemaRegistry
 from backlogctl.config.hooks import Hook
 from backlogctl.config.root import Config, load_config, mask_secrets
 from backlogctl.config.sections import (
@@ -49,6 +49,7 @@ __all__ = [
     "MessageSection",
     "OffPeak",
     "OutboxSection",
+    "Part",
     "Ramp",
     "SchemaFormat",
     "SchemaRegistry",

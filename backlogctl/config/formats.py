@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -76,6 +76,12 @@ class SchemaFormat(Section):
         serialization_alias="schema",
         description="A file with the schema, instead of a registry.",
     )
+    schema_id: SchemaKey = Field(
+        default="auto",
+        description="Of what is rebuilt: `auto`, that of the messages beside the loss, or a number "
+        "(or GUID) of the registry. With `schema`: the number of this file; messages that name "
+        "another are not decoded.",
+    )
     message: Text | None = Field(
         default=None,
         description="Protobuf: the message's full name, where the file has several; without it "
@@ -104,11 +110,6 @@ class Encoded(SchemaFormat):
         default=None,
         description="An SQL expression: a `named_struct(...)` of the fields, or, where the schema "
         "is no record, its value.",
-    )
-    schema_id: SchemaKey = Field(
-        default="auto",
-        description="`auto`: that of the messages beside the loss. Else the schema of what is "
-        "rebuilt, by its number (or GUID) in the registry.",
     )
     subject: Text | None = Field(
         default=None,
@@ -172,3 +173,38 @@ class ReadFormats(Section):
 
     key: ReadFormat | None = Field(default=None, description="Of the keys.")
     value: ReadFormat | None = Field(default=None, description="Of the values.")
+
+
+Part = Literal["key", "value"]
+
+
+class _Made(Protocol):
+    """How messages are made from rows."""
+
+    @property
+    def key(self) -> Any: ...
+
+    @property
+    def value(self) -> Any: ...
+
+
+def find_formats(
+    made: _Made | None, read: ReadFormats | None
+) -> dict[Part, tuple[str, SchemaFormat]]:
+    """The parts of messages that have a schema: the format's name, and what is said of it.
+
+    Raises:
+        ValueError: both say it.
+    """
+    found: dict[Part, tuple[str, SchemaFormat]] = {}
+    parts: tuple[Part, ...] = ("key", "value")
+    for part in parts:
+        own = None if made is None else getattr(made, part)
+        said: ReadFormat | None = None if read is None else getattr(read, part)
+        if own is not None and said is not None:
+            raise ValueError(f"`formats.{part}` does not go with `source`, which says it")
+        if own is not None and own.encoded:
+            found[part] = own.encoded
+        elif said is not None:
+            found[part] = said.named
+    return found

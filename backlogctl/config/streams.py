@@ -24,7 +24,7 @@ from backlogctl.config.base import (
     fail_at,
 )
 from backlogctl.config.consumers import Consumers, Expand
-from backlogctl.config.formats import Formats, ReadFormats, SchemaFormat
+from backlogctl.config.formats import Formats, Part, ReadFormats, SchemaFormat, find_formats
 from backlogctl.config.sections import Positive
 from backlogctl.values import DiskFloor
 from backlogctl_delivery import stamps
@@ -578,18 +578,15 @@ class Stream(Section):
             return value
         return {**value, "source": expand_outbox(value.get("topic"), source)}
 
+    @model_validator(mode="after")
+    def _check_formats(self) -> Stream:
+        self.part_formats  # noqa: B018 - it refuses what contradicts itself
+        return self
+
     @property
-    def part_formats(self) -> dict[Literal["key", "value"], tuple[str, SchemaFormat]]:
+    def part_formats(self) -> Mapping[Part, tuple[str, SchemaFormat]]:
         """The parts of its messages that have a schema: the format's name, and what is said."""
-        found: dict[Literal["key", "value"], tuple[str, SchemaFormat]] = {}
-        for part in ("key", "value"):
-            made = None if self.source is None else getattr(self.source.message, part)
-            read = None if self.formats is None else getattr(self.formats, part)
-            if made is not None and made.encoded is not None:
-                found[part] = made.encoded
-            elif read is not None:
-                found[part] = read.named
-        return found
+        return find_formats(None if self.source is None else self.source.message, self.formats)
 
     def fingerprint(self) -> dict[str, Any]:
         """What the plan records of the stream: plain JSON, with the file's keys, no secrets."""

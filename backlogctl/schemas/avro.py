@@ -26,6 +26,8 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _EXACT = Context(prec=1000, traps=[Inexact, InvalidOperation])
 _RANGES = {"int": 2**31, "long": 2**63}
 _NAMED = ("record", "error", "enum", "fixed")
+# What libraries raise of JSON that is no schema.
+_NO_SCHEMA = (ValueError, TypeError, LookupError, AttributeError)
 
 
 class AvroCodec:
@@ -41,13 +43,14 @@ class AvroCodec:
             for _, text in schema.references:
                 fastavro.parse_schema(json.loads(text), named)
             self._schema = fastavro.parse_schema(json.loads(schema.text), named)
-        except (ValueError, SchemaParseException) as error:
+            self._named = named
+            self._made: dict[str, Convert] = {}
+            self._convert = self._compile(self._schema, "")
+        except (*_NO_SCHEMA, SchemaParseException) as error:
             raise ConfigurationError(
-                f"the schema is no Avro that can be read: {error}", subject="schema"
+                f"the schema is no Avro that can be read: {type(error).__name__} {error}".strip(),
+                subject="schema",
             ) from None
-        self._named = named
-        self._made: dict[str, Convert] = {}
-        self._convert = self._compile(self._schema, "")
 
     @property
     def required(self) -> frozenset[str]:
@@ -98,7 +101,7 @@ class AvroCodec:
         try:
             fastavro.schemaless_writer(buffer, self._schema, datum)
         except (ValueError, TypeError, OverflowError, KeyError) as error:
-            raise Unfit(f"the schema does not take it: {error}") from None
+            raise Unfit(f"the schema does not take it ({type(error).__name__})") from None
         return buffer.getvalue()
 
     def decode(self, raw: bytes) -> Any:
@@ -162,6 +165,7 @@ class AvroCodec:
 
     def _compile_record(self, schema: Mapping[str, Any], path: str) -> Convert:
         fields = []
+        known = frozenset(one["name"] for one in schema["fields"])
         for one in schema["fields"]:
             name = one["name"]
             here = f"{path}.{name}" if path else name
@@ -173,6 +177,8 @@ class AvroCodec:
             if not isinstance(value, Mapping):
                 raise _unfit(path, value, "a record")
             datum = {}
+            if strange := [name for name in value if name not in known]:
+                raise Unfit(f"field {path + '.' if path else ''}{strange[0]}: the schema has none")
             for name, here, made, has_default, default in fields:
                 if name in value:
                     datum[name] = made(value[name])
@@ -198,11 +204,14 @@ class AvroCodec:
 
             return convert_one
         names = [one.get("name", one["type"]) if isinstance(one, dict) else one for one in others]
+        ways = list(zip(names, made, strict=True))
+        # Text that looks like a number, too, is text where the schema has that.
+        of_text = sorted(ways, key=lambda way: way[0] != "string")
 
         def convert(value: Any) -> Any:
             if value is None and takes_null:
                 return None
-            for name, one in zip(names, made, strict=True):
+            for name, one in of_text if isinstance(value, str) else ways:
                 try:
                     found = one(value)
                 except Unfit:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
-from backlogctl.config import SchemaFormat, SchemaRegistry, Stream
-from backlogctl.errors import BacklogError
+from backlogctl.config import Part, SchemaFormat, SchemaRegistry, Stream
+from backlogctl.errors import BacklogError, ConfigurationError
 from backlogctl.extras import explain_import
 from backlogctl.json_text import write_json
 from backlogctl.schemas.frames import Frame, Unreadable, find_frame_header, read_frame
-from backlogctl.schemas.registry import RegistryFailure, SchemaStore, WriterSchema
+from backlogctl.schemas.registry import SchemaStore, UnknownSchema, WriterSchema
 from backlogctl.schemas.shapes import TEXT, Shape, merge_shapes
 
-Part = Literal["key", "value"]
 AVRO, PROTOBUF, JSON_SCHEMA = "avro", "protobuf", "json_schema"
 
 
@@ -151,6 +150,13 @@ class StreamFormat:
         self.store = SchemaStore(kind, said, registries)
         self._prepared: dict[int | UUID, PreparedSchema] = {}
 
+    @property
+    def is_named(self) -> bool:
+        """Whether names of fields are the producer's: JSON has them, a registry knows them; a file
+        that is taken for every schema may call a field by another's name."""
+        is_guessed = self.said.schema_file is not None and self.said.schema_id == "auto"
+        return self.kind == JSON_SCHEMA or not is_guessed
+
     def read_frame(self, raw: bytes, header: bytes | None = None) -> Frame:
         """The frame of a value or key.
 
@@ -173,16 +179,17 @@ class StreamFormat:
         """Of messages with these schemas; one that is none, or nowhere, is not known to it.
 
         Raises:
-            RegistryFailure: the registry does not answer.
+            RegistryFailure: the registry does not answer, or lets nobody in.
+            BacklogError: why none of them is a schema of this format.
         """
+        failed: BacklogError | None = None
         for schema_id in schema_ids:
             try:
                 self.prepare(schema_id)
-            except RegistryFailure as error:
-                if error.retryable:
-                    raise
-            except BacklogError:
-                continue
+            except (UnknownSchema, ConfigurationError) as error:
+                failed = error
+        if failed is not None and not self._prepared:
+            raise failed
         return self._decoder()
 
     def decode(self, raw: bytes, header: bytes | None = None) -> str:
@@ -218,10 +225,12 @@ def list_formats(
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A key or value for people: its JSON, or None; `told` is its schema, or why there is none."""
+    """A key or value for people: its JSON, or None; `told` is its schema, or why there is none.
+    `is_named`: its fields have the names that its producer meant."""
 
     text: str | None
     told: str
+    is_named: bool = True
 
 
 @dataclass(slots=True)
@@ -248,7 +257,7 @@ class PartDecoder:
             return Decoded(None, self._failed[asked])
         try:
             its.prepare(frame.schema_id)
-            return Decoded(its.decode(raw, header), frame.describe())
+            return Decoded(its.decode(raw, header), frame.describe(), its.is_named)
         except Unreadable as error:
             return Decoded(None, f"not decoded: {error}")
         except (BacklogError, ImportError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import date, datetime
@@ -34,14 +35,14 @@ class JsonCodec:
 
     def __init__(self, schema: WriterSchema, *, spaced: bool) -> None:
         try:
-            main = json.loads(schema.text)
+            main = _read(schema.text)
             kind = validator_for(main)
             kind.check_schema(main)
             others: Registry[Any] = Registry().with_resources(
-                (name, Resource.from_contents(json.loads(text), default_specification=DRAFT7))
+                (name, Resource.from_contents(_read(text), default_specification=DRAFT7))
                 for name, text in schema.references
             )
-        except (ValueError, SchemaError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, SchemaError) as error:
             told = str(error).partition("\n")[0]
             raise ConfigurationError(
                 f"the schema is no JSON Schema: {told}", subject="schema"
@@ -67,16 +68,15 @@ class JsonCodec:
             Unfit: names the field that the schema does not take.
         """
         if isinstance(value, str):
-            text = value
             try:
-                plain = json.loads(text)
+                plain = json.loads(value)
             except ValueError:
                 raise Unfit("the value: is no JSON") from None
-        else:
-            plain = _to_plain(value)
-            text = _write(plain, spaced=self._spaced)
-        self._check(plain)
-        return text.encode()
+            self._check(_to_checked(plain))
+            return value.encode()
+        plain = _to_plain(value)
+        self._check(_to_checked(plain))
+        return _write(plain, spaced=self._spaced).encode()
 
     def decode(self, raw: bytes) -> Any:
         """The value as it is written: numbers are `Number`, objects `Members`.
@@ -100,6 +100,8 @@ class JsonCodec:
             error = best_match(self._validator.iter_errors(plain))
         except Unresolvable:
             raise Unfit("the schema refers to one that its registry does not name") from None
+        except (ArithmeticError, TypeError, RecursionError) as failure:
+            raise Unfit(f"the schema does not take it ({type(failure).__name__})") from None
         assert error is not None
         place = ".".join(str(part) for part in error.absolute_path)
         # Its message quotes the value, which is data.
@@ -108,6 +110,10 @@ class JsonCodec:
             lacking = [one for one in error.validator_value if one not in error.instance]
             raise Unfit(f"field {'.'.join(filter(None, (place, lacking[0])))}: the row has none")
         raise Unfit(f"{name}: the schema's `{error.validator}` does not take it")
+
+
+def _read(text: str) -> Any:
+    return json.loads(text, parse_float=Decimal)
 
 
 _PLAIN = {"integer": "decimal(38,0)", "number": "double", "boolean": "boolean"}
@@ -138,15 +144,27 @@ def _to_plain(value: Any) -> Any:
             return b64encode(value).decode()
         case datetime() | date():
             return value.isoformat()
+        case float() if not math.isfinite(value):
+            raise Unfit("a number: it is not finite, and JSON has no such")
+    return value
+
+
+def _to_checked(value: Any) -> Any:
+    """As the validator knows it: a decimal without digits behind its point is a whole number."""
+    match value:
+        case Mapping():
+            return {name: _to_checked(item) for name, item in value.items()}
+        case list():
+            return [_to_checked(item) for item in value]
+        case float():
+            return Decimal(repr(value))
+        case Decimal() if value == value.to_integral_value():
+            return int(value)
     return value
 
 
 def _write(value: Any, *, spaced: bool) -> str:
     comma, colon = (", ", ": ") if spaced else (",", ":")
-    try:
-        return json.dumps(value, ensure_ascii=spaced, separators=(comma, colon))
-    except TypeError:  # it holds decimals, which keep their digits
-        pass
     match value:
         case Mapping():
             inside = comma.join(
@@ -156,6 +174,12 @@ def _write(value: Any, *, spaced: bool) -> str:
             return f"{{{inside}}}"
         case list():
             return f"[{comma.join(_write(item, spaced=spaced) for item in value)}]"
-        case Decimal():
+        case Decimal():  # keeps its digits
             return format(value, "f")
+        case float() if not spaced and value and not 1e-3 <= abs(value) < 1e7:
+            # 1.0E7, 10000000.0, 10000000: as many ways as languages, and survivors may lack them.
+            raise Unfit(
+                "a number: languages write one below 0.001, or from ten million on, in different "
+                "ways; let `sql` make the text of the JSON, or give a decimal"
+            )
     return json.dumps(value, ensure_ascii=spaced)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -135,9 +137,9 @@ def _run_protoc(schema: WriterSchema) -> bytes:
             timeout=_COMPILE_SECONDS,
         )
         if done.returncode:
-            told = done.stderr.strip().replace(_MAIN, "line").splitlines()
+            told = re.findall(rf"{re.escape(_MAIN)}:(\d.*)", done.stderr) or [done.stderr.strip()]
             raise ConfigurationError(
-                f"protoc does not take the schema: {told[0] if told else 'it says nothing'}",
+                f"protoc does not take the schema: {told[0] or 'it says nothing'}",
                 subject="schema",
                 hint="what it imports must be a reference of it in the registry",
             )
@@ -205,7 +207,7 @@ class ProtobufCodec:
         try:
             made: bytes = self._class(**fields).SerializeToString(deterministic=True)
         except (ValueError, TypeError, OverflowError, EncodeError) as error:
-            raise Unfit(f"the schema does not take it: {error}") from None
+            raise Unfit(f"the schema does not take it ({type(error).__name__})") from None
         return made
 
     def decode(self, raw: bytes) -> Any:
@@ -215,12 +217,16 @@ class ProtobufCodec:
         Raises:
             Unreadable
         """
-        return json_format.MessageToDict(
-            self._read(raw),
-            always_print_fields_with_no_presence=True,
-            preserving_proto_field_name=True,
-            descriptor_pool=self._type.file.pool,
-        )
+        try:
+            return json_format.MessageToDict(
+                self._read(raw),
+                always_print_fields_with_no_presence=True,
+                preserving_proto_field_name=True,
+                descriptor_pool=self._type.file.pool,
+            )
+        # An `Any` of a type that is not known, a time out of range.
+        except (json_format.Error, TypeError, ValueError) as error:
+            raise Unreadable(f"it has no JSON: {type(error).__name__}") from None
 
     def encode_again(self, raw: bytes) -> bytes:
         """What this library writes for the same message."""
@@ -276,7 +282,10 @@ class ProtobufCodec:
             numbers = {one.name: one.number for one in choice.values}
             return _guard(lambda value: numbers[value] if isinstance(value, str) else value,
                           path, f"a symbol of {choice.name}")  # fmt: skip
-        read, wanted = _SCALARS[field.cpp_type], _NAMES[field.cpp_type]
+        wanted = _NAMES[field.cpp_type]
+        if (within := _WHOLES.get(field.cpp_type)) is not None:
+            return _guard(partial(_read_whole, within=within), path, wanted)
+        read = _SCALARS[field.cpp_type]
         if field.type == FieldDescriptor.TYPE_BYTES:
             read, wanted = _read_bytes, "bytes"
         return _guard(read, path, wanted)
@@ -286,11 +295,9 @@ def _make_message(fields: Mapping[str, Convert], kind: Descriptor, path: str) ->
     def convert(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise _unfit(path, value, kind.name)
-        made = {}
-        for name, item in value.items():
-            if item is not None and (one := fields.get(name)) is not None:
-                made[name] = one(item)
-        return made
+        if strange := [name for name in value if name not in fields]:
+            raise Unfit(f"field {path + '.' if path else ''}{strange[0]}: the schema has none")
+        return {name: fields[name](item) for name, item in value.items() if item is not None}
 
     return convert
 
@@ -355,12 +362,15 @@ def _guard(read: Convert, path: str, wanted: str) -> Convert:
     return convert
 
 
-def _read_whole(value: Any) -> int:
+def _read_whole(value: Any, within: tuple[int, int]) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str | Decimal):
         raise TypeError
     if isinstance(value, Decimal) and value != value.to_integral_value():
         raise ValueError
-    return int(value)
+    number, (least, most) = int(value), within
+    if not least <= number <= most:
+        raise ValueError
+    return number
 
 
 def _read_real(value: Any) -> float:
@@ -423,14 +433,13 @@ _WRAPPERS = frozenset(
         *("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes"),
     )
 )
-_WHOLES = (
-    FieldDescriptor.CPPTYPE_INT32,
-    FieldDescriptor.CPPTYPE_INT64,
-    FieldDescriptor.CPPTYPE_UINT32,
-    FieldDescriptor.CPPTYPE_UINT64,
-)
+_WHOLES: Mapping[int, tuple[int, int]] = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
 _SCALARS: Mapping[int, Convert] = {
-    **dict.fromkeys(_WHOLES, _read_whole),
     FieldDescriptor.CPPTYPE_DOUBLE: _read_real,
     FieldDescriptor.CPPTYPE_FLOAT: _read_real,
     FieldDescriptor.CPPTYPE_BOOL: _read_bool,
@@ -447,7 +456,10 @@ _SHAPES: Mapping[int, Shape] = {
     FieldDescriptor.CPPTYPE_BOOL: "boolean",
 }
 _NAMES: Mapping[int, str] = {
-    **dict.fromkeys(_WHOLES, "a whole number"),
+    FieldDescriptor.CPPTYPE_INT32: "a whole number of 32 bits",
+    FieldDescriptor.CPPTYPE_INT64: "a whole number of 64 bits",
+    FieldDescriptor.CPPTYPE_UINT32: "a whole number of 32 bits, none below 0",
+    FieldDescriptor.CPPTYPE_UINT64: "a whole number of 64 bits, none below 0",
     FieldDescriptor.CPPTYPE_DOUBLE: "a number",
     FieldDescriptor.CPPTYPE_FLOAT: "a number",
     FieldDescriptor.CPPTYPE_BOOL: "true or false",

@@ -22,6 +22,10 @@ class RegistryFailure(BacklogError):
     code = "registry"
 
 
+class UnknownSchema(RegistryFailure):
+    """It answers, and has no schema of this id and format."""
+
+
 @dataclass(frozen=True, slots=True)
 class WriterSchema:
     """A schema that messages were written with.
@@ -58,7 +62,13 @@ class RegistryReader:
         if section.ca is not None:
             conf["ssl.ca.location"] = str(section.ca)
         # Of this client nothing is called but what reads.
-        self._client = SchemaRegistryClient.new_client(conf)
+        try:
+            self._client = SchemaRegistryClient.new_client(conf)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{section.ca} is no file of certificates ({type(error).__name__})",
+                subject=f"registries.{name}.ca",
+            ) from None
         self._known: dict[int | UUID, WriterSchema] = {}
 
     def read_schema(self, schema_id: int | UUID, kind: str) -> WriterSchema:
@@ -78,7 +88,7 @@ class RegistryReader:
                 raise TypeError("no text of a schema")
         its = found.schema_type or "AVRO"
         if its != _TYPES[kind]:
-            raise RegistryFailure(
+            raise UnknownSchema(
                 f"schema {schema_id} is {its}, and the stream says {kind}",
                 subject=self._subject,
                 hint="correct the format in `message`",
@@ -91,7 +101,7 @@ class RegistryReader:
 
     def list_older(self, subject: str, schema_id: int | UUID) -> tuple[int, ...] | None:
         """Ids of the subject's versions before that of the schema, deleted ones too; None where
-        the subject is not there, or has not this schema."""
+        the subject is not there, has not this schema, or lacks versions before it."""
         from confluent_kafka.schema_registry import SchemaRegistryError
 
         with self._asking(f"list the versions of {subject}"):
@@ -104,7 +114,8 @@ class RegistryReader:
                 raise
         names = [{one.schema_id, UUID(one.guid) if one.guid else None} for one in found]
         at = next((n for n, these in enumerate(names) if schema_id in these), None)
-        if at is None:
+        # Versions are numbered from 1 on: a number that is missing was deleted for good.
+        if at is None or versions[at] != at + 1:
             return None
         return tuple(one.schema_id for one in found[:at] if one.schema_id is not None)
 
@@ -125,7 +136,8 @@ class RegistryReader:
         try:
             yield
         except SchemaRegistryError as error:
-            raise RegistryFailure(
+            kind = UnknownSchema if error.http_status_code == 404 else RegistryFailure
+            raise kind(
                 f"could not {doing}: {error.error_message} (HTTP {error.http_status_code})",
                 subject=self._subject,
                 hint="check its URL and login, and that it is the producers' registry",
@@ -163,12 +175,18 @@ class SchemaStore:
     _registry: RegistryReader | None = field(default=None, init=False)
 
     def read_schema(self, schema_id: int | UUID) -> WriterSchema:
-        """The schema of this id; the file's, whatever the id, where one is configured.
+        """The schema of this id; the file's, where one is configured: of any id, unless
+        `schema_id` says which is its own.
 
         Raises:
             RegistryFailure, ConfigurationError.
         """
         if self.said.schema_file is not None:
+            if self.said.schema_id not in ("auto", schema_id):
+                raise UnknownSchema(
+                    f"schema {schema_id} is not this file's, which is {self.said.schema_id}",
+                    subject=str(self.said.schema_file),
+                )
             return WriterSchema(self.name, _read_file(self.said.schema_file))
         return self.open().read_schema(schema_id, self.name)
 

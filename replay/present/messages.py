@@ -185,7 +185,9 @@ def show_part(
             the same, and is not open.
     """
     if decoded is not None and raw is not None and not hides:
-        shown = _show_bytes(raw, decoded.text, mask, is_open=False)
+        # Names that are not sure hide nothing.
+        text = decoded.text if decoded.is_named or not mask.fields else None
+        shown = _show_bytes(raw, text, mask, is_open=False)
         return replace(shown, told=decoded.told)
     if raw is None:
         return Shown(Form.NULL, "", None)

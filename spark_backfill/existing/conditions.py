@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from backlogctl.config import SchemaRegistry, Stream
+from backlogctl.config import Part, SchemaRegistry, Stream
 from backlogctl.errors import UsageError
-from backlogctl.schemas.codecs import Part, StreamFormat, list_formats
+from backlogctl.schemas.codecs import StreamFormat, list_formats
 from backlogctl.spark_backfill.existing.decoding import TEXTS, Readable, add_texts, read_fields
 from backlogctl.spark_backfill.existing.messages import COLUMNS, ORIGINALS_SCHEMA
 from backlogctl.spark_backfill.failures import find_condition, find_first_cause
@@ -53,7 +53,9 @@ def list_decoded(
     """The parts with a schema that the expression speaks of."""
     found = list_formats(stream, registries)
     return {
-        part: its for part, its in found.items() if re.search(rf"\b`?{part}(_json)?`?\b", where)
+        part: its
+        for part, its in found.items()
+        if re.search(rf"\b`?{part}(_json)?`?\b", where, re.I)
     }
 
 
@@ -66,20 +68,21 @@ def select_where(
     """Messages for which the expression is true; NULL is not.
 
     Args:
-        readable: parts that have a schema; one that cannot be decoded is NULL.
-        seen: gets the count of messages with such a part, as `UNDECODED`.
+        readable: parts that have a schema; a message with one that cannot be decoded is not taken,
+            whatever the expression says of NULL.
+        seen: gets the count of these, as `UNDECODED`.
     """
     if not where:
         return frame
     if not readable:
         return _view(frame).where(where).select(f"{_WHOLE}.*")
     read = add_texts(frame, {part: one.decoder for part, one in readable.items()})
+    lacking = F.lit(False)
+    for part in readable:
+        lacking = lacking | (F.col(part).isNotNull() & F.col(TEXTS[part]).isNull())
     if seen is not None:
-        lacking = F.lit(False)
-        for part in readable:
-            lacking = lacking | (F.col(part).isNotNull() & F.col(TEXTS[part]).isNull())
         read = read.observe(seen, F.count_if(lacking).alias(UNDECODED))
-    return _view(read, readable).where(where).select(f"{_WHOLE}.*")
+    return _view(read.where(~lacking), readable).where(where).select(f"{_WHOLE}.*")
 
 
 def check_where(

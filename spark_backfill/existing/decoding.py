@@ -10,7 +10,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from backlogctl.schemas.codecs import Decoder, Part, StreamFormat
+from backlogctl.config import Part
+from backlogctl.schemas.codecs import Decoder, StreamFormat
 from backlogctl.schemas.frames import (
     KEY_HEADER,
     LEADS,
@@ -48,10 +49,11 @@ def find_readable(frame: DataFrame, formats: Mapping[Part, StreamFormat]) -> dic
         RegistryFailure: a registry does not answer.
     """
     found = {}
+    leads = frame.select(*(_read_lead(part).alias(part) for part in formats)).distinct()
+    rows = leads.limit(_MOST_SCHEMAS).collect()
     for part, its in formats.items():
-        rows = frame.select(_read_lead(part).alias("lead")).distinct().limit(_MOST_SCHEMAS)
-        leads = [bytes(row.lead) for row in rows.collect() if row.lead is not None]
-        ids = [one for lead in sorted(leads) if (one := read_schema_id(lead)) is not None]
+        named = sorted({bytes(row[part]) for row in rows if row[part] is not None})
+        ids = [one for lead in named if (one := read_schema_id(lead)) is not None]
         decoder = its.make_decoder(ids)
         found[part] = Readable(decoder, decoder.find_shape())
     return found

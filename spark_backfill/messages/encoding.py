@@ -13,13 +13,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812
 
 from backlogctl.clock import Deadline
-from backlogctl.config import Encoded, SchemaRegistry, Stream
+from backlogctl.config import Encoded, Part, SchemaRegistry, Stream
 from backlogctl.errors import BacklogError, ConfigurationError, Refused
 from backlogctl.formats import format_plural
 from backlogctl.kafka.peek import peek_at
 from backlogctl.schemas.codecs import (
     PROTOBUF,
-    Part,
     PreparedSchema,
     StreamFormat,
     list_formats,
@@ -102,6 +101,14 @@ class Encoder:
                 subject=subject,
                 hint="name it in `columns`, or make it by `sql`",
             )
+        # JSON Schema may take more than it names.
+        known = codec.shape if self.format.kind != "json_schema" else ()
+        if isinstance(known, Mapping) and (strange := [one for one in names if one not in known]):
+            raise ConfigurationError(
+                f"schema {self.frame.schema_id} has no field {strange[0]}",
+                subject=subject,
+                hint=f"its fields are {', '.join(known)}",
+            )
 
 
 def render_row(encoded: Encoded) -> str:
@@ -179,6 +186,7 @@ def _choose(
     early, late = (_read_frames(part, its, side, subject) for side in (before, after))
     shown = list(dict.fromkeys(frame for frame in (*early, *late) if frame is not None))
     ids = list(dict.fromkeys(frame.schema_id for frame in shown))
+    _require_one_form(shown, encoded, subject)
     fixed, unsure = encoded.schema_id, ""
     if fixed == "auto":
         if not ids:
@@ -204,9 +212,29 @@ def _choose(
         unsure = f"schema {schema_id} of the {part}s is said by the configuration, and {told}"
     elif None in early:
         unsure = _find_doubt(part, its, encoded, stream, schema_id)
+    elif None in late:
+        unsure = (
+            f"no {part} behind the loss survives: the last lost ones may have had a newer schema"
+        )
     frame = _make_frame(schema_id, shown, its, subject)
     made = Encoder(part, its, encoded, its.prepare(schema_id), frame, unsure)
     return _name_type(made)
+
+
+def _require_one_form(shown: Sequence[Frame], encoded: Encoded, subject: str) -> None:
+    """Which of several each lost message had, nothing tells."""
+    is_named = encoded.message is not None
+    forms = {
+        replace(one, schema_id=0, indexes=() if is_named else one.indexes): one for one in shown
+    }
+    if len(forms) > 1:
+        told = " and ".join(one.describe() for one in forms.values())
+        raise Refused(
+            f"messages beside the loss are framed in several ways: {told}",
+            subject=subject,
+            hint="producers of several kinds write this topic: rebuild what each of them lost as a "
+            "stream of its own, with `where` and, of Protobuf, `message`",
+        )
 
 
 def _read_frames(
@@ -244,8 +272,9 @@ def _find_doubt(
     older = its.store.open().list_older(subject, schema_id)
     if older is None:
         return (
-            f"no {part} before the loss survives, and the registry has no subject {subject} with "
-            f"schema {schema_id} (`subject` names another)"
+            f"no {part} before the loss survives, and the registry does not tell all that "
+            f"{subject} had before schema {schema_id}: it has no such subject (`subject` names "
+            "another), or versions were deleted for good"
         )
     if not older:
         return ""
@@ -373,29 +402,42 @@ def share_by_schema(
         messages: identity, value and headers.
     """
     encoder = encoders.get("value")
+    if encoder is None:
+        if messages:
+            yield [identity for identity, _, _ in messages], encoders
+        return
     shared: dict[Frame | None, list[bytes]] = {}
     for identity, value, headers in messages:
-        frame = None if encoder is None else encoder.find_frame(value, headers)
-        shared.setdefault(frame, []).append(identity)
+        shared.setdefault(encoder.find_frame(value, headers), []).append(identity)
+    # What cannot be had is compared with the plan's own schema, and differs by that.
+    rest: list[bytes] = []
     commonest = sorted(shared, key=lambda frame: -len(shared[frame]))
     for number, frame in enumerate(commonest):
-        its = encoders
-        # What cannot be had is compared with the plan's own schema, and differs by that.
-        if encoder is not None and frame not in (None, encoder.frame) and number < _MOST_SCHEMAS:
-            assert frame is not None
+        made = None
+        if frame is not None and frame != encoder.frame and number < _MOST_SCHEMAS:
             with suppress(BacklogError):
-                its = {**encoders, "value": encoder.with_frame(frame)}
-        yield shared[frame], its
+                made = encoder.with_frame(frame)
+        if made is None:
+            rest += shared[frame]
+        else:
+            yield shared[frame], {**encoders, "value": made}
+    if rest:
+        yield rest, encoders
 
 
 def count_returns(messages: Iterable[LogMessage], encoders: Mapping[Part, Encoder]) -> int:
-    """How often a value's schema comes back in a partition after another one was there: producers
-    of several releases write at the same time, so neighbours do not tell what lay between them."""
-    encoder, found = encoders.get("value"), 0
-    last: dict[int, Frame] = {}
+    """How often a schema comes back in a partition after another one was there: producers of
+    several releases write at the same time, so neighbours do not tell what lay between them."""
+    in_order = sorted(messages, key=lambda one: (one.partition, one.offset))
+    return sum(_count_returns(in_order, encoder) for encoder in encoders.values())
+
+
+def _count_returns(in_order: Iterable[LogMessage], encoder: Encoder) -> int:
+    found, last = 0, dict[int, Frame]()
     left: set[tuple[int, Frame]] = set()
-    for one in sorted(messages, key=lambda one: (one.partition, one.offset)):
-        frame = None if encoder is None else encoder.find_frame(one.value, one.headers)
+    for one in in_order:
+        raw = one.key if encoder.part == "key" else one.value
+        frame = encoder.find_frame(raw, one.headers)
         if frame is None or frame == last.get(one.partition):
             continue
         if one.partition in last:
@@ -415,8 +457,8 @@ def describe_unsure(encoders: Iterable[Encoder], returns: int) -> str:
     if returns:
         told.append(
             "producers with several schemas write at the same time: in a sample of survivors a "
-            f"value's schema comes back after another one {format_plural(returns, 'time')}, so "
-            "which one each lost message had is not known"
+            f"schema comes back after another one {format_plural(returns, 'time')}, so which one "
+            "each lost message had is not known"
         )
     return "; ".join(told)
 

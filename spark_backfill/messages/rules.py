@@ -17,9 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from backlogctl.clock import format_time
-from backlogctl.config import Expr, Stream, StreamSource
+from backlogctl.config import Expr, Part, Stream, StreamSource
 from backlogctl.errors import ConfigurationError
-from backlogctl.schemas.codecs import Part
 from backlogctl.spark_backfill.failures import find_first_cause
 from backlogctl.spark_backfill.messages.encoding import (
     ROWS,

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from confluent_kafka.schema_registry import (
@@ -24,9 +26,16 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pydantic import SecretStr
 
-from backlogctl.config import Encoded, SchemaRegistry
+from backlogctl.config import Encoded, SchemaFormat, SchemaRegistry
 from backlogctl.errors import ConfigurationError
-from backlogctl.schemas.codecs import PreparedSchema, StreamFormat, open_codec, prepare_schema
+from backlogctl.replay.present.messages import Form, Mask, show_part
+from backlogctl.schemas.codecs import (
+    PartDecoder,
+    PreparedSchema,
+    StreamFormat,
+    open_codec,
+    prepare_schema,
+)
 from backlogctl.schemas.frames import (
     GLUE,
     Frame,
@@ -131,7 +140,7 @@ def make_row(seed: int) -> Row:
     return {
         "id": rng.choice([0, -1, 63, 64, 2**63 - 1, -(2**63), rng.randrange(10**9)]),
         "small": rng.randrange(-(2**31), 2**31) if full else None,
-        "ratio": rng.uniform(-1e9, 1e9),
+        "ratio": rng.uniform(-1e9, 1e9) if seed % 2 else rng.uniform(-999, 999),
         "price": float(rng.randrange(10**6)) / 8,
         "amount": Decimal(rng.randrange(-(10**18), 10**18)).scaleb(-scale),
         "fixed": Decimal(rng.randrange(-(10**15), 10**15)).scaleb(-2),
@@ -291,7 +300,14 @@ def test_rows_become_the_producers_bytes_and_back(world: World) -> None:
         codec = open_codec(
             opened.prepare(frame.schema_id), indexes=frame.indexes, spaced=world.spaced
         )
-        made = frame.wrap(codec.encode(as_source(world.cut(row))))
+        given = as_source(world.cut(row))
+        if (
+            world.kind == "json_schema"
+            and not world.spaced
+            and not 1e-3 < abs(row["ratio"] or 1) < 1e7
+        ):
+            continue  # refused: languages differ
+        made = frame.wrap(codec.encode(given))
         assert made == theirs, f"seed {seed}"
         shown = json.loads(opened.decode(theirs))
         assert str(shown.get("id", 0)) == str(row["id"])
@@ -414,3 +430,124 @@ def test_what_is_no_registry_is_told(status: int, body: bytes, told: str) -> Non
     assert caught.value.subject == "registry main"
     assert not caught.value.retryable
     assert "hunter2" not in str(caught.value)
+
+
+def make_codec(kind: str, text: str) -> Any:
+    return open_codec(
+        prepare_schema(WriterSchema(kind, text)), indexes=(0,) if kind == "protobuf" else ()
+    )
+
+
+UNION = json.dumps(
+    {"type": "record", "name": "U", "fields": [{"name": "u", "type": ["null", "long", "string"]}]}
+)
+LIMITED = 'syntax = "proto3"; import "google/protobuf/any.proto"; message M { int32 a = 1; uint64 b = 2; google.protobuf.Any c = 3; }'
+NUMBERS = json.dumps(
+    {"properties": {"a": {"type": "number", "multipleOf": 0.01}, "n": {"type": "integer"}}}
+)
+
+
+def test_text_is_text_where_a_union_has_both() -> None:
+    codec = make_codec("avro", UNION)
+    assert [codec.decode(codec.encode({"u": one})) for one in ("0012", 12, None)] == [
+        {"u": "0012"},
+        {"u": 12},
+        {"u": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "row", "told"),
+    [
+        ("avro", UNION, {"u": 1, "typo": 2}, "field typo: the schema has none"),
+        ("protobuf", LIMITED, {"typo": 2}, "field typo: the schema has none"),
+        ("protobuf", LIMITED, {"a": 3_000_000_000}, "field a: the schema has a whole number of 32"),
+        ("protobuf", LIMITED, {"b": -1}, "field b: the schema has a whole number of 64 bits, none"),
+        ("json_schema", NUMBERS, {"a": Decimal("1.234")}, "field a: the schema's `multipleOf`"),
+        ("json_schema", NUMBERS, {"a": float("nan")}, "it is not finite"),
+        ("json_schema", NUMBERS, {"a": 1.5e300}, "the schema does not take it"),
+    ],
+)
+def test_what_does_not_fit_is_told_without_its_value(
+    kind: str, text: str, row: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(Unfit, match=told) as caught:
+        make_codec(kind, text).encode(row)
+    assert "3000000000" not in str(caught.value)
+
+
+def test_numbers_of_json_are_written_where_all_write_them_alike() -> None:
+    text = json.dumps({"type": "object"})
+    plain = make_codec("json_schema", text)
+    assert (
+        plain.encode({"b": 0.5, "e": Decimal("12.50"), "f": 100.0})
+        == b'{"b":0.5,"e":12.50,"f":100.0}'
+    )
+    for number in (1e7, -12345678.0, 1e-5):
+        with pytest.raises(Unfit, match="in different ways"):
+            plain.encode({"a": number})
+    spaced = open_codec(prepare_schema(WriterSchema("json_schema", text)), spaced=True)
+    assert spaced.encode({"a": 1e7}) == b'{"a": 10000000.0}'
+    whole = {"a": Decimal("12.34"), "n": Decimal(5)}
+    assert make_codec("json_schema", NUMBERS).encode(whole) == b'{"a":12.34,"n":5}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *(("avro", text) for text in ("", "5", "null", "{}", '{"type": "array"}')),
+        *(("json_schema", text) for text in ("", "5", "null", '{"$schema": 5}')),
+        *(("protobuf", text) for text in ("", "5", "message {")),
+    ],
+)
+def test_what_is_no_schema_is_told(kind: str, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make_codec(kind, text)
+    assert "WARNING" not in str(caught.value)
+
+
+def test_a_type_that_nobody_knows_is_unreadable() -> None:
+    raw = b"\x1a\x08\x0a\x06a.b/Gone"[:2] + b"\x0a\x06b/Gone"
+    with pytest.raises(Unreadable, match="it has no JSON"):
+        make_codec("protobuf", LIMITED).decode(raw)
+
+
+def test_a_file_is_one_schema(tmp_path: Path) -> None:
+    """Of another one it may call a field by another's name: a mask would show what it hides."""
+    file = tmp_path / "order.avsc"
+    file.write_text(UNION)
+    raw = Frame(2).wrap(make_codec("avro", UNION).encode({"u": "x"}))
+
+    def open_file(**said: Any) -> StreamFormat:
+        section = SchemaFormat.model_validate({"schema": file, **said})
+        return StreamFormat("avro", section, {})
+
+    for said, told in (({}, False), ({"schema_id": 2}, True)):
+        its = open_file(**said)
+        shown = PartDecoder({"value": its}).decode("value", raw, ())
+        assert shown is not None
+        assert (shown.text, shown.is_named) == ('{"u": "x"}', told)
+        hidden = show_part(raw, Mask.read(["email"]), is_open=False, decoded=shown)
+        assert (hidden.form is Form.HIDDEN) is not told
+    shown = PartDecoder({"value": open_file(schema_id=1)}).decode("value", raw, ())
+    assert shown is not None
+    assert shown.text is None
+    assert "schema 2 is not this file's, which is 1" in shown.told
+
+
+def test_a_version_that_was_deleted_for_good_is_missed(registry: EmbeddedRegistry) -> None:
+    """Nobody can say then that there was no older schema."""
+    versions = [{"version": 2, "id": 7}]
+
+    class Client:
+        def get_versions(self, subject: str, deleted: bool) -> list[int]:
+            return [one["version"] for one in versions]
+
+        def get_version(self, subject: str, version: int, deleted: bool) -> Any:
+            return SimpleNamespace(schema_id=7, guid=None)
+
+    reader = RegistryReader("main", SchemaRegistry(url=registry.url))
+    reader._client = cast(Any, Client())
+    assert reader.list_older("s", 7) is None
+    versions[0]["version"] = 1
+    assert reader.list_older("s", 7) == ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from decimal import Decimal
@@ -22,6 +22,8 @@ from backlogctl.sandbox.embedded import EmbeddedKafka
 from backlogctl.schemas.codecs import open_codec, prepare_schema
 from backlogctl.schemas.frames import Frame
 from backlogctl.schemas.registry import WriterSchema
+from backlogctl.spark_backfill.messages.encoding import Encoder, choose_encoders
+from backlogctl.values import OffsetRange
 from tests.conftest import MakeTopic
 from tests.kit.kafka import set_config
 from tests.kit.registry import EmbeddedRegistry, counting_writes
@@ -262,6 +264,35 @@ def test_fault_186_neighbours_of_different_schemas_need_a_word(case: Case) -> No
     outcome = case.plan(schema_id=number)
     assert outcome.verdict == "short"
     assert any("is said by the configuration" in reason for reason in outcome.reasons)
+
+
+def choose(case: Case, frames: Sequence[Frame], *lost: tuple[int, int]) -> Encoder:
+    """The encoder of losses in a partition that has messages with these frames."""
+    body = open_codec(prepare_schema(WriterSchema("protobuf", TWO)), indexes=(0,)).encode({"a": 1})
+    messages = [world.Published(b"k", frame.wrap(body), 0) for frame in frames]
+    world.publish(case.bootstrap, case.producer.topic, messages)
+    ranges = [OffsetRange(0, start, end) for start, end in lost]
+    request = case.request(message={"key": "order_id"}, columns=["a"])
+    properties = {"bootstrap.servers": case.bootstrap}
+    return choose_encoders(request.stream, request.registries, properties, ranges)["value"]
+
+
+TWO = 'syntax = "proto3"; message A { int32 a = 1; } message B { int32 a = 1; }'
+
+
+def test_fault_186_messages_beside_the_loss_of_two_types_are_refused(case: Case) -> None:
+    case.producer.kind = "protobuf"
+    number = case.producer.register(TWO)
+    first, second = Frame(number, (0,)), Frame(number, (1,))
+    with pytest.raises(Refused, match=r"several ways: schema \d+ and schema \d+, message \[1\]"):
+        choose(case, [first] * 5 + [second] * 5, (2, 6))
+
+
+def test_fault_186_nothing_behind_the_loss_is_said(case: Case) -> None:
+    case.producer.kind = "protobuf"
+    frame = Frame(case.producer.register(TWO), (0,))
+    assert choose(case, [frame] * 10, (2, 6)).unsure == ""
+    assert "no value behind the loss survives" in choose(case, [], (2, 6), (8, 10)).unsure
 
 
 def test_a_row_that_does_not_fit_is_in_quarantine_with_the_field(case: Case) -> None:

@@ -110,6 +110,9 @@ def test_fault_187_chosen_by_fields_and_what_has_none_is_counted(
     assert "u7@x.org" in shown
     run(shop, planned["id"])
     assert keys_of(read_sent(shop)) == Counter(str(n).encode() for n in expected)
+    # What cannot be read has no field that is NULL.
+    none = plan(shop, "--from", "log", "--all", "--where", "VALUE.buyer.age IS NULL")
+    assert none["counts"]["staged"] == len([n for n in range(TOTAL) if n % 3 == 0])
     # Bytes as they were.
     assert all(one.value is not None and one.value[0] == 0 for one in read_sent(shop))
 
