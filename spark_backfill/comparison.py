@@ -75,6 +75,7 @@ def compare_messages(
     mutable: bool,
     ignoring: Ignoring = Ignoring(),
     decode: Decode | None = None,
+    mask: Sequence[str] = (),
 ) -> Proof:
     """Compares bytes.
 
@@ -82,13 +83,14 @@ def compare_messages(
 
     Args:
         decode: what tells how values with a schema differ; their bytes are compared all the same.
+        mask: the stream's; where it hides anything, differences are told by names alone.
     """
     matched = values = headers = placed = 0
     judged: list[Difference] = []
     reported: list[Difference] = []
     varying: Counter[_Varying] = Counter()
     for log, made in pairs:
-        one = _Comparison(log, made, ignoring, decode)
+        one = _Comparison(log, made, ignoring, decode, mask)
         kinds = {item.what for item in one.differences}
         varying.update(one.varying)
         placed += one.is_placed
@@ -136,7 +138,10 @@ class _Comparison:
         made: RebuiltMessage,
         ignoring: Ignoring,
         decode: Decode | None = None,
+        mask: Sequence[str] = (),
     ) -> None:
+        self._show: Callable[[bytes | None], str] = _hide if mask else _show
+        self._identity = "***" if "key" in mask else _show(log.identity)
         self.differences: list[Difference] = []
         self.varying: set[_Varying] = set()
         self._log = log
@@ -149,7 +154,9 @@ class _Comparison:
             self._differ("row", f"cannot be built: {made.reason}")
             return
         if made.key != log.key:
-            self._differ("key", f"is {_show(log.key)} in the log, {_show(made.key)} rebuilt")
+            self._differ(
+                "key", f"is {self._show(log.key)} in the log, {self._show(made.key)} rebuilt"
+            )
         if not is_there:
             self._differ("partition", f"is {log.partition} in the log, {made.partition} rebuilt")
         self._compare_values(log.value, made.value, ignoring.fields)
@@ -157,7 +164,7 @@ class _Comparison:
 
     def _differ(self, what: str, detail: str) -> None:
         log = self._log
-        found = Difference(_show(log.identity), log.partition, log.offset, what, detail)
+        found = Difference(self._identity, log.partition, log.offset, what, detail)
         self.differences.append(found)
 
     def _compare_values(self, log: bytes | None, made: bytes | None, fields: Sequence[str]) -> None:
@@ -183,7 +190,7 @@ class _Comparison:
                 self.varying |= {(FIELD, name, True) for name in differ}
                 log, made = one.rest, two.rest
         if log != made:
-            self._differ("value", told + describe_values(log, made))
+            self._differ("value", told + describe_values(log, made, self._show))
             self.varying |= {(FIELD, name, False) for name in _find_varying(log, made)}
 
     def _compare_headers(
@@ -203,7 +210,7 @@ class _Comparison:
                 self.varying.add((HEADER, name, name in ignored))
         one, two = ([item for item in side if item[0] not in ignored] for side in (log, made))
         if one != two:
-            self._differ("headers", _describe_headers(one, two))
+            self._differ("headers", _describe_headers(one, two, self._show))
 
 
 # Headers of tracing, as clients and agents add them: they are in no row.
@@ -381,35 +388,46 @@ def _group(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
 # How two messages differ.
 
 
-def describe_values(log: bytes | None, made: bytes | None) -> str:
-    """How two values differ: by field where both are JSON objects."""
+def describe_values(
+    log: bytes | None, made: bytes | None, show: Callable[[bytes | None], str] | None = None
+) -> str:
+    """How two values differ: by field where both are JSON objects.
+
+    Args:
+        show: a value as anybody may see it.
+    """
+    show = show or _show
     if log is None or made is None:
-        return f"is {_show(log)} in the log, {_show(made)} rebuilt"
+        return f"is {show(log)} in the log, {show(made)} rebuilt"
     one, two = map(_read_object, (log, made))
     if one is not None and two is not None:
         with suppress(RecursionError):  # too deep to be told by field
-            return _describe_objects(one, two)
+            return _describe_objects(one, two, hides=show is _hide)
     at = next(
         (i for i, (a, b) in enumerate(zip(log, made, strict=False)) if a != b),
         min(len(log), len(made)),
     )
     return (
-        f"differs from byte {at}: {_show(log[at:])} in the log, {_show(made[at:])} rebuilt "
+        f"differs from byte {at}: {show(log[at:])} in the log, {show(made[at:])} rebuilt "
         f"({len(log)} and {len(made)} bytes)"
     )
 
 
-def _describe_objects(one: Members, two: Members) -> str:
+def _describe_objects(one: Members, two: Members, *, hides: bool) -> str:
     if one == two:
         return "differs in spacing or escapes only"
     one, two = map(sort_members, (one, two))
     if one == two:
         return "differs in the order of fields, perhaps in spacing or escapes too"
-    return _describe_pairs(one.pairs, two.pairs, lambda value: _cut(write_json(value)))
+    return _describe_pairs(
+        one.pairs, two.pairs, _hide if hides else lambda value: _cut(write_json(value))
+    )
 
 
-def _describe_headers(log: Sequence[Header], made: Sequence[Header]) -> str:
-    return _describe_pairs(log, made, _show) or "differ in order"
+def _describe_headers(
+    log: Sequence[Header], made: Sequence[Header], show: Callable[[bytes | None], str]
+) -> str:
+    return _describe_pairs(log, made, show) or "differ in order"
 
 
 def _describe_pairs(
@@ -427,6 +445,10 @@ def _describe_pairs(
     ]
     shown = ", ".join(parts[:_NAMED])
     return f"{shown}, and {len(parts) - _NAMED} more" if len(parts) > _NAMED else shown
+
+
+def _hide(value: object) -> str:
+    return "NULL" if value is None else "***"
 
 
 def _show(raw: bytes | None) -> str:

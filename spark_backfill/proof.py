@@ -242,6 +242,7 @@ def prove_rules(
         mutable=rules.source.mutable and rules.source.stale != "events",
         ignoring=Ignoring(rules.source.message.ignore_headers, rules.source.message.ignore_fields),
         decode=make_decoder(rules.encoders.get("value")),
+        mask=rules.stream.mask,
     )
     proof = replace(
         proof,

@@ -107,6 +107,20 @@ def test_baggage_may_be_what_consumers_go_by() -> None:
     )
 
 
+@pytest.mark.parametrize("value", [b'{"id":7,"amount":"99.99"}', b"99.99", None])
+def test_what_a_stream_masks_is_in_no_difference(value: bytes | None) -> None:
+    """A plan keeps its differences: only names are told."""
+    log = replace(LOG, key=b"secret-1", value=value, headers=(("kind", b"secret-2"),))
+    pairs = [(replace(log, identity=b"secret-3"), rebuild())]
+    shown = compare_messages(pairs, sampled=1, mutable=False, mask=["email", "key"])
+    assert {one.what for one in shown.differences} == {"key", "value", "headers"}
+    told = repr(shown.differences)
+    assert "***" in told
+    assert not [one for one in ("secret", "99.99", "12.50", "paid") if one in told]
+    plain = compare_messages(pairs, sampled=1, mutable=False)
+    assert "secret-1" in repr(plain.differences)
+
+
 def test_patterns_tell_upper_from_lower_case() -> None:
     log = headed(("Request-Id", b"1"), ("request-id", b"2"))
     proof = compare(log, ignoring=Ignoring(["request-*"]))
