@@ -147,6 +147,8 @@ def split_template() -> TemplateParts:
 
 CLUSTER = "main"
 _LONGEST = 249
+# In a file that is written: a name that only the application's code tells.
+FILL_IN = "FILL_IN"
 # Read as text by every reader of YAML; other texts are quoted.
 _PLAIN = re.compile(
     r"(?!(?:true|false|null|yes|no|on|off|y|n)$)[a-z_](?:[\w./-]|:(?=\w))*", re.ASCII | re.I

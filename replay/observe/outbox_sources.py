@@ -7,15 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from textwrap import indent, wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from backlogctl.config import Config
-from backlogctl.config.template import DiscoveredStream, make_label, name_streams
-from backlogctl.spark_backfill.sources.outboxes import FILL_IN, FoundOutbox, find_outboxes
-from backlogctl.spark_backfill.sources.reflection import open_engine
+from backlogctl.config.template import FILL_IN, DiscoveredStream, make_label, name_streams
+
+if TYPE_CHECKING:
+    from backlogctl.spark_backfill.sources.outboxes import FoundOutbox
 
 # Of one question: what an outbox holds may take a look at all of it.
 LIMIT = timedelta(seconds=30)
@@ -67,6 +68,9 @@ def look_for_outboxes(config: Config, database: str) -> list[FoundOutbox]:
         Refused: there is none that is known.
         ConfigurationError, SourceError: it cannot be read.
     """
+    from backlogctl.spark_backfill.sources.outboxes import find_outboxes
+    from backlogctl.spark_backfill.sources.reflection import open_engine
+
     source = config.sources[database]
     limits = source.limits.model_copy(update={"statement_timeout": LIMIT})
     engine = open_engine(source.model_copy(update={"limits": limits}), database)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
-from backlogctl.config.template import is_topic, write_text
+from backlogctl.config.template import FILL_IN, is_topic, write_text
 from backlogctl.errors import Refused
 from backlogctl.spark_backfill.failures import translating
 from backlogctl.spark_backfill.sources.databases import ColumnKind
@@ -29,8 +29,6 @@ from backlogctl.spark_backfill.sources.reflection import (
 )
 
 _FILE = Path(__file__).with_suffix(".yaml")
-# A name in it that only the application's code tells.
-FILL_IN = "FILL_IN"
 # More topics than a person would want as streams.
 MOST_TOPICS = 50
 _SYSTEM = ("information_schema", "pg_catalog")

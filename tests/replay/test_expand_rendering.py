@@ -377,6 +377,7 @@ BRAKES = {
     "sequence",
     "auto_plan",
     "deliver",
+    "formats",
     "limits",
     "mask",
     "off_peak",
