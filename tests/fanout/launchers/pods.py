@@ -83,6 +83,12 @@ class PodWorld:
         """The workload's own pods."""
         self.namespace.merge(self.kind, NAME, {"spec": {"replicas": count}}, "people")
         await_pods(self.namespace, f"{SELECTOR},!backlogctl/recovery", count)
+        # The controller says so a moment later.
+        wait_until(
+            lambda: self.read().get("status", {}).get("updatedReplicas", 0) == count,
+            60.0,
+            "they are of its template",
+        )
 
     def read(self) -> Object:
         """The workload."""
